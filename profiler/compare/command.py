@@ -157,7 +157,9 @@ _FIRST = (
     *names(Group.VERSIONS),
 )
 """What a reader looks for first; all else follows in the environments' order."""
-_OF_THE_RUN = ("command", "earlier_commands", "wall_seconds", "measured_roofs", "older_rows", "untested")
+_OF_THE_RUN = (
+    *("command", "earlier_commands", "wall_seconds", "measured_roofs", "roofs_disturbance", "older_rows", "untested"),
+)
 """Keys of environment.json that describe the run, not the machine."""
 _TWICE = frozenset(f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages)
 """Packages whose versions have a key of their own."""

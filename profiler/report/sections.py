@@ -24,7 +24,7 @@ from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.reading import Runs
 from profiler.results.run_files import read_text
-from profiler.results.sentences import FIRST_CALL, WITHIN_PROCESS, group_sentence
+from profiler.results.sentences import FIRST_CALL, WITHIN_PROCESS, doubtful_roofs, group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
 from profiler.stats.ratios import Verdict, label, legend
@@ -33,10 +33,13 @@ from profiler.tables.table import Table
 
 _LATENCY = "The time of one call by its batch size. Both scales are logarithmic."
 _THROUGHPUT = "No other point beats one on the front in both latency and throughput."
-_ROOFLINE = (
+_LIMITS = (
     "The lines are limits: no call can be faster than its FLOPs at the device's measured peak, nor than its bytes at "
-    "the memory's bandwidth. A point far below its roof waits for something else, most often for launches. Weights "
-    "that stay in the cache can put a point above the slanted roof."
+    "the memory's bandwidth."
+)
+_ROOFLINE = (
+    "A point far below its roof waits for something else, most often for launches. Weights that stay in the cache can "
+    "put a point above the slanted roof."
 )
 _NO_ROOFLINE = "No chart: the device's peaks, or how many bytes a call moves, are not in these results."
 _EFFICIENCY = (
@@ -169,7 +172,8 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     measured = not configurations.is_empty()
     trained, walked = "training" in configurations["pass"], configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
-    roofline = _ROOFLINE if "roofline" in drawn else _NO_ROOFLINE
+    doubt = doubtful_roofs({label: run.get("roofs_disturbance") for label, run in data.environments.items()})
+    roofline = f"{doubt or _LIMITS} {_ROOFLINE}" if "roofline" in drawn else f"{_NO_ROOFLINE} {doubt or ''}".strip()
     lost, sentences = _when(measured and data.lost, data.lost or ""), group_sentences(configurations)
     answer = {"commands": _commands(data), "plain": lost, "sentences": sentences, "open": True}
     every, machine = _when("not-measured" not in made, "Every case succeeded."), code(data.runs, data.labels)

@@ -75,12 +75,15 @@ class Excess:
         """Whether the roofs are wrong, or the row is."""
         return self.ratio > (self.saved if self.floor[1] == "arithmetic" else _IMPOSSIBLE)
 
-    def warning(self) -> Warning:
+    def warning(self, disturbance: str | None = None) -> Warning:
+        """What a row is told; `disturbance` is what is known to have lowered the roofs."""
         text = f"{self._below}; {_BELOW[self.floor[1]][0]}"
-        if self.is_impossible:
+        again = "with --resume it is measured again, best on an idle machine"
+        if disturbance:
+            text = f"{self._below}; the {self._roof} may be too low: while it was measured, {disturbance}; {again}"
+        elif self.is_impossible:
             text += (
-                f", but hardly by so much. Other processes may have slowed the measurement of the {self._roof}: "
-                "with --resume it is measured again, best on an idle machine"
+                f", but hardly by so much. Other processes may have slowed the measurement of the {self._roof}: {again}"
             )
         return Warning("below-floor", text)
 
@@ -175,14 +178,17 @@ def widened(roofs: Roofs) -> dict[str, float]:
     return {name: max(roof, least) if name.endswith("_tflops") else roof for name, roof in roofs.items()}
 
 
-def placed(case: Case, result: Result, roofs: Roofs) -> Result:
-    """The result with its place below these roofs, and with a warning if it is above them."""
+def placed(case: Case, result: Result, roofs: Roofs, disturbance: str | None = None) -> Result:
+    """The result with its place below these roofs, and with a warning if it is above them.
+
+    `disturbance` is what else ran while they were measured, as `roofs_disturbance` of the environment.
+    """
     if result.status != "ok":
         return result
     latency = median(result.samples.get(result.clock or "", []))
     warnings = [warning for warning in result.warnings if warning.kind != "below-floor"]
     if found := excess(case, result, roofs):
-        warnings.append(found.warning())
+        warnings.append(found.warning(disturbance))
     figures = result.figures | place(work_of(case, result), latency, roofs)
     return dataclasses.replace(result, figures=figures, warnings=warnings)
 

@@ -191,7 +191,8 @@ class RunFolder:
     def frames(self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
         """Results, samples and layers of every case that has ended, in the plan's order."""
         known, roofs = self.results(), environment.get("roofs") or {}
-        done = [(case, placed(case, known[case.id], roofs)) for case in cases if case.id in known]
+        disturbance = environment.get("roofs_disturbance")
+        done = [(case, placed(case, known[case.id], roofs, disturbance)) for case in cases if case.id in known]
         try:
             results = _frame([result.row(self.run_id, suite, case, environment) for case, result in done])
         except _NO_ROW:

@@ -68,6 +68,20 @@ def sampling(sampled: float | None, needs: Sequence[tuple[float, int]] = ()) -> 
     return f"--seconds {seconds}{f' --min-samples {max(need for _, need in needs)}' if needs else ''}"
 
 
+def doubtful_roofs(disturbances: Mapping[str, str | None]) -> str | None:
+    """What lowered the machine's measured roofs, by run or machine, and what follows; None where nothing is known to.
+
+    Like "The measured peak and bandwidth may be too low, and so shares of the peak too high: while they were measured,
+    other processes took 70 % of 2 processors."
+    """
+    found = {label: what for label, what in disturbances.items() if what}
+    if not found:
+        return None
+    why = "; ".join(f"{what} ({label})" if len(disturbances) > 1 else what for label, what in found.items())
+    doubt = "The measured peak and bandwidth may be too low, and so shares of the peak too high"
+    return f"{doubt}: while they were measured, {why}."
+
+
 _MOST_FAILURES = 4
 _REASON_CHARACTERS = 140
 WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."

@@ -399,6 +399,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         config.budget.seconds,
         (runner.repeated, runner.why_not_all),
         print_study,
+        environment.get("roofs_disturbance"),
     )
     if wall is not None:
         # Only now: the time of writing and printing the tables counts, too.

@@ -62,7 +62,8 @@ def _interpreters(environment: Mapping[str, Any]) -> Mapping[str, Mapping[str, A
 
 def carried_on(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """What of a run's environment.json the resumed run keeps next to what the machine is `now`."""
-    kept = {key: before[key] for key in ("roofs", "measured_roofs", "wall_seconds") if before.get(key)}
+    keys = ("roofs", "measured_roofs", "roofs_disturbance", "wall_seconds")
+    kept = {key: before[key] for key in keys if before.get(key)}
     interpreters = {**_interpreters(before), **_interpreters(now)}
     return {**kept, "interpreters": interpreters} if interpreters else kept
 

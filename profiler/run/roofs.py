@@ -21,7 +21,8 @@ _ATTEMPTS = 3
 
 class RunRoofs:
     """The roofs of one run in its `environment`: `roofs` are the most that was measured or reached, `measured_roofs`
-    what was measured alone. Neither is ever lowered."""
+    what was measured alone. Neither is ever lowered. `roofs_disturbance` is there while one of them was measured only
+    beside what it names, so that it may be too low."""
 
     def __init__(
         self, run: RunFolder, target: Target, seconds: float, environment: dict[str, Any], display: Display
@@ -100,6 +101,10 @@ class RunRoofs:
         self._display.preparing(what, 1, 1)
         if found.disturbance and not self.measured:  # Not again after the last case.
             self._display.announce(f"peak FLOP/s and bandwidth may be too low: {found.disturbance}")
+        if found.disturbance and found.roofs.keys() - self.measured.keys():
+            self._environment["roofs_disturbance"] = found.disturbance
+        elif found.quiet and found.roofs.keys() >= self.measured.keys():
+            self._environment.pop("roofs_disturbance", None)
         self._environment["measured_roofs"] = _most(self.measured, found.roofs)
         return found.quiet
 

@@ -21,6 +21,7 @@ from profiler.results.sentences import (
     WITHIN_PROCESS,
     Repeated,
     disturbance_sentence,
+    doubtful_roofs,
     group_sentence,
     rough,
     sweep_sentences,
@@ -50,13 +51,15 @@ def print_results(
     sampling_seconds: float | None = None,
     repeated: Repeated = NOT_REPEATED,
     print_more: Callable[[], None] = lambda: None,
+    roofs_disturbance: str | None = None,
 ) -> None:
     """Every group's table and sentence, then what could not be measured and why, and last how sure the figures are.
 
     `lines` are speedups.summary's. A group of which `elsewhere` says so has its table elsewhere, which
     `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
     and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
-    rough, in place of the notes on intervals. `repeated` goes to the sentence on disturbed cases.
+    rough, in place of the notes on intervals. `repeated` goes to the sentence on disturbed cases; `roofs_disturbance`
+    is why the peak that shares are of may be too low.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
@@ -77,7 +80,11 @@ def print_results(
     _print_warnings(console, results)
     if text := disturbance_sentence(results, repeated):
         console.print(Text(f"\n{text}"))
-    if notes := _notes([line for _, group in compared for line in group], rough([sampling_seconds]), judged):
+    every = [line for _, group in compared for line in group]
+    notes = _notes(every, rough([sampling_seconds]), judged)
+    if any(line["fraction_of_peak"] is not None for line in every):
+        notes += filter(None, [doubtful_roofs({"": roofs_disturbance})])
+    if notes:
         console.print(Text("\n" + "\n".join(notes), style="dim"))
 
 

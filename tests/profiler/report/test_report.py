@@ -663,6 +663,13 @@ def test_roofs_bound_what_is_drawn_below_them(h200_report: Report, tmp_path: Pat
     assert line["intensity"] == pytest.approx(2e9 / (100 * 2**20))
     for point in report.rows["roofs"]:
         assert point["tflops"] == pytest.approx(min(2.0, 0.05 * point["intensity"]))
+    (text,) = next(section.text for section in report.sections if section.name == "roofline")
+    assert text.startswith("The lines are limits")
+    facts = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps({**facts, "roofs_disturbance": "the GPU slowed down"}))
+    (text,) = next(s.text for s in compose(gather(read_runs([folder]))).sections if s.name == "roofline")
+    assert "limits" not in text
+    assert "too high: while they were measured, the GPU slowed down. A point" in text
     assert "roofline" not in {chart.name for chart in h200_report.charts}
     (said,) = next(section.text for section in h200_report.sections if section.name == "roofline")
     assert said.startswith("No chart: the device's peaks")

@@ -82,7 +82,9 @@ class Played:
         """As the tables have it."""
         written = json.loads((self.folder.path / "environment.json").read_text())
         assert written == self.environment
-        return placed(case(name), self.folder.results()[case(name).id], written["roofs"])
+        return placed(
+            case(name), self.folder.results()[case(name).id], written["roofs"], written.get("roofs_disturbance")
+        )
 
 
 @pytest.fixture
@@ -114,9 +116,18 @@ def test_a_busy_machine_warns_and_fails_no_row(play: Callable[..., Played]) -> N
     (warning,) = row.warnings
     assert str(warning).startswith("below-floor: 13.3× faster than this machine's measured peak allows")
     assert "--resume" in warning.text
+    assert "too low: while it was measured, other processes took 70 %" in warning.text
+    assert "Winograd" not in warning.text
+    assert run.environment["roofs_disturbance"] == busy.disturbance
     said = "peak FLOP/s and bandwidth may be too low: other processes took 70 % of 2 processors"
     assert run.display.said.count(said) == 1, "of four measurements"
     assert run.row("slow").figures["fraction_of_peak"] == pytest.approx(1 / 50 / 0.03)
+
+
+def test_a_quiet_measurement_ends_the_doubt(play: Callable[..., Played]) -> None:
+    run = play({"net": 2.5}, Measured(LOW, False, "the GPU slowed down"), Measured(ALONE, quiet=True))
+    assert "roofs_disturbance" not in run.environment
+    assert "roofs_disturbance" not in json.loads((run.folder.path / "environment.json").read_text())
 
 
 def test_a_row_that_is_impossible_on_a_quiet_machine_fails(play: Callable[..., Played]) -> None:

@@ -185,6 +185,14 @@ def test_the_share_of_the_peak_is_a_column_where_it_is_known():
     assert "peak" not in printed(row("eager"), row("ort"))
 
 
+def test_a_peak_that_was_measured_beside_other_work_is_doubted_below_its_shares():
+    how = {"roofs_disturbance": "other processes took 70 % of 2 processors"}
+    text = shown(*frames(row("eager", fraction_of_peak=0.0123), row("ort", fraction_of_peak=0.9)), **how)
+    said = " ".join(text.split())
+    assert "may be too low, and so shares of the peak too high: while they were measured, other processes" in said
+    assert "too low" not in shown(*frames(row("eager"), row("ort")), **how)
+
+
 def test_the_price_is_a_column_where_it_is_known():
     text = printed(row("eager", usd_per_million_items=12.5), row("ort", ms=0.5, usd_per_million_items=3.25))
     assert "USD/1M" in heads(text)
