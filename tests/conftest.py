@@ -406,26 +406,4 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: starts a process, imports torch, or simulates for seconds")
     if config.getoption("--fast"):
         sys.meta_path.insert(0, _NoTorch())
-    else:
-        _rewrite_share(config)
     config.pluginmanager.register(_GpuTestsRan(config))
-
-
-def _rewrite_share(config: pytest.Config) -> None:
-    """Rewrite the asserts of this worker's share of the files, before it collects and finds the others' shares.
-
-    Of a fresh checkout each worker would rewrite all files at the same time, for longer than all their imports take.
-    """
-    worker, workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
-    if not (worker and workers) or sys.dont_write_bytecode:
-        return
-    # Private functions of pytest, which another version may lack; a file that is wrong fails when it is collected.
-    with contextlib.suppress(ImportError, AttributeError, KeyError, OSError, SyntaxError, TypeError):
-        from _pytest.assertion import rewrite
-
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))[int(worker.removeprefix("gw")) :: int(workers)]:
-            made = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
-            if rewrite._read_pyc(path, made) is None:
-                made.parent.mkdir(parents=True, exist_ok=True)
-                content, code = rewrite._rewrite_test(path, config)
-                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, content, made)
