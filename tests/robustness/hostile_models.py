@@ -104,11 +104,11 @@ def cannot_be_read() -> nn.Module:
 
 
 FEW = {
-    *("dies_when_built", "cannot_be_read", "deletes_its_file"),
-    *("raises_what_cannot_be_printed", "recurses", "exits", "reads_null", "is_stopped"),
-    *("takes_all_memory", "closes_every_file", "changes_the_folder", "changes_the_default_type"),
-    *("takes_signals", "lowers_limits", "starts_a_daemon"),
-    *("writes_into_the_results", "replaces_torch", "gives_itself", "hangs_at_its_end"),
+    *("exits_when_built", "dies_when_built", "cannot_be_read", "is_no_python", "deletes_its_file"),
+    *("raises_what_cannot_be_printed", "raises_odd_characters", "recurses", "exits", "reads_null", "is_stopped"),
+    *("takes_all_memory", "closes_outputs", "closes_every_file", "changes_the_folder", "changes_the_default_type"),
+    *("takes_signals", "lowers_limits", "starts_a_daemon", "starts_processes", "keeps_a_thread_spinning"),
+    *("writes_into_the_results", "replaces_torch", "changes_shape", "gives_itself", "hangs_at_its_end"),
 }
 """What CI tries: of each kind of attack one or two that differ by more than what they say."""
 
