@@ -102,7 +102,7 @@ def run(place: Path, cases: int) -> tuple[Watch, float]:
             folder.write_config(config)
             environment = describe(target, facts) | {"machine": {}}
             plan = make_plan(config, "cpu")[:cases]
-            measure_cases(Runner(folder, config, target, plan, environment, watch), plan, console)
+            measure_cases(Runner(folder, config, target, plan, plan, environment, watch), console)
     return watch, resident()
 
 

@@ -18,20 +18,15 @@ __all__ = ["build", "deploy", "open_session"]
 
 
 def open_session(engine: str, job: Job[Any]) -> Session:
-    """Open `job` in the engine of that name.
-
-    Raises engines.base.Unsupported where this machine or build cannot do it, and whatever the runtime itself raises.
-    """
+    """Open `job` in the engine of that name. Raises engines.base.Unsupported where this machine or build cannot do it,
+    and whatever the runtime itself raises."""
     module = importlib.import_module(ENGINES[engine].module)
     session: Session = module.open_session(replace(job, engine=engine))
     return session
 
 
 def build(engine: str, job: Job[Any]) -> BuiltAhead:
-    """Have an engine that builds (`Engine.builds`) do so into its cache, for a session that is opened later.
-
-    Raises as `open_session` does.
-    """
+    """Have an engine that builds (`Engine.builds`) do so, into its cache. Raises as `open_session` does."""
     made: BuiltAhead = importlib.import_module(ENGINES[engine].module).build(replace(job, engine=engine))
     return made
 

@@ -106,10 +106,8 @@ class BuiltAhead:
 
 @dataclass(kw_only=True)
 class Proof:
-    """What really ran. What is None the engine cannot say.
-
-    What is compared with the request, or becomes a warning, has a field; `details` holds what is only kept.
-    """
+    """What really ran. What is None the engine cannot say. What is compared with the request, or becomes a warning, has
+    a field; `details` holds what is only kept."""
 
     library: str | None = None
     """Name and version."""
@@ -197,7 +195,7 @@ class Job(Generic[OptionsT]):
     state: Path | None = None
     onnx: Path | None = None
     phase: Callable[[Phase], None] = lambda phase: None
-    at_peak: Callable[[], None] = lambda: None
+    at_peak: Callable[[], object] = lambda: None
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""
     training: Training = PLAIN
@@ -207,9 +205,7 @@ class Job(Generic[OptionsT]):
 
     def named_inputs(self, names: Sequence[str]) -> list[Array]:
         """The arrays of a graph's inputs, which are the model's or, where an exporter left some out, some of them.
-
-        Those of a user's graph that has other names go by their order.
-        """
+        Those of a user's graph that has other names go by their order."""
         if not self.specs:
             return list(self.inputs)
         own = dict(zip((spec.name for spec in self.specs), self.inputs, strict=True))
@@ -231,10 +227,8 @@ class Session(Protocol):
         """Enqueue one iteration and return at once, calling `mark` at inner boundaries (on the CPU: run it)."""
 
     def outputs(self) -> list[Array]:
-        """The last iteration's outputs, copied to the host as float32 (integers stay).
-
-        For training only the loss, or with the head "logits" the network's first output.
-        """
+        """The last iteration's outputs, copied to the host as float32 (integers stay). For training only the loss, or
+        with the head "logits" the network's first output."""
 
     def memory(self) -> Memory:
         """What this engine declares of its memory now."""

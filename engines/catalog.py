@@ -122,14 +122,12 @@ class LibraryVersion:
     packages: tuple[str, ...]
     """The distributions that may hold it; environment.json has the version of the first that is installed."""
     from_proof: bool = False
-    """Whether a row has its proof's instead: several libraries share the column, or a vendor's distribution may be
-    installed."""
+    """Whether a row has its proof's: several libraries share the column, or a vendor's distribution is installed."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """How an engine makes the outputs that parity figures are relative to, on the CPU or, where it cannot afford them,
-    on the GPU."""
+    """How an engine makes the outputs that parity figures are relative to, on a GPU if the CPU cannot afford them."""
 
     names: Mapping[Device, str]
     """In the results' column `reference`."""
@@ -335,15 +333,13 @@ _INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 
 
 def _of_one_cuda(product: str, install: str, packages: tuple[str, ...] = ()) -> tuple[Requirement, ...]:
-    """Bindings and libraries of one version, and of one CUDA: those of CUDA 12 and of 13 fill the same folders.
-
-    What mends the second begins with removing both, for which `packages` are what there is beside them.
-    """
+    """Bindings and libraries of one version, and of one CUDA: those of CUDA 12 and of 13 fill the same folders. What
+    mends the second begins with removing both, for which `packages` are what there is beside them."""
     parts = {cuda: [f"{product}-{cuda}-{part}" for part in ("bindings", "libs")] for cuda in ("cu12", "cu13")}
     upgrade = install.replace("install", "install --upgrade", 1)
-    anew = f"pip uninstall --yes {' '.join([*packages, *parts['cu12'], *parts['cu13']])} && {install}"
+    reinstall = f"pip uninstall --yes {' '.join([*packages, *parts['cu12'], *parts['cu13']])} && {install}"
     same = [Requirement("=".join(names), upgrade, "same version") for names in parts.values()]
-    both = [Requirement("|".join(names), anew, "only one") for names in zip(*parts.values(), strict=True)]
+    both = [Requirement("|".join(names), reinstall, "only one") for names in zip(*parts.values(), strict=True)]
     return *same, *both
 
 
@@ -478,10 +474,7 @@ ENGINES: dict[str, Engine] = {
             summary="ONNX Runtime on OpenVINO's CPU, by OpenVINO's plugin",
             precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
             reasons=_OPENVINO_REASONS,
-            requirements=(
-                _ORT,
-                Requirement("onnxruntime_ep_openvino", "pip install 'onnxruntime-ep-openvino>=1.8'"),
-            ),
+            requirements=(_ORT, Requirement("onnxruntime_ep_openvino", "pip install 'onnxruntime-ep-openvino>=1.8'")),
             options=OrtPackageOptions,
             packages=("onnxruntime-ep-openvino",),
             deployment=Deployment(

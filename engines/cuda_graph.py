@@ -11,10 +11,8 @@ _ABANDONED: list[torch.cuda.CUDAGraph] = []
 
 
 def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Record what `enqueue` enqueues; none of it runs. Raises RuntimeError where it cannot be recorded.
-
-    The stream is usable after an error, too.
-    """
+    """Record what `enqueue` enqueues; none of it runs. Raises RuntimeError where it cannot be recorded. The stream is
+    usable after an error, too."""
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     stream = torch.cuda.current_stream()
     # As in trtexec: what another thread does to the device meanwhile is no reason to fail.

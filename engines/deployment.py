@@ -46,9 +46,7 @@ def save_inputs(source: ModelSource, batch: int, folder: Path) -> None:
 
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
     """Copy the graph as model.onnx, with the data that it keeps in other files; its inputs and outputs for config.json.
-
-    Raises ModelError for a file that ONNX cannot take, and for another batch than its fixed one.
-    """
+    Raises ModelError for a file that ONNX cannot take, and for another batch than its fixed one."""
     if job.source.own_graph is not None:
         check_onnx(job.graph)
     specs = graph_specs(job.source, job.graph)

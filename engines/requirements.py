@@ -19,10 +19,8 @@ _PIP = "pip install "
 
 
 def missing(engine: Engine, device: Device, to_build: bool = False, precision: str = "") -> list[Requirement]:
-    """The requirements of `engine` on `device` that this machine does not have.
-
-    With `to_build` only those of building ahead of time; with `precision` also what quantizes for it.
-    """
+    """The requirements of `engine` on `device` that this machine does not have. With `to_build` only those of building
+    ahead of time; with `precision` also what quantizes for it."""
     return absent(r for r in _needed(engine, device, precision) if r.to_build or not to_build)
 
 
@@ -43,7 +41,7 @@ def needed_by_worker(device: Device, engine: str = "", precision: str = "") -> l
 
 def absent(needed: Iterable[Requirement]) -> list[Requirement]:
     """Those that this interpreter does not have, each once."""
-    return [r for r in dict.fromkeys(needed) if not _is_there(r)]
+    return [r for r in dict.fromkeys(needed) if _fault(r)]
 
 
 def why_not_imported(needed: Iterable[Requirement], begin: Callable[[str], object]) -> str:
@@ -63,37 +61,47 @@ def explain(lacking: Sequence[Requirement], pip: str = "pip") -> str:
     for requirement in lacking:
         is_plain = requirement.install.startswith(_PIP) and "&&" not in requirement.install
         commands.setdefault(_PIP if is_plain else requirement.install, []).append(requirement)
-    said = []
+    sentences = []
     for command, group in commands.items():
         subjects: dict[str, list[str]] = {}
-        for names, wrong in map(_wrong, group):
+        for names, wrong in filter(None, map(_fault, group)):
             subjects.setdefault(wrong, []).extend(names)
         what = [f"{_listed(s)} {'is' if len(s) == 1 else 'are'} {wrong}" for wrong, s in subjects.items()]
         if command == _PIP:  # What is noted in brackets comes last.
-            wanted = dict.fromkeys(r.install.removeprefix(_PIP) for r in group)
-            command += " ".join(sorted(wanted, key=lambda words: "(" in words))
-        said.append(f"{', '.join(what)}: {install_command(command, pip)}")
-    return "; ".join(said)
+            packages = dict.fromkeys(r.install.removeprefix(_PIP) for r in group)
+            command += " ".join(sorted(packages, key=lambda words: "(" in words))
+        sentences.append(f"{', '.join(what)}: {install_command(command, pip)}")
+    return "; ".join(sentences)
 
 
 def _listed(names: Sequence[str]) -> str:
     return re.sub(" and (?=.* and )", ", ", " and ".join(dict.fromkeys(names)))
 
 
-def _wrong(requirement: Requirement) -> tuple[list[str], str]:
-    """What there is something wrong with, and what that is."""
+def _fault(requirement: Requirement) -> tuple[list[str], str] | None:
+    """What there is something wrong with, and what that is; None where all is as it must be."""
     match requirement.kind:
+        case "program":
+            is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))
+            return None if is_there else ([requirement.name], "not installed")
         case "same version":
-            return [f"{name} {installed_version(name)}" for name in requirement.name.split("=")], "not of one version"
+            installed = {name: version for name in requirement.name.split("=") if (version := installed_version(name))}
+            # A post-release is the same build packed again.
+            builds = {re.sub(r"\.post\d+$", "", version) for version in installed.values()}
+            named = [f"{name} {version}" for name, version in installed.items()]
+            return (named, "not of one version") if len(builds) > 1 else None
         case "only one":
             names = list(filter(installed_version, requirement.name.split("|")))
-            return names, "in the same folders, only one may be installed"
+            return (names, "in the same folders, only one may be installed") if len(names) > 1 else None
         case "file":
-            path = Path(requirement.name)
-            return [path.name], f"missing from the installed {path.parts[0]}"
+            module, _, file = requirement.name.partition("/")
+            folders = package_folders(module)
+            is_there = not folders or any((Path(folder) / file).exists() for folder in folders)
+            return None if is_there else ([Path(file).name], f"missing from the installed {module}")
     if version := _too_old(requirement):
         return [f"{requirement.name} {version}"], f"too old ({requirement.least} or later is needed)"
-    return [requirement.name.replace("|", " or ")], "not installed"
+    names = requirement.name.split("|")
+    return None if any(map(_is_installed, names)) else ([" or ".join(names)], "not installed")
 
 
 def _too_old(requirement: Requirement) -> str | None:
@@ -114,28 +122,11 @@ def install_command(install: str, pip: str = "pip") -> str:
 @functools.cache
 def _cuda_of_torch() -> str:
     """ "cu12" or "cu13", read from torch's version.py; "cu13" where torch is not installed or is for the CPU."""
-    for folder in _folders("torch"):
+    for folder in package_folders("torch"):
         with contextlib.suppress(OSError):
             if found := re.search(r"^cuda\b.*?= *'(\d+)\.", (Path(folder) / "version.py").read_text(), re.MULTILINE):
                 return f"cu{found[1]}"
     return "cu13"
-
-
-def _is_there(requirement: Requirement) -> bool:
-    if requirement.kind == "program":
-        candidates = [os.environ.get("CXX", ""), requirement.name]
-        return any(c and shutil.which(c) for c in candidates)
-    if requirement.kind == "same version":
-        versions = [version for name in requirement.name.split("=") if (version := installed_version(name))]
-        # A post-release is the same build packed again.
-        return len({re.sub(r"\.post\d+$", "", version) for version in versions}) <= 1
-    if requirement.kind == "only one":
-        return sum(installed_version(name) is not None for name in requirement.name.split("|")) <= 1
-    if requirement.kind == "file":
-        module, _, file = requirement.name.partition("/")
-        folders = [Path(folder) for folder in _folders(module)]
-        return not folders or any((folder / file).exists() for folder in folders)
-    return any(map(_is_installed, requirement.name.split("|"))) and not _too_old(requirement)
 
 
 def _is_installed(module: str) -> bool:
@@ -145,7 +136,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _folders(module: str) -> Sequence[str]:
+def package_folders(module: str) -> Sequence[str]:
     """Where a package is installed; empty where it is not."""
     spec = importlib.util.find_spec(module)
     return list(spec.submodule_search_locations or ()) if spec else []

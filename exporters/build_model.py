@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import pickle
 import re
 import sys
 import zipfile
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from exporters.calls import call
 from exporters.catalog import CLASSES, network_of
 from exporters.errors import closest, nearest, sentence, text_of
-from exporters.libraries.catalog import build_from_library
-from exporters.packages import library_folders
+from exporters.inputs import fixed_batch, input_specs, seeded_inputs
+from exporters.libraries.catalog import build_from_library, folder_of
+from exporters.packages import library_folders, spec_of
+from exporters.random_weights import calibrate, initialize, vary_constants
 from exporters.single_layers import Conv2d
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
 CALIBRATION_ITEMS = 8
-RESIDUAL_SCALE = 0.2
 _GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 """What torch names in a file that it refuses (2.13)."""
 FIRST_KEYS = 3  # of a list of keys in an error message
 
 
 def build(source: ModelSource) -> nn.Module:
-    """The structure with its default initialization: what a factory returned, a canonical network or a layer.
-
-    Raises ModelError.
-    """
+    """The structure, initialized by default: a factory's model, a canonical network, a layer. Raises ModelError."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = call_factory(source) if source.factory else structure(source)
@@ -49,25 +48,36 @@ def build(source: ModelSource) -> nn.Module:
 
 
 def load(source: ModelSource) -> nn.Module:
-    """The model with its weights: from `source.weights`, else the factory's own, else seeded ones.
-
-    Raises ModelError.
-    """
-    if source.factory:
-        model = build(source)
-    else:
-        with torch.device("meta"):
-            model = structure(source)
-        model = model.to_empty(device="cpu").eval()
-        if source.weights is None:
-            generator = torch.Generator().manual_seed(SEED)
-            initialize(model, generator)
-            if network := network_of(source):
-                items = torch.randn(CALIBRATION_ITEMS, *network.input_shape, generator=generator)
-                calibrate(model, items)
+    """The model with weights from `source.weights`, else the factory's own, else seeded ones. Raises ModelError."""
+    model = build(source) if source.factory else empty(source).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(SEED)
     if source.weights is not None:
         fill(model, source)
+    elif source.factory is None:
+        initialize(model, generator)
+        if network := network_of(source):
+            items = torch.randn(CALIBRATION_ITEMS, *network.input_shape, generator=generator)
+            calibrate(model, lambda: model(items))
+    elif source.library is not None and folder_of(source.factory) is None:
+        vary_constants(model, generator)
+        _calibrate_as_known(model, source)
     return model
+
+
+def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
+    """Calibrate by the inputs that the library knows, since weights are the same at every shape and of whatever inputs
+    a job gives. A model that does not run by them stays as it is, and its reference outputs say why where it matters.
+    """
+    try:
+        specs = input_specs(replace(source, inputs=(), input_shape=None, dimensions={}, varied={}))
+        inputs = seeded_inputs(specs, fixed_batch(specs) or CALIBRATION_ITEMS)
+        calibrate(model, lambda: call(model, specs, [torch.from_numpy(array) for array in inputs]))
+    except MemoryError:
+        raise
+    except Exception as error:
+        if "allocate" in str(error):  # torch's own for memory, after which another process may find enough.
+            raise
+        print(f"model {source.name!r}: batch norms could not be calibrated: {error!r}", file=sys.stderr)
 
 
 def structure(source: ModelSource) -> nn.Module:
@@ -89,51 +99,10 @@ def structure(source: ModelSource) -> nn.Module:
     return model
 
 
-@torch.no_grad()
-def initialize(model: nn.Module, generator: torch.Generator) -> None:
-    """He initialization by fan-in, which keeps the activations' scale from layer to layer without batch normalization
-    (https://arxiv.org/abs/1502.01852, equation 10).
-
-    Biases and batch normalization's affine parameters are drawn too, around 0 and 1: a runtime that dropped or
-    mixed them up would otherwise go unnoticed by every parity figure.
-
-    Residual branches start small, as trained networks' do (https://arxiv.org/abs/1706.02677 starts them at 0). At full
-    scale a seeded deep network is chaotic and no parity figure would mean anything: fp32 ResNet-152 is 3e-4 from fp64,
-    and 0.14 once its weights are rounded to fp16; at a fifth of the scale that is 3e-6 and 0.004.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            fan_in = module.weight[0].numel()
-            module.weight.normal_(0, math.sqrt(2 / fan_in), generator=generator)
-            if module.bias is not None:
-                module.bias.normal_(0, 0.1, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.weight.uniform_(0.75, 1.25, generator=generator)
-            module.bias.normal_(0, 0.1, generator=generator)
-            module.reset_running_stats()
-    for module in model.modules():
-        if branch_end := getattr(module, "branch_end", None):
-            module.get_submodule(branch_end).get_parameter("weight").mul_(RESIDUAL_SCALE)
-
-
-@torch.no_grad()
-def calibrate(model: nn.Module, items: Tensor) -> None:
-    """Set every batch normalization's running statistics to those of this batch.
-
-    With the initial statistics (mean 0, variance 1) a seeded deep network in eval mode doubles its activations in every
-    block and overflows fp16: ResNet-152 reaches 3e8.
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    momenta = [layer.momentum for layer in layers]
-    if not layers:
-        return
-    for layer in layers:
-        layer.momentum = None  # a cumulative average: of one batch it is that batch's
-        layer.train()
-    model(items)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-        layer.eval()
+def empty(source: ModelSource) -> nn.Module:
+    """The same on the meta device, without data, in eval mode."""
+    with torch.device("meta"):
+        return structure(source).eval()
 
 
 def call_factory(source: ModelSource) -> nn.Module:
@@ -151,7 +120,8 @@ def call_factory(source: ModelSource) -> nn.Module:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise source.error(f"factory {source.factory!r}: {_no_module(error.name)}") from error
-        raise source.error(f"factory {source.factory!r} raised {sentence(error)}") from error
+        mend = _in_package(source.factory) if str(error).startswith("attempted relative import") else ""
+        raise source.error(f"factory {source.factory!r} raised {sentence(error)}{mend}") from error
     if factory is None:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
         hint = nearest(function_name, own)
@@ -162,6 +132,16 @@ def call_factory(source: ModelSource) -> nn.Module:
             f"{type(model).__qualname__}, not a torch.nn.Module; return the module itself"
         )
     return model
+
+
+def _in_package(factory: str) -> str:
+    """How to name the factory of a module that imports from its own package, which it was not imported as part of."""
+    module = factory.partition(":")[0]
+    spec = spec_of(module)
+    if spec is None or spec.origin is None:
+        return ""
+    folder = Path(spec.origin).parents[module.count(".") + (spec.submodule_search_locations is not None)]
+    return f'; write factory: "{folder.name}.{factory}" and put {folder.parent} into import_from'
 
 
 def _no_module(name: str | None) -> str:
@@ -181,9 +161,8 @@ def _no_module(name: str | None) -> str:
 def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Collection[str] = ()) -> dict[str, Tensor]:
     """A state dict from a .safetensors or a .pt file: what a checkpoint has under `key`, without its keys' `prefix`.
 
-    `own` are the model's keys, by which a prefix that is lacking is seen.
-
-    Raises ModelError for a missing or unreadable file, and for one that holds something else.
+    `own` are the model's keys, by which a prefix that is lacking is seen. Raises ModelError for a missing or unreadable
+    file, and for one that holds something else.
     """
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
@@ -217,10 +196,8 @@ def _why_unreadable(error: Exception) -> str:
 
 
 def opened(path: Path) -> Any:
-    """What torch.save wrote, its tensors mapped from the file, so that nothing is read before it is used.
-
-    The format that torch wrote before 1.6 cannot be mapped, and is read.
-    """
+    """What torch.save wrote, its tensors mapped from the file, so that nothing is read before it is used. The format
+    that torch wrote before 1.6 cannot be mapped, and is read."""
     is_zip = zipfile.is_zipfile(path)
     if is_zip:
         with zipfile.ZipFile(path) as file:
@@ -264,10 +241,8 @@ def fill(model: nn.Module, source: ModelSource) -> None:
 
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path, canonical: bool = False) -> None:
-    """Copy a state dict into the model; ModelError names the first keys that do not fit.
-
-    `canonical`: whether the model is a canonical network, whose head cannot be chosen.
-    """
+    """Copy a state dict into the model; ModelError names the first keys that do not fit. `canonical`: whether the model
+    is a canonical network, whose head cannot be chosen."""
     own = model.state_dict()
     pairs = {key: (state[key], own[key]) for key in own if key in state}
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
@@ -319,20 +294,17 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     """The model with the state that `exporters.weights.cached_state` wrote: as `load` returns it, without seeding.
 
     A canonical network's weights, and a layer's, are mapped from the file (copy on write), so nothing is read before it
-    is used.
-
-    Raises ModelError if the state is unreadable or another model's.
+    is used. Raises ModelError if the state is unreadable or another model's.
     """
     if source.factory:
         model = build(source)
         assign(model, read_weights(state_path), state_path)
         return model
-    with torch.device("meta"):
-        model = structure(source)
+    model = empty(source)
     try:
         state = opened(state_path)
         model.load_state_dict(state, assign=True)
     except Exception as error:
         cause = str(error).strip().partition("\n")[0]
         raise source.error(f"{state_path} cannot be restored ({cause}); delete it") from error
-    return model.eval()
+    return model

@@ -17,16 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from exporters.errors import chain
-from exporters.source import ModelError, digest
+from exporters.source import ModelError
 from exporters.whole_file import FULL, NO_ROOM
-
-
-def default_root() -> Path:
-    """$PROFILER_CACHE, else cnn-profiler in the XDG cache directory (~/.cache)."""
-    if root := os.environ.get("PROFILER_CACHE"):
-        return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnn-profiler"
-
 
 _MOST_GIB = 20.0
 _PROBE_BYTES = 2**20
@@ -36,14 +28,16 @@ _COMPARED = ("reference", "gradients")
 """Kinds that are hashed whatever their size: a changed one would have every right figure be called wrong."""
 
 
+def default_root() -> Path:
+    """$PROFILER_CACHE, else cnn-profiler in the XDG cache directory (~/.cache)."""
+    if root := os.environ.get("PROFILER_CACHE"):
+        return Path(root)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnn-profiler"
+
+
 def most_bytes() -> int:
     """How large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ValueError for no number."""
     return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
-
-
-def key_of(*parts: Any) -> str:
-    """A key for `Cache.entry`: the sha256, in hexadecimal, of all that the content depends on."""
-    return digest(parts)
 
 
 def code_of(*files: str) -> list[str]:
@@ -79,8 +73,8 @@ def check_room(path: Path, size: float) -> None:
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 
-    A key must change whenever the content would. `trim` removes what was used least recently. One that is there and may
-    only be read serves what it has.
+    A key, of `exporters.source.digest`, must change whenever the content would. `trim` removes what was used least
+    recently. One that is there and may only be read serves what it has.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -135,10 +129,8 @@ class Entry:
     used: float
 
     def remove(self) -> bool:
-        """Delete its files; returns whether that was done.
-
-        Not while a run is producing them, where another run has removed them, or where the cache cannot be written.
-        """
+        """Delete its files; returns whether that was done. Not while a run is producing them, where another run has
+        removed them, or where the cache cannot be written."""
         manifest = self.path.with_name(self.path.name + ".json")
         try:
             with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
@@ -167,9 +159,7 @@ def entries(root: Path) -> list[Entry]:
 
 def trim(root: Path, most: int, spared_seconds: float = 86_400.0) -> list[Entry]:
     """Remove the entries that were used least recently until at most `most` bytes are left; returns what was removed.
-
-    What was used in the last `spared_seconds` stays: a run under way may need it.
-    """
+    What was used in the last `spared_seconds` stays: a run under way may need it."""
     kept, removed, latest = 0, [], time.time() - spared_seconds
     for entry in entries(root):
         kept += entry.size
@@ -239,10 +229,8 @@ def _is_of_writing(folder: Path, error: OSError) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock, which the kernel frees when its holder dies; yields whether it is held.
-
-    Without `wait` it is not where somebody else holds it.
-    """
+    """Hold an exclusive lock, which the kernel frees when its holder dies; yields whether it is held. Without `wait` it
+    is not where somebody else holds it."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,8 +271,7 @@ def _is_there(manifest: Path) -> bool:
 
 
 def is_intact(manifest: Path) -> bool:
-    """Whether every file of the entry is as it was produced; a large one is hashed only where its time of modification
-    is another."""
+    """Whether every file of the entry is as it was produced; a large one is hashed only if it was modified since."""
     try:
         record = _record(manifest)
         for name, expected in record.items():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from exporters.declared_inputs import Place
+from exporters.declared_inputs import Place, name_of
 from exporters.distance import Array
 from exporters.errors import nearest
 from exporters.inputs import TensorSpec, arguments
@@ -32,12 +33,7 @@ def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
 def named_outputs(result: Any) -> dict[str, Tensor]:
     """The tensors in what a module returned, in its order: a tensor is "y", a tuple's are "y0", "y1", a dict's or a
     dataclass's go by their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
-    return {_name(place): tensor for place, tensor in tensors_in(result)}
-
-
-def _name(place: Place) -> str:
-    first, *rest = place or ("y",)
-    return ".".join([first if isinstance(first, str) else f"y{first}", *map(str, rest)])
+    return {name_of(place, letter="y"): tensor for place, tensor in tensors_in(result)}
 
 
 def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
@@ -58,14 +54,12 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
         yield from tensors_in(part, (*place, key))
 
 
-def chosen(wanted: Sequence[str | int], names: Collection[str]) -> list[int]:
-    """The places of the wanted outputs among the names, in the order asked for; of all of them where none is wanted.
-
-    A dict's name stands for all that is in it. Raises ModelError for one that there is not.
-    """
+def chosen(requested: Sequence[str | int], names: Collection[str]) -> list[int]:
+    """The places of the requested outputs among the names, in that order; of all of them where none is requested. A
+    dict's name stands for all that is in it. Raises ModelError for one that there is not."""
     known = list(names)
     places: list[int] = []
-    for each in wanted:
+    for each in requested:
         if isinstance(each, int):
             found = [each] if 0 <= each < len(known) else []
         else:
@@ -74,24 +68,36 @@ def chosen(wanted: Sequence[str | int], names: Collection[str]) -> list[int]:
             there = f"; there are {len(known)}" if isinstance(each, int) else nearest(each, known)
             raise ModelError(f"outputs: the model has no output {each!r}{there}")
         places += found
-    return places if wanted else list(range(len(known)))
+    return places if requested else list(range(len(known)))
 
 
-def trained_output(result: Any, wanted: Sequence[str | int] = ()) -> Tensor:
-    """The output from which the backward pass starts: the first, or the first that is wanted.
-
-    Raises ModelError where that one is not of floats, with what to write.
-    """
+def trained_output(result: Any, requested: Sequence[str | int] = ()) -> Tensor:
+    """The output from which the backward pass starts: the first, or the first requested. Raises ModelError where
+    that one is not of floats, with what to write."""
     outputs = named_outputs(result)
     if not outputs:
         raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
-    place = chosen(wanted, outputs)[0]
+    place = chosen(requested, outputs)[0]
     name, tensor = list(outputs.items())[place]
     if not tensor.is_floating_point():
         floats = [each for each, value in outputs.items() if value.is_floating_point()]
         mend = f"write `outputs: [{floats[0]}]`" if floats else "no output is of floats"
         raise ModelError(f"training starts from output {name!r}, which is {tensor.dtype}: {mend}")
     return tensor
+
+
+class Watch(TorchDispatchMode):
+    """Inside, `see` gets each operator that is about to run, its arguments, and those by keyword."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.see(getattr(func, "overloadpacket", func), args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

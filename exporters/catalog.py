@@ -77,19 +77,9 @@ ARCHITECTURES = (
 CATALOG: dict[str, Architecture] = {row.name: row for row in ARCHITECTURES}
 
 
-def architecture(name: str) -> Architecture:
-    """The catalog's row.
-
-    Raises ModelError for an unknown name, with the nearest known ones.
-    """
-    if name in CATALOG:
-        return CATALOG[name]
-    raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")
-
-
 def network_of(source: ModelSource) -> Architecture | None:
-    """The canonical network's row, whatever the model is called; None for a model of another kind.
-
-    Raises ModelError for an unknown network.
-    """
-    return None if source.catalog_name is None else architecture(source.catalog_name)
+    """The row of a canonical network, None of another model. Raises ModelError for an unknown one, with the nearest."""
+    name = source.catalog_name
+    if name is not None and name not in CATALOG:
+        raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")
+    return None if name is None else CATALOG[name]

@@ -54,11 +54,12 @@ def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint"))
 
 
-def name_of(place: Place, count: int = 2) -> str:
+def name_of(place: Place, count: int = 2, letter: str = "x") -> str:
     """What an input at that place is called, of a model with `count` of them: "input_ids", "x0", "x0.1.image"; the only
-    one is "x" if it is given by position."""
-    first, *rest = place
-    return ".".join([first if isinstance(first, str) else "x" if count == 1 else f"x{first}", *map(str, rest)])
+    one is "x" if it is given by position. So are outputs, with another letter."""
+    first, *rest = place or (letter,)
+    own = letter if count == 1 else f"{letter}{first}"
+    return ".".join([first if isinstance(first, str) else own, *map(str, rest)])
 
 
 def no_values(name: str, dtype: str) -> str:

@@ -14,9 +14,7 @@ _KINDS = ("a number", "NaN", "+inf", "−inf")
 
 def is_exact(reference: Array) -> bool:
     """Whether values name something, as token ids and classes do, so that one that is close is as wrong as any other.
-
-    Integers of 8 bits are quantities: images, quantized tensors.
-    """
+    Integers of 8 bits are quantities: images, quantized tensors."""
     return reference.dtype.kind in "biu" and (reference.dtype.kind == "b" or reference.dtype.itemsize > 1)
 
 

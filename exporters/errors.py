@@ -84,10 +84,8 @@ def _at(file: str, number: int) -> str:
 
 
 def text_of(error: BaseException, characters: int = 300) -> str:
-    """An error's message on one line of at most that many characters, without what is meant for a terminal.
-
-    Of several paragraphs the first, which says what is wrong. Of a compiler's output its first error, too.
-    """
+    """An error's message on one line of at most that many characters, without what is meant for a terminal. Of several
+    paragraphs the first, which says what is wrong. Of a compiler's output its first error, too."""
     first, _, more = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
     if len(first) < _TITLE_CHARACTERS and more:
         faults = [line for line in more.splitlines() if "error: " in line]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -37,7 +39,6 @@ def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
     """
     first = look(source)
     second = look(source, runs=first["outputs"] != TOO_LONG)
-    second.setdefault("outputs", TOO_LONG)
     if TOO_LONG in (first["outputs"], second["outputs"]):
         first["outputs"] = second["outputs"] = TOO_LONG
     if first == second and first["outputs"] is not None:
@@ -46,7 +47,7 @@ def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
 
 
 def look(source: ModelSource, runs: bool = True) -> dict[str, Any]:
-    """What a factory's model is like: parameters and buffers, modules, source files, and if it `runs` its outputs.
+    """What a factory's model is like: parameters and buffers, modules, outputs (TOO_LONG unless it `runs`), files.
 
     The outputs are compared bit by bit: they come from one thread, so that neither the number of cores nor what else is
     prepared next to it changes them. A change of code that they do not show (of how it trains, say) is in the files.
@@ -54,18 +55,15 @@ def look(source: ModelSource, runs: bool = True) -> dict[str, Any]:
     assert source.factory is not None
     model = load(source)
     parts: dict[str, Any] = {"state": _digest(model.state_dict().items()), "structure": _structure(model)}
-    if runs:
-        parts["outputs"] = _outputs(model, source)
+    outputs = _outputs(model, source) if runs else TOO_LONG
     # After the run, which may import more.
     names = {type(module).__module__ for module in model.modules()} | {source.factory.partition(":")[0]}
-    return parts | {"code": code(name for name in names if name.partition(".")[0] != "torch")}
+    return parts | {"outputs": outputs, "code": code(name for name in names if name.partition(".")[0] != "torch")}
 
 
 def _structure(model: nn.Module) -> str:
     """The modules' text, in which options are that change the forward pass without a parameter, and their flags.
-
-    Without addresses, which are others in each process.
-    """
+    Without addresses, which are others in each process."""
     text = re.sub(r"0x[0-9a-f]+", "", repr(model))
     flags = [(name, module.training) for name, module in model.named_modules()]
     flags += [(name, parameter.requires_grad) for name, parameter in model.named_parameters()]
@@ -111,10 +109,8 @@ def _digest(named: Iterable[tuple[str, object]]) -> str:
 
 
 def code(modules: Iterable[str]) -> dict[str, str]:
-    """By module, the sha256 of the source files of these modules and of all that they import, directly or not.
-
-    Imported libraries are left out. What is imported under a name that only the running program knows is not found.
-    """
+    """By module, the sha256 of the source files of these modules and of all that they import, directly or not. Imported
+    libraries are left out. What is imported under a name that only the running program knows is not found."""
     libraries = library_folders()  # known by its version, or other parts of a key speak for it
     files: dict[str, str] = {}
     waiting = [(name, True) for name in modules]
@@ -155,11 +151,9 @@ def _imports(path: Path, module: str) -> Iterator[str]:
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom):
-            base = statement.module or ""
-            if statement.level:
-                parents = package.split(".")[: len(package.split(".")) - statement.level + 1]
-                base = ".".join([*parents, *filter(None, [base])])
-            names = [base, *(f"{base}.{alias.name}" for alias in statement.names)]
+            with contextlib.suppress(ImportError):  # Of a parent that there is not.
+                base = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+                names = [base, *(f"{base}.{alias.name}" for alias in statement.names)]
         for name in names:
             if name and name.partition(".")[0] not in sys.stdlib_module_names:
                 parts = name.split(".")

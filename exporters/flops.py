@@ -14,77 +14,44 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from exporters.cache import Cache, code_of, key_of
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from exporters.build_model import build, empty
+from exporters.cache import Cache, code_of
+from exporters.calls import Watch, call, trained_output
+from exporters.cost import Cost, Flops
 from exporters.errors import message
 from exporters.graph_flops import graph_flops, graph_weights
 from exporters.graph_shapes import drop_data
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
 from exporters.onnx_files import is_float32
 from exporters.packages import versions
-from exporters.source import ModelSource
+from exporters.source import ModelSource, digest
 from exporters.weights import checked, identified, source_key
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Part = Callable[[], dict[str, Any]]
 """Counts some of a Cost's fields."""
 
-_CODE = ("flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py")
+_CODE = ("cost.py", "flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py")
 """What a count depends on besides the model, which holds the rest in its key."""
 _COMPUTES = re.compile(
     r"(?:^|_)(?:\w*mm|\w*mv|v?dot|matmul|linear|attention|lstm|gru|rnn|transformer|einsum"
     r"|conv(?:olution|\dd|_\w+)?|conv_transpose\dd)(?:_|$)"
 )
 """Parts of the names of torch's operators that multiply matrices."""
-WEIGHT_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
-"""Of a weight, at the precisions that do not hold it in four."""
 _BATCHES = (2, 3)
 """Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
 _MORE_BATCHES = (4, 5)
 """Where it grows otherwise."""
-
-
-class Flops(NamedTuple):
-    """Of a call of b items: b times `item`, b times b times `pair`, and once `fixed`."""
-
-    item: int
-    pair: int = 0
-    """Where every item meets every one, as CLIP's images and texts do."""
-    fixed: int = 0
-    """Whatever the batch, as of a position bias that is computed."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a model must compute and read at least. None is unknown.
-
-    Weights are parameters and buffers that an inference reads, tables of which it only looks up rows left out.
-    """
-
-    inference: Flops | None = None
-    training: Flops | None = None
-    """Forward and backward pass, with the gradient of a layer's input, of a network's only where it is computed."""
-    float_weights: int | None = None
-    """Elements that are held in the precision's type."""
-    other_weight_bytes: int | None = None
-    """Weights whose type no precision changes: integers, and everything in a user's ONNX file that runs as it is."""
-
-    def flops(self, pass_: str, batch: int = 1) -> float | None:
-        """FLOPs of one item in that pass, its share of what a call of this batch computes."""
-        known = self.training if pass_ == "training" else self.inference
-        return None if known is None else known.item + known.pair * batch + (known.fixed / batch if known.fixed else 0)
-
-    def weight_bytes(self, precision: str) -> int | None:
-        """Bytes of the weights that one call reads; under AMP they are fp32, in 8 bits all are counted as quantized."""
-        if self.float_weights is None or self.other_weight_bytes is None:
-            return None
-        return self.float_weights * WEIGHT_BYTES.get(precision, 4) + self.other_weight_bytes
 
 
 def cached_cost(
@@ -114,7 +81,7 @@ def cached_cost(
 
         kept = checked(source, produce, runs=False)
         try:
-            counted = json.loads(cache.entry("cost", key_of(*common, name, own), ".json", kept)[0].read_text())
+            counted = json.loads(cache.entry("cost", digest([*common, name, own]), ".json", kept)[0].read_text())
             counted |= {name: Flops(*counted[name]) for name in ("inference", "training") if name in counted}
             known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
         except Exception as error:
@@ -126,7 +93,7 @@ def cached_cost(
 
 
 def parts(
-    source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool, of_input: bool = False
+    source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool, of_input: bool
 ) -> dict[str, Part]:
     """How to count each part of a Cost; a part that cannot be counted raises. Of a field that two parts know the
     smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
@@ -144,32 +111,35 @@ def parts(
 
 def count_module(source: ModelSource, part: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
-    from exporters.build_model import build
-
     try:
-        return part(meta_module(source), *arguments)
+        # A factory is called as always, since it may not expect to build on another device.
+        return part(build(source).to("meta") if source.factory else empty(source), *arguments)
     except Exception as error:
         print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
     return part(build(source), *arguments)
 
 
 def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    from exporters.calls import call
-
     def flops(batch: int) -> int:
         # With gradients: without them torch takes a fused kernel for a transformer's layer, which no counter sees into.
-        with known_values(), counting() as counter:
+        with counting() as counter:
             call(model.eval(), specs, tensors(model, specs, batch))
         return int(counter.get_total_flops())
 
-    return {"inference": per_item(flops, _batches(specs)), **weights_read(model, specs)}
+    return {"inference": per_item(flops, specs), **weights_read(model, specs)}
 
 
 def training_part(
     model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool, outputs: Sequence[str | int]
 ) -> dict[str, Any]:
-    flops = per_item(lambda batch: training_flops(model, specs, batch, wrt_input, outputs), _batches(specs))
-    return {"training": flops}
+    def flops(batch: int) -> int:
+        model.train().zero_grad(set_to_none=True)
+        items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in tensors(model, specs, batch)]
+        with counting() as counter:
+            trained_output(call(model, specs, items), outputs).float().square().mean().backward()
+        return int(counter.get_total_flops())
+
+    return {"training": per_item(flops, specs)}
 
 
 def _batches(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
@@ -177,20 +147,9 @@ def _batches(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
     return _BATCHES if fixed is None else (fixed,)
 
 
-def meta_module(source: ModelSource) -> nn.Module:
-    """The structure without data. A factory is called as always, since it may not expect to build on another device."""
-    import torch
-
-    from exporters.build_model import build, structure
-
-    if source.factory:
-        return build(source).to("meta")
-    with torch.device("meta"):
-        return structure(source).eval()
-
-
-def per_item(flops: Callable[[int], int], batches: Sequence[int]) -> Flops:
+def per_item(flops: Callable[[int], int], specs: Sequence[TensorSpec]) -> Flops:
     """Raises ValueError where the counts of four batches follow no law of this form."""
+    batches = _batches(specs)
     counts = [flops(batch) for batch in batches]
     if all(total * batches[0] == counts[0] * batch for batch, total in zip(batches, counts, strict=True)):
         return Flops(counts[0] // batches[0])
@@ -205,24 +164,8 @@ def per_item(flops: Callable[[int], int], batches: Sequence[int]) -> Flops:
     return Flops(item, pair, fixed)
 
 
-def training_flops(
-    model: nn.Module,
-    specs: Sequence[TensorSpec],
-    batch: int,
-    wrt_input: bool = False,
-    outputs: Sequence[str | int] = (),
-) -> int:
-    from exporters.calls import call, trained_output
-
-    model.train().zero_grad(set_to_none=True)
-    items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in tensors(model, specs, batch)]
-    with known_values(), counting() as counter:
-        trained_output(call(model, specs, items), outputs).float().square().mean().backward()
-    return int(counter.get_total_flops())
-
-
 @contextlib.contextmanager
-def counting() -> Iterator[Any]:
+def counting() -> Iterator[FlopCounterMode]:
     """torch's counter, with attention, transformers' layers and LSTMs taken apart into products, which torch would run
     as one kernel each, and with formulas of our own.
 
@@ -230,17 +173,13 @@ def counting() -> Iterator[Any]:
     and a depthwise one by its number of channels (https://github.com/pytorch/pytorch/pull/183405). Raises ValueError
     for an operator that multiplies matrices and has no formula.
     """
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     mha, mkldnn = torch.backends.mha, torch.backends.mkldnn
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     enabled, *_ = mkldnn.set_flags(_enabled=False, _fp32_precision=None)
     try:
-        with sdpa_kernel(SDPBackend.MATH), _uncounted(counter), counter:
+        with KnownValues(), sdpa_kernel(SDPBackend.MATH), _uncounted(counter), counter:
             yield counter
     finally:
         mha.set_fastpath_enabled(fast)
@@ -249,8 +188,6 @@ def counting() -> Iterator[Any]:
 
 def _formulas() -> dict[Any, Any]:
     """Counts by operator, from the shapes of its arguments; those of attention for a model that chooses its kernel."""
-    import torch
-
     aten = torch.ops.aten
     fused = [f"_scaled_dot_product_{kind}" for kind in ("flash_attention", "efficient_attention", "cudnn_attention")]
     fused += ["_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"]
@@ -264,20 +201,14 @@ def _formulas() -> dict[Any, Any]:
     }
 
 
-def _uncounted(counter: Any) -> Any:
+def _uncounted(counter: FlopCounterMode) -> Watch:
     """A mode around the counter that sees what the counter leaves whole, and refuses what it would take for nothing."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Uncounted(TorchDispatchMode):
-        supports_higher_order_operators = True
+    def check(operator: Any, *_: Any) -> None:
+        if operator not in counter.flop_registry and _COMPUTES.search(operator.__name__):
+            raise ValueError(f"there is no count of torch's operator {operator}")
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            operator = getattr(func, "overloadpacket", func)
-            if operator not in counter.flop_registry and _COMPUTES.search(operator.__name__):
-                raise ValueError(f"there is no count of torch's operator {operator}")
-            return func(*args, **(kwargs or {}))
-
-    return Uncounted()  # type: ignore[no-untyped-call]
+    return Watch(check)
 
 
 def product_flops(x: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
@@ -294,10 +225,9 @@ def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[in
 def convolution_backward_flops(
     gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
 ) -> int:
-    """Arguments are shapes, those of aten.convolution_backward. Each of the two gradients that is asked for, the
-    input's and the weights', takes as many multiply-adds as the forward pass: every weight meets every position of the
-    output (of the input, if transposed) once.
-    """
+    """Arguments are shapes, those of aten.convolution_backward. Each of the two gradients that are asked for takes as
+    many multiply-adds as the forward pass: every weight meets every position of the output (if transposed, of the
+    input) once."""
     transposed, output_mask = others[4], others[7]
     positions = math.prod((x if transposed else gradient)[2:])
     return 2 * x[0] * positions * math.prod(weight) * sum(map(bool, output_mask[:2]))
@@ -305,23 +235,15 @@ def convolution_backward_flops(
 
 def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
     """The fields `float_weights` and `other_weight_bytes`, of the tensors that a forward pass uses as a whole."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    from exporters.calls import call
-
     aten = torch.ops.aten
     lookups = (aten.embedding, aten._embedding_bag, aten.index, aten.index_select, aten.gather)
     used: set[int] = set()
 
-    class Observer(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.overloadpacket not in lookups:
-                used.update(id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-            return func(*args, **(kwargs or {}))
+    def note(operator: Any, *given: Any) -> None:
+        if operator not in lookups:
+            used.update(id(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
 
-    with known_values(), Observer():  # type: ignore[no-untyped-call]
+    with KnownValues(), Watch(note):
         call(model.eval(), specs, tensors(model, specs, _batches(specs)[0]))
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in used]
     return {
@@ -332,47 +254,39 @@ def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int
 
 def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[Any]:
     """Floats on the model's device; token ids and masks keep their values next to a model on the meta device."""
-    import torch
-
     weight = next(itertools.chain(model.parameters(), model.buffers()), None)
     device = "cpu" if weight is None else weight.device
     made = [torch.from_numpy(array) for array in seeded_inputs(specs, batch)]
     return [item.to(device) if item.is_floating_point() or str(device) != "meta" else item for item in made]
 
 
-def known_values() -> Any:
+class KnownValues(TorchFunctionMode):
     """A mode in which what depends on no weight is computed, and all else is on the meta device, with shapes alone.
 
     Transformers look whether a mask hides anything before they use it, which a mask without values cannot answer.
     Raises RuntimeError where a tensor with values would be overwritten by one without.
     """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_leaves, tree_map_only
 
-    class KnownValues(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs, name, first = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
-            kinds = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-            if name == "to" and isinstance(first, torch.Tensor) and (first.is_meta or not first.is_floating_point()):
-                args, kwargs = tree_map_only((torch.device, str), lambda _: first.device, (args, kwargs))
-            elif name == "arange" and str(kwargs.get("device")) == "meta":
-                kwargs = {**kwargs, "device": "cpu"}
-            elif kinds == {"cpu", "meta"}:
-                is_written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-                if "out" in kwargs or (is_written and isinstance(first, torch.Tensor) and not first.is_meta):
-                    raise RuntimeError(f"{name} overwrites values by others that are not known")
-                args, kwargs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("meta"), (args, kwargs))
-            return func(*args, **kwargs)
-
-    return KnownValues()
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name, first = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
+        kinds = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        if name == "to" and isinstance(first, torch.Tensor) and (first.is_meta or not first.is_floating_point()):
+            args, kwargs = tree_map_only((torch.device, str), lambda _: first.device, (args, kwargs))
+        elif name == "arange" and str(kwargs.get("device")) == "meta":
+            kwargs = {**kwargs, "device": "cpu"}
+        elif kinds == {"cpu", "meta"}:
+            is_written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+            if "out" in kwargs or (is_written and isinstance(first, torch.Tensor) and not first.is_meta):
+                raise RuntimeError(f"{name} overwrites values by others that are not known")
+            args, kwargs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("meta"), (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, Any]:
     """An ONNX graph, from the shapes in it. Its floats are of the row's precision, unless it `keeps_types`."""
     model = read_onnx(path)
     drop_data(model)
-    flops = per_item(lambda batch: graph_flops(model, specs, batch), _batches(specs))
+    flops = per_item(lambda batch: graph_flops(model, specs, batch), specs)
     weights = graph_weights(model)
     others = {dtype: elements for dtype, elements in weights.items() if keeps_types or dtype.kind in "biu"}
     return {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -22,7 +21,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
-from exporters.cache import Cache, code_of, key_of
+from exporters.cache import Cache, code_of
 from exporters.calls import call, trained_output, typed
 from exporters.distance import Array
 from exporters.gradients import (
@@ -38,7 +37,7 @@ from exporters.gradients import (
 from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 from exporters.packages import versions
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, digest
 from exporters.weights import checked, identified, source_key
 
 Round = Callable[[Tensor], Tensor]
@@ -80,7 +79,7 @@ def cached_gradients(
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
         kept = checked(source, produce, runs=name == "fp64")
-        return cache.entry("gradients", key_of(*common, name), suffix, kept)[0]
+        return cache.entry("gradients", digest([*common, name]), suffix, kept)[0]
 
     take = partial(step, source, state, arrays, head, of_input=of_input, specs=specs)
     path = entry("fp64", ".npz", lambda path: take("fp64").save(path))
@@ -193,30 +192,23 @@ def _forward(
     model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], precision: str, scale: float
 ) -> Any:
     """With inputs and weights rounded; AMP and TF32 leave weights alone that are no convolution's or product's.
-
-    Gradients will come back times `scale`, but those of weights as a whole batch's sum, unless it is a loss scale.
-    """
+    Gradients will come back times `scale`, but those of weights as a whole batch's sum, unless it is a loss scale."""
+    every = precision in ("fp16", "bf16")
     if precision == "tf32":
-        weights = {f"{path}.weight".lstrip(".") for path, m in model.named_modules() if isinstance(m, _PRODUCTS)}
-        return functional_call(model, _rounded_parameters(model, weights, _to_tf32, None), *arguments(specs, inputs))
-    if precision not in _HALVES:
+        rounds: tuple[Round, Round] = _to_tf32, _exactly
+    elif precision in _HALVES:
+        half = _through(_HALVES[precision])
+        rounds = half, (lambda gradient: half(gradient / scale) * scale) if every else half
+        inputs = _round(list(inputs), half, half)
+    else:
         return call(model, specs, inputs)
-    narrow = {
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        if not precision.startswith("amp-") or isinstance(module, _PRODUCTS)
-        for name, _ in module.named_parameters(recurse=False)
-    }
-    half = _through(_HALVES[precision])
-    summed = half if precision.startswith("amp-") else lambda gradient: half(gradient / scale) * scale
-    parameters = _rounded_parameters(model, narrow, half, summed)
-    return functional_call(model, parameters, *arguments(specs, _round_all(list(inputs), half, half)))
-
-
-def _rounded_parameters(
-    model: nn.Module, names: AbstractSet[str], forward: Round | None, backward: Round | None
-) -> dict[str, Tensor]:
-    return {name: _round(p, forward, backward) if name in names else p for name, p in model.named_parameters()}
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(path, recurse=False):
+            is_rounded = isinstance(module, _PRODUCTS) and (precision != "tf32" or name.endswith("weight"))
+            if name in parameters and (every or is_rounded):
+                parameters[name] = _round(parameter, *rounds)
+    return functional_call(model, parameters, *arguments(specs, inputs))
 
 
 def _round_modules(model: nn.Module, precision: str, blur: int) -> None:
@@ -227,32 +219,36 @@ def _round_modules(model: nn.Module, precision: str, blur: int) -> None:
         narrow = _through(_HALVES[precision])
     for module in model.modules():
         if precision == "tf32" and isinstance(module, _PRODUCTS):
-            module.register_forward_pre_hook(lambda _, inputs: _round_all(inputs, _to_tf32, None))
-            module.register_forward_hook(lambda _, inputs, output: _round_all(output, None, _to_tf32))
+            module.register_forward_pre_hook(lambda _, inputs: _round(inputs, _to_tf32, _exactly))
+            module.register_forward_hook(lambda _, inputs, output: _round(output, _exactly, _to_tf32))
         elif narrow is not None and not list(module.children()):
-            module.register_forward_hook(lambda _, inputs, output: _round_all(output, narrow, narrow))
+            module.register_forward_hook(lambda _, inputs, output: _round(output, narrow, narrow))
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds a tensor, and the gradient that comes back to it; None leaves it as it is."""
+    """Rounds a tensor, and the gradient that comes back to it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Round | None, backward: Round | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, forward: Round, backward: Round) -> Tensor:
         ctx.backward_round = backward
-        return x.clone() if forward is None else forward(x)
+        return forward(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient if ctx.backward_round is None else ctx.backward_round(gradient), None, None
+        return ctx.backward_round(gradient), None, None
 
 
-def _round(x: Tensor, forward: Round | None, backward: Round | None) -> Tensor:
-    rounded: Tensor = _Rounded.apply(x, forward, backward)  # type: ignore[no-untyped-call]
-    return rounded
+def _round(tensors: Any, forward: Round, backward: Round) -> Any:
+    """The tensors in a nested value, those of floats rounded."""
+
+    def rounded(x: Tensor) -> Any:
+        return _Rounded.apply(x, forward, backward) if x.is_floating_point() else x  # type: ignore[no-untyped-call]
+
+    return tree_map_only(Tensor, rounded, tensors)
 
 
-def _round_all(tensors: Any, forward: Round | None, backward: Round | None) -> Any:
-    return tree_map_only(Tensor, lambda x: _round(x, forward, backward) if x.is_floating_point() else x, tensors)
+def _exactly(x: Tensor) -> Tensor:
+    return x.clone()
 
 
 def _through(dtype: torch.dtype) -> Round:

@@ -77,19 +77,14 @@ class GradientReference:
 
 
 def own_name(precision: str, batch: int) -> str:
-    """How the deviation of a step at that precision is called, for a batch of that size.
-
-    The mean over a batch divides gradients of activations by its size. Only in fp16, without a loss scale, do they fall
-    out of what the type holds.
-    """
+    """How the deviation of a step at that precision is called, for a batch of that size. A mean over the batch divides
+    activations' gradients by its size; only fp16, without a loss scale, cannot hold them."""
     return f"{precision} at batch {batch}" if precision == "fp16" else precision
 
 
 def reference_items(batch: int) -> int:
-    """How many items a reference has for a batch of that size, which is filled with them again and again.
-
-    The mean loss, batch normalization's statistics and so the gradients are then the same in exact arithmetic.
-    """
+    """How many items a reference has for a batch of that size, which is filled with them again and again. The mean
+    loss, batch normalization's statistics and so the gradients are then the same in exact arithmetic."""
     return 1 if batch % 2 else 2
 
 
@@ -134,10 +129,7 @@ def positions(size: int) -> NDArray[np.int64]:
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
     """A gradient that is missing counts as zeros. NaN where something is not finite that the reference has finite, or
-    the other way round.
-
-    The error of all is estimated from the sampled relative error and the full norm of each.
-    """
+    the other way round. The error of all is estimated from the sampled relative error and the full norm of each."""
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }

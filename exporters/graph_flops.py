@@ -41,9 +41,7 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
 
 def quantized_products(graph: GraphProto) -> tuple[int, int]:
     """How many convolutions and products a Q/DQ graph has, and how many of them have two operands that are dequantized.
-
-    The graphs inside control flow are left out.
-    """
+    The graphs inside control flow are left out."""
     source = {name: node.op_type for node in graph.node for name in node.output}
     found = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
     quantized = [node for node in found if all(source.get(n) == "DequantizeLinear" for n in node.input[:2])]
@@ -51,11 +49,8 @@ def quantized_products(graph: GraphProto) -> tuple[int, int]:
 
 
 def graph_flops(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> int:
-    """Count from shapes that onnx infers.
-
-    Raises ValueError if the shape of a convolution or product does not follow from the inputs' shapes, and for an
-    operator that computes and for which there is no formula.
-    """
+    """Count from shapes that onnx infers. Raises ValueError if the shape of a convolution or product does not follow
+    from the inputs' shapes, and for an operator that computes and for which there is no formula."""
     nodes, shapes = graph_shapes(model, specs, batch)
     return sum(node_flops(node, shapes) for node in nodes)
 

@@ -17,11 +17,14 @@ Shapes = dict[str, tuple[int, ...]]
 _SMALL = 1024
 """Elements of the largest initializer whose values shape inference may need: shapes, axes, paddings."""
 _DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+Rule = Callable[["NodeProto", "GraphProto", Shapes], "list[NodeProto]"]
+"""Nodes in place of one; none where its shapes stay unknown."""
+_UNREGISTERED = ("SimplifiedLayerNormalization",)
+"""Of ONNX Runtime's own, but in ONNX's domain."""
 
 
 def graph_shapes(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[Sequence[NodeProto], Shapes]:
-    """The nodes, functions inlined, and the tensors' shapes; a tensor of which not even the rank can be inferred is
-    left out."""
+    """The nodes, functions inlined, and the tensors' shapes, but for those of which not even the rank is inferred."""
     import onnx
     from onnx.inliner import inline_local_functions
 
@@ -121,11 +124,6 @@ def _empty(graph: GraphProto, node: NodeProto, *dims: int) -> str:
     return name
 
 
-Rule = Callable[["NodeProto", "GraphProto", Shapes], "list[NodeProto]"]
-"""Nodes in place of one; none where its shapes stay unknown."""
-
-_UNREGISTERED = ("SimplifiedLayerNormalization",)
-"""Of ONNX Runtime's own, but in ONNX's domain."""
 _LIKE: dict[str, Rule] = {
     **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd", "BiasSoftmax"), _as_first_input),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _as_first_input),

@@ -87,10 +87,8 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     """The model's inputs, in its own order.
 
     A network of the catalog has one, named "x", of float32, whose batch is free; so has a factory with `input`. Of an
-    ONNX file a static leading dimension stays a number: the batch is fixed.
-
-    Raises ModelError for an unknown network, a factory without inputs, an unreadable file, unnamed dimensions, and an
-    integer input of which nothing says what it holds.
+    ONNX file a static leading dimension stays a number: the batch is fixed. Raises ModelError for an unknown network, a
+    factory without inputs, an unreadable file, unnamed dimensions, and integers of which nothing says what they are.
     """
     if source.onnx is not None:
         specs = _with_values(source, graph_specs(source, source.onnx))
@@ -238,8 +236,7 @@ def _checked_data(source: ModelSource, spec: TensorSpec) -> TensorSpec:
 def _array(path: Path, name: str) -> NDArray[Any]:
     """The array of that name in an .npz file, or the one of a .npy file. Raises ModelError."""
     try:
-        with_names = arrays_of(path) != [""]
-        if not with_names:
+        if arrays_of(path) == [""]:
             array: NDArray[Any] = np.load(path, mmap_mode="r")
             return array
         with np.load(path) as file:
@@ -250,7 +247,7 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 
 def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a module's call, of values in the order of `specs`; nested lists and mappings
-    are made anew. Without specs all are positional."""
+    are made again. Without specs all are positional."""
     tree: dict[str | int, Any] = {}
     places = [spec.place for spec in specs] or [(number,) for number in range(len(values))]
     for place, value in zip(places, values, strict=True):
@@ -273,8 +270,8 @@ def _built(part: Any) -> Any:
 
 def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) -> list[Any]:
     """The first items of each input, a view; what has no batch dimension stays as it is."""
-    if not specs or fixed_batch(specs) is not None:
-        return [value[:items] for value in values] if not specs else list(values)
+    if not specs:
+        return [value[:items] for value in values]
     return [
         value if spec.batch_axis is None else value[(slice(None),) * spec.batch_axis + (slice(items),)]
         for spec, value in zip(specs, values, strict=True)
@@ -294,9 +291,7 @@ def seeded_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int | None 
 
     Floats are standard normal, bools 0 or 1, integers in their range, or what the input's `fill` or `data` says; items
     of `data` repeat. An input without a batch dimension is drawn as one item. Of a free batch item i is item i modulo
-    `distinct`, where that is given: drawing 10,000 images takes half a minute.
-
-    Raises ModelError if the model's batch is fixed to another size.
+    `distinct`, if given: drawing 10,000 images takes half a minute. Raises ModelError for another than a fixed batch.
     """
     fixed = fixed_batch(specs)
     if fixed is not None and batch != fixed:
@@ -386,10 +381,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
-    """The file's graph, without the data that lies in other files.
-
-    Raises ModelError for a missing file and for one that is no ONNX model.
-    """
+    """The file's graph, without data in other files. Raises ModelError for a missing file and for no ONNX model."""
     import onnx
 
     if not path.is_file():
@@ -438,10 +430,8 @@ def graph_dtype(model: str, value: onnx.ValueInfoProto, path: Path) -> str:
 
 
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
-    """The inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold.
-
-    Raises ModelError for an unreadable file and for dimensions without a size.
-    """
+    """The inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold. Raises
+    ModelError for an unreadable file and for dimensions without a size."""
     inputs = file_inputs(path)
     shapes = symbolic_shapes(inputs)
     batches = batch_symbols(shapes)
@@ -464,8 +454,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
 def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
     """What a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is symbolic,
-    and then every leading dimension without a name; "batch", as exports do, where that one is not. Empty where the
-    batch is fixed."""
+    and then every leading dimension without a name; else "batch", as exports do. Empty where the batch is fixed."""
     first = next(iter(shapes.values()), ())
     if not first or isinstance(first[0], int):
         return {BATCH} if any(BATCH in shape for shape in shapes.values()) else set()
@@ -476,9 +465,7 @@ def _check_dimensions(
     source: ModelSource, path: Path, shapes: Mapping[str, Sequence[int | str]], batches: Collection[str]
 ) -> None:
     """Raises ModelError for a size that `source.dimensions` gives to the batch, or that the graph has itself or lacks.
-
-    `shapes` are the inputs', by name; `batches` what the graph calls the batch.
-    """
+    `shapes` are the inputs', by name; `batches` what the graph calls the batch."""
     sizes = {f"{name}[{axis}]": size for name, shape in shapes.items() for axis, size in enumerate(shape)}
     free = list(dict.fromkeys(size for size in sizes.values() if isinstance(size, str) and size not in batches))
     for name, size in source.dimensions.items():

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporters.cache import Cache, check_room, code_of, file_sha256, key_of
-from exporters.errors import sentence
+from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.inputs import TensorSpec, file_inputs, fixed_batch, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, note
 from exporters.onnx_files import fp32_graph
 from exporters.qdq_placement import PLACEMENTS, Placement, keep_operands, residuals
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, digest
 from exporters.weights import external_tensors, graph_files, identified
 
 if TYPE_CHECKING:
@@ -38,9 +37,8 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     whose ranges are no real input's. Input and output stay float32. `graph` is one of PLACEMENTS.
 
     The seconds are those of the fp32 export and of quantizing it. The same model is quantized once for the same data;
-    concurrent calls wait for the first.
-
-    Raises ModelError for calibration data that do not fit and for a model that cannot be exported or quantized.
+    concurrent calls wait for the first. Raises ModelError for calibration data that do not fit and for a model that
+    cannot be exported or quantized.
     """
     source, placement = identified(source), PLACEMENTS[graph]
     specs = input_specs(source)
@@ -51,7 +49,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
         start = time.perf_counter()
         # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
         check_room(path, 1.25 * sum(file.stat().st_size for file in graph_files(fp32.path).values()))
-        write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
+        write_quantized(source, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
         how = f"{fp32.how}, quantized by ONNX Runtime{placement.made_for}"
         note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, how)
 
@@ -72,7 +70,7 @@ def quantized_key(source: ModelSource, files: list[Path], placement: Placement) 
 
     data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py")]
     code = code_of("int8.py", "qdq_placement.py"), onnxruntime.__version__
-    return key_of("int8", export_key(source, "fp32"), asdict(placement), data, code)
+    return digest(["int8", export_key(source, "fp32"), asdict(placement), data, code])
 
 
 def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
@@ -125,46 +123,36 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
 
 
 def write_quantized(
-    name: str, fp32: Path, batches: Iterator[dict[str, NDArray[Any]]], placement: Placement, path: Path
+    source: ModelSource, fp32: Path, batches: Iterator[dict[str, NDArray[Any]]], placement: Placement, path: Path
 ) -> None:
-    """Calibrate, quantize and check the file.
-
-    The graph is simplified by ONNX Runtime first, as its quantizer asks for. Symbolic shape inference is left out: the
-    exporter wrote all shapes, the batch symbolic.
-    """
+    """Calibrate, quantize and check the file. The graph is simplified by ONNX Runtime first, as its quantizer asks for.
+    Symbolic shape inference is left out: the exporter wrote all shapes, the batch symbolic."""
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
     external = bool(external_tensors(fp32))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    mend = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, source.failing("quantizing to int8", mend):
         simplified = Path(folder) / "simplified.onnx"
-        try:
-            quant_pre_process(
-                fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
-            )
-            residual, others = residuals(simplified) if placement.operands_only else ({}, [])
-            quantize_static(
-                *(simplified, path),
-                SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
-                quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=list(placement.operators),
-                nodes_to_exclude=others,
-                per_channel=True,
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
-                use_external_data_format=external,
-                calibrate_method=CalibrationMethod.MinMax,
-                extra_options=dict(placement.options),
-            )
-            if placement.operands_only:
-                keep_operands(path, residual)
-            onnx.checker.check_model(str(path), full_check=True)
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"model {name!r}: quantizing to int8 failed: {sentence(error)}; the model "
-                "must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
-            ) from error
+        quant_pre_process(
+            fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
+        )
+        residual, others = residuals(simplified) if placement.operands_only else ({}, [])
+        quantize_static(
+            *(simplified, path),
+            SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(placement.operators),
+            nodes_to_exclude=others,
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=external,
+            calibrate_method=CalibrationMethod.MinMax,
+            extra_options=dict(placement.options),
+        )
+        if placement.operands_only:
+            keep_operands(path, residual)
+        onnx.checker.check_model(str(path), full_check=True)

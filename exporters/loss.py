@@ -33,11 +33,8 @@ def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:
 
 
 def start_of_backward(first: Tensor, target: Tensor | None, head: str) -> tuple[Tensor, Tensor | None]:
-    """The tensor to be differentiated and its gradient, None for a loss.
-
-    Losses are computed in fp32 at least: cross entropy of logits; for any other output, its mean square. With the head
-    "logits" it is the output itself.
-    """
+    """The tensor to be differentiated and its gradient, None for a loss. Losses are computed in fp32 at least: cross
+    entropy of logits; for any other output, its mean square. With the head "logits" it is the output itself."""
     if head == "logits":
         return first, target
     first = first.to(torch.promote_types(first.dtype, torch.float32))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.cache import Cache, CacheError, check_room, code_of, key_of
+from exporters.cache import Cache, CacheError, check_room, code_of
 from exporters.errors import chain, place, sentence, text_of
 from exporters.inputs import (
     BATCH,
@@ -31,7 +31,7 @@ from exporters.inputs import (
 )
 from exporters.packages import versions
 from exporters.sound_graph import check_sound
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, external_tensors, identified, source_key
 
 if TYPE_CHECKING:
@@ -43,6 +43,15 @@ OPSETS = {"fp32": 20, "fp16": 20, "bf16": 22}
 MAX_BATCH = 1024
 # protobuf's limit is 2 GiB for the whole file; the rest is room for the graph.
 INLINE_BYTES = 1_900_000_000
+_WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
+_MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<operator>[\w.]+)'")
+_MENDS = {
+    "GuardOnDataDependentSymNode": "a computed value decides which code runs: write it with torch.where or torch.cond",
+    "DispatchError": "write it with others",
+}
+"""By the error that came first."""
+_FAULT_CHARACTERS = 160
+"""Of torch's own words in a row; its log has all of them."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +91,8 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 
     Its batch is symbolic, and so are the dimensions that the job varies (`source.varied`); with `batch` the graph is
     for that size only, as some models can be exported only so. tf32 is the fp32 graph. The same model is exported once;
-    concurrent calls wait for the first.
-
-    Raises ModelError for a model that cannot be loaded or exported, and for an ONNX file, which needs no export.
+    concurrent calls wait for the first. Raises ModelError for a model that cannot be loaded or exported, and for an
+    ONNX file, which needs no export.
     """
     precision = "fp32" if precision == "tf32" else precision
     if precision not in OPSETS:
@@ -107,16 +115,14 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 
 def export_key(source: ModelSource, precision: str, batch: int | None = None) -> str:
     code = code_of("onnx_export.py", "calls.py", "inputs.py"), versions("torch", "onnx", "onnxscript")
-    return key_of(source_key(source), precision, OPSETS[precision], batch, source.varied, code)
+    return digest([source_key(source), precision, OPSETS[precision], batch, source.varied, code])
 
 
 def write_onnx(
     name: str, model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
 ) -> str:
-    """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
-
-    Raises ExportError; what each way of tracing said is printed.
-    """
+    """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`. Raises
+    ExportError; what each way of tracing said is printed."""
     import torch
 
     from exporters.calls import typed
@@ -176,17 +182,6 @@ def _write(
             check_free(specs, path)
     # Kept by torch for its own tests (2.13); without it nobody knows.
     return _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
-
-
-_WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
-_MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<operator>[\w.]+)'")
-_MENDS = {
-    "GuardOnDataDependentSymNode": "a computed value decides which code runs: write it with torch.where or torch.cond",
-    "DispatchError": "write it with others",
-}
-"""By the error that came first."""
-_FAULT_CHARACTERS = 160
-"""Of torch's own words in a row; its log has all of them."""
 
 
 def at_fault(error: BaseException) -> str:
@@ -298,10 +293,8 @@ def name_outputs(graph: Any, names: Sequence[str]) -> None:
 
 
 def restore_folded_types(model: Any) -> None:
-    """Cast weights that onnxscript folded a batch normalization into back to bf16.
-
-    It folds in numpy, where bf16 becomes fp32, and leaves the result so: an invalid graph (onnxscript 0.7).
-    """
+    """Cast weights that onnxscript folded a batch normalization into back to bf16. It folds in numpy, where bf16
+    becomes fp32, and leaves the result so: an invalid graph (onnxscript 0.7)."""
     import onnx_ir as ir
 
     for node in model.graph:
@@ -332,11 +325,9 @@ def quiet() -> Iterator[None]:
 
 
 def check_onnx(path: Path) -> None:
-    """Refuse an ONNX file that no runtime could load.
-
-    Raises ModelError for a missing, truncated or foreign file, for external data that are missing, truncated or outside
-    the file's folder, for a graph that would never end or unfold to too many nodes, and for what onnx.checker finds.
-    """
+    """Refuse an ONNX file that no runtime could load. Raises ModelError for a missing, truncated or foreign file, for
+    external data that are missing, truncated or outside the file's folder, for a graph that would never end or unfold
+    to too many nodes, and for what onnx.checker finds."""
     import onnx
 
     for tensor, entries in external_tensors(path):

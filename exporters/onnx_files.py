@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from exporters.cache import Cache, check_room, code_of, key_of
-from exporters.errors import sentence
+from exporters.cache import Cache, check_room, code_of
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import versions
 from exporters.sound_graph import check_sound, every_node, graphs_in, loops
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, digest
 from exporters.weights import external_tensors, graph_files, identified, source_key, tensors
 
 MADE = ("fp32", "tf32", "fp16", "int8")
@@ -28,10 +27,8 @@ _PART_BYTES = 2**26
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
-    """At which precisions a model is measured: as requested, and where it has a file of its own.
-
-    An .onnx file that is not float32 throughout, or cannot be read, has one, `native`.
-    """
+    """At which precisions a model is measured: as requested, and where it has a file of its own. An .onnx file that is
+    not float32 throughout, or cannot be read, has one, `native`."""
     as_it_is = source.onnx is not None and not is_float32(source.onnx)
     own = ["native"] if as_it_is else list(requested)
     return [*own, *(precision for precision in source.graphs if precision not in ("fp32", *own))]
@@ -94,32 +91,32 @@ def fp32_graph(source: ModelSource, cache: Cache) -> Export:
 def to_fp16(source: ModelSource, cache: Cache) -> Export:
     """The model's own graph in half precision, inputs and outputs too, by ONNX Runtime's converter, once for all runs.
 
-    Operators that the converter's list says must stay float32 do, between casts; `Export.kept` names them.
-
-    Raises ModelError for a graph that cannot be converted.
+    Operators that the converter's list says must stay float32 do, between casts; `Export.kept` names them. Raises
+    ModelError for a graph that cannot be converted.
     """
     source = identified(source)
     assert source.own_graph is not None, "an export is made in its precision"
     graph = source.own_graph
     code = code_of("onnx_files.py"), versions("onnx", "onnxruntime", "onnxruntime-gpu")
-    key = key_of("fp16", source_key(source), code)
+    key = digest(["fp16", source_key(source), code])
 
     def produce(path: Path) -> None:
         check_room(path, sum(file.stat().st_size for file in graph_files(graph).values()) / 2)
         start = time.perf_counter()
-        kept = _write_fp16(source.name, graph, path)
+        kept = _write_fp16(source, graph, path)
         note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", kept)
 
     return Export.read(*cache.entry("onnx", key, ".onnx", produce))
 
 
-def _write_fp16(name: str, graph: Path, path: Path) -> str:
+def _write_fp16(source: ModelSource, graph: Path, path: Path) -> str:
     """Convert and check the file; returns the operators that stay float32, like "Resize (2×), TopK (1×)"."""
     import onnx
     import onnx_ir as ir
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
-    try:
+    mend = "convert it yourself and give the file: variants: {fp16: FILE}"
+    with source.failing(f"converting {graph.name} to fp16", mend):
         external_tensors(graph)  # Refuses data elsewhere on the disk, which would be copied.
         check_sound(read_onnx(graph), graph)
         # Data in other files stay there: what is passed in memory has protobuf's limit of 2 GiB.
@@ -133,13 +130,6 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
         _move_data(model, places, graph.parent, path)
         onnx.save(model, path)
         onnx.checker.check_model(str(path), full_check=True)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"model {name!r}: converting {graph.name} to fp16 failed: {sentence(error)}; convert it yourself and "
-            "give the file: variants: {fp16: FILE}"
-        ) from error
     return kept
 
 

@@ -18,10 +18,8 @@ _KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OW
 
 
 def installed_version(*distributions: str) -> str | None:
-    """The version of the first that is installed; None where none is, as of a vendor's build under another name.
-
-    Of several that are in different folders, as where one environment adds to another, the one that is imported counts.
-    """
+    """The version of the first that is installed; None where none is, as of a vendor's build under another name. Of
+    several that are in different folders, as where one environment adds to another, the one that is imported counts."""
     found = []
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

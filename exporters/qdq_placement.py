@@ -18,6 +18,7 @@ _OPTIONS = {
     # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
     "DedicatedQDQPair": True,
 }
+_OPERANDS = (*WEIGHTED, "Add")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Placement:
     """What is added to who made the graph."""
 
 
-_OPERANDS = (*WEIGHTED, "Add")
 PLACEMENTS: Mapping[str, Placement] = {
     # Runtimes that look for an operator between pairs, and for a chain of them: ONNX Runtime's CPU provider, OpenVINO.
     # No softmax: onnxruntime gives it a zero point other than 0 whatever the options say.
@@ -82,11 +82,8 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
-    """Take out of the file every pair but those that WEIGHTED reads and, by name of an Add, those of its residual.
-
-    The quantizer puts one at each input of an Add, and where a tensor has one reader to quantize for gives that pair to
-    its other readers, too.
-    """
+    """Take out of the file every pair but those that WEIGHTED reads and, by name of an Add, those of its residual. The
+    quantizer puts one at each input of an Add, and gives a pair that one reader needs to the tensor's others, too."""
     import onnx
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass

@@ -12,10 +12,8 @@ from exporters.source import ModelSource
 
 
 def dimensions_of(source: ModelSource) -> list[str]:
-    """The names of sizes in the model's inputs, the batch's left out; none of a model that is fixed to one shape.
-
-    Of a library's model this imports the library. Raises ModelError for a model or a file that cannot be had.
-    """
+    """The names of sizes in the model's inputs, the batch's left out; none of a model that is fixed to one shape. Of a
+    library's model this imports the library. Raises ModelError for a model or a file that cannot be had."""
     if source.onnx is not None:
         shapes = symbolic_shapes(file_inputs(source.onnx))
         fixed = batch_symbols(shapes)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import pprint
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from exporters.declared_inputs import DeclaredInput
+from exporters.errors import sentence
 from exporters.single_layers import Layer
 
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """How files of weights are named that PyTorch wrote."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]
-
-
 _CHANGES = {
     "files": "its ONNX file, or the data next to that",
     "graphs": "its ONNX files for single precisions",
@@ -72,28 +73,23 @@ def _change(name: str, before: object, now: object) -> str:
 
 
 def digest(parts: Any) -> str:
+    """The sha256, in hexadecimal, of what JSON makes of the parts."""
     return hashlib.sha256(_json(parts).encode()).hexdigest()
 
 
 def plain(data: Any) -> Any:
-    """The data where JSON keeps all of it; else a text that is the same for equal data, and for no other.
-
-    YAML knows dates, bytes, sets and keys that are no texts.
-    """
-    try:
-        is_kept = json.loads(json.dumps(data, sort_keys=True)) == data
-    except (TypeError, ValueError):
-        is_kept = False
-    return data if is_kept else _spelled(data)
+    """The data where JSON keeps all of it, which has no keys that are numbers; else a text, the same for equal data."""
+    is_kept = json.loads(json.dumps(data, default=repr, skipkeys=True)) == data
+    return data if is_kept else pprint.pformat(_ordered(data))
 
 
-def _spelled(data: Any) -> str:
-    if isinstance(data, dict):
-        return f"{{{', '.join(sorted(f'{_spelled(key)}: {_spelled(value)}' for key, value in data.items()))}}}"
-    if isinstance(data, list | tuple | set | frozenset):
-        parts = [_spelled(each) for each in data]
-        return f"{type(data).__name__}({', '.join(sorted(parts) if isinstance(data, set | frozenset) else parts)})"
-    return f"{type(data).__qualname__}({data!r})"
+def _ordered(data: Any) -> Any:
+    """The data, each set as the sorted texts of what is in it, since every process lists a set of texts otherwise."""
+    if isinstance(data, Mapping):
+        return {_ordered(key): _ordered(value) for key, value in data.items()}
+    if isinstance(data, set | frozenset):
+        return ("set", *sorted(repr(_ordered(part)) for part in data))
+    return type(data)(map(_ordered, data)) if type(data) in (list, tuple) else data
 
 
 def _json(parts: Any) -> str:
@@ -102,12 +98,9 @@ def _json(parts: Any) -> str:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from.
-
-    Exactly one of four kinds: a canonical network of `exporters.catalog` (neither `factory` nor `onnx` nor `layer`), a
+    """Where a model is from: a canonical network of `exporters.catalog` (neither `factory` nor `onnx` nor `layer`), a
     user's `factory` ("package.module:function", which returns a torch.nn.Module) or one of a `library`, a user's ONNX
-    file, or a single layer.
-    """
+    file, or a single layer."""
 
     name: str
     factory: str | None = None
@@ -176,6 +169,16 @@ class ModelSource:
     def error(self, text: str) -> ModelError:
         """What to raise of this model."""
         return ModelError(f"model {self.name!r}: {text}")
+
+    @contextlib.contextmanager
+    def failing(self, step: str, mend: str) -> Iterator[None]:
+        """Raise what fails in a step as a ModelError, which says what mends it."""
+        try:
+            yield
+        except ModelError:
+            raise
+        except Exception as error:
+            raise self.error(f"{step} failed: {sentence(error)}; {mend}") from error
 
 
 def shape_words(shape: Mapping[str, int]) -> list[str]:

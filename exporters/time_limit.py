@@ -15,9 +15,7 @@ class TooLong(Exception):
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Raise TooLong once that many seconds are over, as soon as Python's code runs: one operator takes what it takes.
-
-    In the main thread only, where Python handles signals; elsewhere there is no limit. Infinity is none either.
-    """
+    In the main thread only, where Python handles signals; elsewhere there is no limit. Infinity is none either."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -20,10 +20,8 @@ PACKAGE = Path(__file__).parent
 
 
 def source_key(source: ModelSource) -> str:
-    """A sha256 in hexadecimal over everything that determines the model and its weights, at any precision.
-
-    Raises ModelError if the model or a file of it cannot be had.
-    """
+    """A sha256 in hexadecimal over everything that determines the model and its weights, at any precision. Raises
+    ModelError if the model or a file of it cannot be had."""
     return identify(source).key
 
 
@@ -43,9 +41,7 @@ def identified(source: ModelSource) -> ModelSource:
 def identify(source: ModelSource) -> Identity:
     """What the model is: the source's own identity if it has one. A factory's is what `exporters.fingerprint` says of
     its model, which means making it and running it; of a library's the library is imported, and else no torch is.
-
-    Raises ModelError if the model or a file of it cannot be had.
-    """
+    Raises ModelError if the model or a file of it cannot be had."""
     if source.identity is not None:
         return source.identity
     parts = given(source)
@@ -79,10 +75,10 @@ def given(source: ModelSource) -> dict[str, Any]:
             parts["step"] = source.step
     elif source.layer is not None:
         parts["layer"] = repr(source.layer)
-        parts["code"] = code_of("build_model.py")
+        parts["code"] = code_of("build_model.py", "random_weights.py")
     elif network := network_of(source):
         parts["name"] = network.name
-        parts["code"] = code_of(f"models/{network.family}.py", "models/plain.py", "build_model.py")
+        parts["code"] = code_of(f"models/{network.family}.py", "models/plain.py", "build_model.py", "random_weights.py")
     return parts
 
 
@@ -107,7 +103,8 @@ def library_parts(source: ModelSource) -> list[str]:
     folder = folder_of(source.factory or "")
     files = [*folder.glob("*.safetensors"), folder / "config.json"] if folder else []
     own = library.module.partition(".")[2].replace(".", "/").removesuffix("models")
-    code = [PACKAGE / "build_model.py", *sorted(PACKAGE.glob(f"{own}*.py"))]
+    drawing = (PACKAGE / name for name in ("build_model.py", "random_weights.py", "inputs.py"))
+    code = [*drawing, *sorted(PACKAGE.glob(f"{own}*.py"))]
     return [f"{library.package} {installed_version(library.package)}", *map(file_sha256, [*code, *sorted(files)])]
 
 
@@ -137,9 +134,8 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
 
 
 def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
-    """The tensors of an ONNX file whose data lie in other files, all in its folder, and what it says of where
-    (`location`, maybe `offset` and `length`). Raises ModelError for an unreadable file, and for data elsewhere.
-    """
+    """The tensors of an ONNX file whose data are in other files of its folder, and where (`location`, maybe `offset`,
+    `length`). Raises ModelError for an unreadable file, and for data elsewhere."""
     model, found = read_onnx(path), []
     for tensor in (each for graph in graphs_in(model) for each in tensors(graph) if each.external_data):
         entries = [("location", ""), *((entry.key, entry.value) for entry in tensor.external_data)]
@@ -167,10 +163,8 @@ def _check_location(path: Path, tensor: str, location: str) -> None:
 
 
 def graph_files(path: Path) -> dict[str, Path]:
-    """An ONNX file and those with its external data, whether they are there or not, by their places next to it.
-
-    Raises ModelError for an unreadable file.
-    """
+    """An ONNX file and those with its external data, whether they are there or not, by their places next to it. Raises
+    ModelError for an unreadable file."""
     locations = sorted({place["location"] for _, place in external_tensors(path)})
     return {path.name: path, **{location: path.parent / location for location in locations}}
 
@@ -186,10 +180,7 @@ def tensors(outer: Any) -> Iterator[Any]:
 
 
 def cached_state(source: ModelSource, cache: Cache) -> Path:
-    """The state dict of `exporters.build_model.load`, made once: `exporters.build_model.restore` takes it.
-
-    Raises ModelError.
-    """
+    """The state dict of `exporters.build_model.load`, made once, which `restore` takes. Raises ModelError."""
     import torch
 
     from exporters.build_model import load

@@ -6,30 +6,35 @@ import contextlib
 import errno
 import io
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
 """A disk that takes no more: full, over quota or its largest file, which only writing meets; read-only, broken."""
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
     """Replace the file; its content is on the disk before its name is, so that a reader finds the old or the new one.
 
-    A link stays one, and what is no regular file, as /dev/stdout, is written to. A character that UTF-8 lacks, as half
-    of a pair, becomes its escape. Raises OSError, which names `path`, where that fails; what was there stays.
+    Of an open file the content is what it still has, which is copied part by part. A link stays one, and what is no
+    regular file, as /dev/stdout, is written to. A character that UTF-8 lacks, as half of a pair, becomes its escape.
+    Raises OSError, which names `path`, where that fails; what was there stays.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    source = io.BytesIO(data) if isinstance(data, bytes) else data
     target = path.resolve()
     # Of this process: another one that writes the same file has its own.
     scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
     try:
         if path.exists() and not path.is_file():  # Not of `target`: a pipe behind /dev/stdout has no path of its own.
-            path.write_bytes(data)
+            with path.open("wb") as file:
+                shutil.copyfileobj(source, file)
             return
         with scratch.open("wb") as file:
-            file.write(data)
+            shutil.copyfileobj(source, file)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(target)

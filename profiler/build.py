@@ -300,6 +300,7 @@ def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
 def _copy(engine: Path, export: Path) -> None:
     """Whole or not at all."""
     try:
-        write_whole(export, engine.read_bytes())
+        with engine.open("rb") as file:
+            write_whole(export, file)
     except OSError as error:
         raise ConfigError(f"--export {export}: {error.strerror}; the engine is in {engine}") from None

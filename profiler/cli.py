@@ -30,6 +30,13 @@ from profiler.tables.standard_streams import check_written
 if TYPE_CHECKING:
     from rich.console import Console
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""That a run ends by with its tables."""
+_AGAIN_SECONDS = 0.05
+_LOADING = (Run, Build, Doctor, Environment)
+"""Commands that load torch and the runtimes."""
+_LONG_WORD = re.compile(r"(\S{1000})\S+")
+
 
 class _DefaultsToRun(TyperGroup):
     """`python -m profiler bench.yaml` is `python -m profiler run bench.yaml`; so is a model in place of the job."""
@@ -58,12 +65,6 @@ class _DefaultsToRun(TyperGroup):
             raise
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""That a run ends by with its tables."""
-_AGAIN_SECONDS = 0.05
-_LOADING = (Run, Build, Doctor, Environment)
-"""Commands that load torch and the runtimes."""
-_LONG_WORD = re.compile(r"(\S{1000})\S+")
 app = typer.Typer(
     cls=_DefaultsToRun,
     add_completion=False,

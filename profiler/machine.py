@@ -28,6 +28,12 @@ DEVICES = "auto, cpu, cuda, cuda:1"
 """What a device may be called, for messages."""
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
 """Which a run sets itself, to what is another every time."""
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of version 2 and 1 of control groups: the limit, what is used, and the key in memory.stat of the part of it that the
+kernel gives back by itself, files that nobody read lately."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +171,6 @@ def control_groups(controller: str = "memory", root: Path = Path("/")) -> list[P
             own = mount / group.lstrip("/")
             found += [each for each in (own, *own.parents) if each.is_relative_to(mount) and each.is_dir()]
     return found
-
-
-_GROUP_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Of version 2 and 1 of control groups: the limit, what is used, and the key in memory.stat of the part of it that the
-kernel gives back by itself, files that nobody read lately."""
 
 
 def _left(folder: Path) -> float | None:

@@ -18,6 +18,14 @@ _POWER_INSTANT = 186
 """NVML's field for milliwatts now: NVML_FI_DEV_POWER_INSTANT."""
 UTILIZATION_SECONDS = 1.0
 """NVML's utilization is of the last sixth of a second to second: for so long it may be that of earlier work."""
+_SLOWDOWNS = {
+    "hw-slowdown": 0x8,
+    "sw-thermal-slowdown": 0x20,
+    "hw-thermal-slowdown": 0x40,
+    "hw-power-brake-slowdown": 0x80,
+}
+_POWER_CAP = 0x4
+"""NVML's bits: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
 
 
 @dataclass(frozen=True)
@@ -245,16 +253,6 @@ def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
         found[name] = statistics.median(values) if values else None
     reasons = [reading.reasons for reading in readings if reading.reasons is not None]
     return found | {"throttled": any(map(slowdowns, reasons)) if reasons else None}
-
-
-_SLOWDOWNS = {
-    "hw-slowdown": 0x8,
-    "sw-thermal-slowdown": 0x20,
-    "hw-thermal-slowdown": 0x40,
-    "hw-power-brake-slowdown": 0x80,
-}
-_POWER_CAP = 0x4
-"""NVML's bits: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
 
 
 def slowdowns(reasons: int) -> list[str]:

@@ -143,14 +143,14 @@ class Recommend:
     """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
 
     runs: Sequence[str] = _runs()
-    model: str | None = _option("The model to deploy, where the runs hold several")
+    model: str | None = _option("The model to deploy; a short answer for each where it is left out")
     batch: str | None = _option("Batch sizes to choose from, such as 1,16; all if left out")
     pass_: str = _option("inference or training", "--pass", default="inference")
     precision: str | None = _option("Precisions to choose from, such as fp32,fp16")
     engine: Sequence[str] = _several("Engines or variants to choose from: ort,compiled; may be repeated")
     exclude_engine: Sequence[str] = _several("Engines or variants to leave out; may be repeated")
     machine: Sequence[str] = _several("Only what was measured on this machine; may be repeated", metavar="LABEL")
-    extra: str | None = _option("Which training, as ids end: optimizer=sgd, or plain")
+    extra: str | None = _option("Which training or shape, as ids end: optimizer=sgd, sequence=128, or plain")
     max_latency_ms: Sequence[str] = _several("Maximum latency per call (ms): 2 (the median), p99=2, or both")
     min_throughput: float | None = _option("Minimum throughput (items/s)")
     max_memory_mib: float | None = _option("Maximum peak memory (MiB)")

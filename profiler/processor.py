@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """What /proc counts in: 10 ms on every usual kernel. Nothing shorter is known of a processor."""
 
 
@@ -117,10 +118,6 @@ def _allowed(proc: Path) -> set[int]:
 
 def _own_seconds() -> float:
     """Processor seconds of this process and its children that have ended."""
-    try:
-        import resource
-    except ImportError:
-        return time.process_time()
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

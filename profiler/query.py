@@ -27,6 +27,8 @@ _READS = ("select", "with", "show", "explain", "describe", "values", "from")
 """What a query may begin with: nothing is ever written, so what would change a table is refused."""
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
 
+_LISTS = "a column of lists, such as warnings, is taken apart by unnest(warnings), a row each, or array_to_string"
+
 
 def execute(options: Options, console: Console) -> int:
     """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
@@ -91,7 +93,8 @@ def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame], sql: str)
     relation = re.search(r"relation '([^']+)' was not found", message)
     if relation:
         return f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
-    return f"{message} (for example: {_EXAMPLE})"
+    hint = f"; {_LISTS}" if "function" in message else ""
+    return f"{message}{hint} (for example: {_EXAMPLE})"
 
 
 def _print(console: Console, found: pl.DataFrame, most: int) -> None:

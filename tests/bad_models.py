@@ -160,8 +160,8 @@ CASES = (
         "eager",
         "failed",
         "model 'wrong_shape': its reference outputs cannot be made: RuntimeError: mat1 and mat2 shapes "
-        "cannot be multiplied (8x192 and 64x5); given: input x float32 [batch, 3, 8, 8]: correct "
-        "the shape, or write `inputs` for another type",
+        "cannot be multiplied (8x192 and 64x5); given: input x float32 [batch, 3, 8, 8], of which a "
+        "reference takes up to 8 items: correct the inputs in the job, or the model",
     ),
     (
         "wrong_type",
@@ -170,7 +170,7 @@ CASES = (
         "model 'wrong_type': its reference outputs cannot be made: RuntimeError: Expected tensor for "
         "argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
         "torch.FloatTensor instead (while checking arguments for embedding); given: input x float32 "
-        "[batch, 3, 8, 8]: correct the shape, or write `inputs` for another type",
+        "[batch, 3, 8, 8]: write `inputs` for another type",
     ),
     (
         "missing_input",

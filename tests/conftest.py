@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import importlib
 import importlib.abc
 import importlib.machinery
 import io
@@ -282,6 +283,21 @@ def busy_processors() -> Iterator[list[int]]:
         yield processes
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import this worker's share of the files before it collects them all and finds the others' shares rewritten.
+
+    Of a fresh checkout each worker would rewrite all asserts at the same time, for longer than all other imports take.
+    """
+    worker, config = os.environ.get("PYTEST_XDIST_WORKER"), session.config
+    if worker is None or sys.dont_write_bytecode or config.getoption("--fast") or config.args != ["tests"]:
+        return
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    for path in paths[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+        # What is wrong with it is said when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 def pytest_collection_finish() -> None:
     if "torch" in sys.modules:
         translate_once()
@@ -293,15 +309,18 @@ def pytest_collection_finish() -> None:
 _GPU_SECONDS = 900
 """Of a test on a GPU, where a file's first one waits for a run of many cases."""
 LONGEST = (
-    *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "browser/test_page.py"),
-    *("profiler/run/test_sweep.py", "engines/tensorrt_engines/test_build.py", "robustness/test_hostile_models.py"),
-    *("robustness/test_kills.py", "profiler/test_build.py", "engines/test_sessions.py", "profiler/test_measure.py"),
-    *("engines/pytorch/test_training_step.py", "test_wheel.py", "engines/jax_xla/test_aten.py"),
-    *("profiler/test_output_gone.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
-    *("profiler/run/test_missing_library_job.py", "profiler/run/test_resume.py"),
-    *("profiler/worker/test_checks_of_gradients.py", "exporters/test_flops.py", "robustness/test_folders.py"),
+    *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "profiler/run/test_sweep.py"),
+    *("engines/tensorrt_engines/test_build.py", "browser/test_page.py", "robustness/test_hostile_models.py"),
+    *("profiler/test_measure.py", "test_wheel.py", "profiler/test_build.py", "robustness/test_kills.py"),
+    *("profiler/run/test_resume.py", "exporters/test_onnx_export.py", "exporters/test_flops.py"),
+    *("profiler/run/test_other_python.py", "profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
+    *("engines/jax_xla/test_run.py", "profiler/published/test_suites.py", "exporters/test_int8.py"),
+    *("profiler/run/test_quiet.py", "robustness/test_processes.py", "engines/pytorch/test_training_step.py"),
+    *("profiler/run/test_layer_job.py", "profiler/report/test_report.py", "profiler/run/test_prepare.py"),
+    *("engines/test_sessions.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
+    *("profiler/worker/test_checks_of_gradients.py", "test_architecture.py", "docs/test_suite_pages.py"),
 )
-"""Files of 20 to 60 seconds, the longest first: each is one worker's, and the last of them would end alone."""
+"""Files of 10 to 130 seconds, the longest first: each is one worker's, and the last of them would end alone."""
 SLOW_FIXTURES = {"forkserver", "command_line", "tab", "busy_processors"}
 """A test that asks for one of these, itself or through another fixture, starts a process."""
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
 import polars as pl
 
 from profiler.published import references, setups
 from profiler.published.claims import answers as own
-from profiler.published.claims.evidence import Claim, Evidence
+from profiler.published.claims.evidence import Claim, Evidence, Outcome
 from profiler.published.conclusions import (
     EQUAL,
     Comparison,
@@ -34,15 +33,6 @@ ROUNDING = 0.05
 _NONE = "Torch without cuDNN"
 ALIKE = 0.5
 """Two networks whose top-5 errors are as close as this, in points of percent, are called equally accurate."""
-
-
-class Outcome(StrEnum):
-    """What the published rows say of a statement."""
-
-    HOLDS = "Holds"
-    IN_PART = "Not quite"
-    FAILS = "Does not hold"
-    UNDECIDED = "Cannot be checked"
 
 
 @dataclass(frozen=True)

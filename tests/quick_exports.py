@@ -8,7 +8,8 @@ from pathlib import Path
 
 import vl_convert
 
-from exporters.cache import Cache, key_of
+from exporters.cache import Cache
+from exporters.source import digest
 
 
 def translate_once() -> None:
@@ -25,7 +26,7 @@ def bundle_once(shared: Cache) -> None:
     bundle = vl_convert.javascript_bundle
 
     def bundled(snippet: str) -> str:
-        path, _ = shared.entry("bundle", key_of(snippet), ".js", lambda path: write(path, bundle(snippet)))
+        path, _ = shared.entry("bundle", digest([snippet]), ".js", lambda path: write(path, bundle(snippet)))
         return path.read_text(encoding="utf-8")
 
     def write(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ measure_roofs = roofline.measure_roofs
 
 
 def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
-    """The roofs as the first run of the session measured them, for however long that took."""
-    key = "-".join(map(str, (*argument[:2], os.environ.get("CUDA_VISIBLE_DEVICES"))))
-    file = FOLDER / f"roofs-{key.replace('/', '-')}.json"
+    """The roofs as the first run of the session measured them, for however long that took and in every precision."""
+    device, precisions, seconds = argument
+    every = dict.fromkeys((*precisions, "fp16", "bf16")) if device == "cpu" else precisions
+    file = FOLDER / f"roofs-{device}-{os.environ.get('CUDA_VISIBLE_DEVICES')}.json".replace("/", "-")
     if not file.exists():
-        whole_file.write_whole(file, json.dumps(vars(measure_roofs(argument, report))))
-    return roofline.Measured(**json.loads(file.read_text()))
+        whole_file.write_whole(file, json.dumps(vars(measure_roofs((device, tuple(every), seconds), report))))
+    found = roofline.Measured(**json.loads(file.read_text()))
+    others = {f"{name}_tflops" for name in every if name not in precisions}
+    return replace(found, roofs={name: roof for name, roof in found.roofs.items() if name not in others})
 
 
 roofline.measure_roofs = remembered_roofs

@@ -57,6 +57,18 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in FILES}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget() -> Iterator[None]:
+    """The trees of all files are many objects, which each collection of garbage would visit."""
+    yield
+    parsed.cache_clear()
+
+
 def room(module: str) -> str:
     """The room that a module is in: the longest one that its name begins with."""
     return max((name for name in ORDER if f"{module}.".startswith(f"{name}.")), key=len)
@@ -78,10 +90,10 @@ def import_nodes(node: ast.AST, typing: bool) -> Iterator[ast.Import | ast.Impor
             yield from import_nodes(child, typing)
 
 
-def imports(source: str, package: str, typing: bool = True) -> set[str]:
-    """The modules that `source`, which lies in `package`, imports; `from a import b` is a.b where that is a module."""
+def imports(tree: ast.Module, package: str, typing: bool = True) -> set[str]:
+    """The modules that a file in `package` imports; `from a import b` is a.b where that is a module."""
     found = set()
-    for node in import_nodes(ast.parse(source), typing):
+    for node in import_nodes(tree, typing):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
             continue
@@ -97,7 +109,7 @@ def imports(source: str, package: str, typing: bool = True) -> set[str]:
 def imports_of(module: str, typing: bool = True) -> set[str]:
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return imports(path.read_text(), package, typing)
+    return imports(parsed(path), package, typing)
 
 
 def tops(module: str) -> set[str]:
@@ -138,8 +150,8 @@ def f():
         import inner
 """
     seen = {"a.b", "c", "d", "engines.catalog", "engines", "profiler.case", "untyped", "inner"}
-    assert imports(source, "profiler", typing=False) == seen
-    assert imports(source, "profiler") == seen | {"typed"}
+    assert imports(ast.parse(source), "profiler", typing=False) == seen
+    assert imports(ast.parse(source), "profiler") == seen | {"typed"}
 
 
 def test_the_finder_of_circles_finds_one():
@@ -203,7 +215,7 @@ def test_few_files_lie_loose_in_the_profiler():
 
 def test_a_function_named_by_a_text_exists():
     """A process is told what to call as "package.module:function", which neither mypy nor the import rules see."""
-    texts = {node.value for path in FILES for node in ast.walk(ast.parse(path.read_text())) if _is_text(node)}
+    texts = {node.value for path in FILES for node in ast.walk(parsed(path)) if _is_text(node)}
     named = {text: re.fullmatch(r"((?:exporters|engines|profiler)[\w.]*):(\w+)", text) for text in texts}
     assert [text for text, found in named.items() if found and found[2] not in _defined(found[1])] == []
 
@@ -214,7 +226,7 @@ def _is_text(node: ast.AST) -> bool:
 
 @functools.cache
 def _defined(module: str) -> set[str]:
-    body = ast.parse(MODULES[module].read_text()).body
+    body = parsed(MODULES[module]).body
     return {item.name for item in body if isinstance(item, ast.FunctionDef | ast.ClassDef)}
 
 
@@ -227,8 +239,8 @@ def test_no_file_is_named_after_a_library_that_it_imports():
 
 
 def test_a_module_opens_with_a_sentence():
-    sources = {module: path.read_text() for module, path in MODULES.items()}
-    assert [module for module, source in sources.items() if source and not ast.get_docstring(ast.parse(source))] == []
+    trees = {module: parsed(path) for module, path in MODULES.items()}
+    assert [module for module, tree in trees.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
 WRITERS = {"write_text", "write_bytes", "write_parquet", "write_csv", "write_json", "write_ipc"}
@@ -260,7 +272,7 @@ NOT_WHOLE = {
 def writes_in_place(module: str) -> set[str]:
     """The calls with which a module writes a file: a path's or a frame's, and `open` to write or append."""
     found = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(parsed(MODULES[module])):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -293,10 +305,9 @@ UNPICKLING = {
 _PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
-def unpickles(source: str) -> set[str]:
+def unpickles(tree: ast.Module) -> set[str]:
     """The calls that would run code that a file has: torch.load but for weights alone, numpy's pickles, and pickle's
     own readers, and what is derived from one."""
-    tree = ast.parse(source)
     names = {name.name: name.asname or name.name for name in ast.walk(tree) if isinstance(name, ast.alias)}
     loaders = {names[each] for each in ("load", "loads", "Unpickler") if each in names and _imports_pickle(tree, each)}
     bases = {ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases}
@@ -329,12 +340,13 @@ def _runs_code(call: ast.Call, loaders: set[str]) -> bool:
     ],
 )
 def test_the_reader_of_unpickling_sees_it(call):
-    assert len(unpickles(call)) == 1
+    assert len(unpickles(ast.parse(call))) == 1
 
 
 def test_no_file_runs_code():
-    assert unpickles("torch.load(p, weights_only=True); np.load(p, allow_pickle=False); json.load(f)") == set()
-    found = {module: unpickles(path.read_text()) for module, path in MODULES.items()}
+    harmless = "torch.load(p, weights_only=True); np.load(p, allow_pickle=False); json.load(f)"
+    assert unpickles(ast.parse(harmless)) == set()
+    found = {module: unpickles(parsed(path)) for module, path in MODULES.items()}
     assert {module: calls for module, calls in found.items() if calls} == UNPICKLING
 
 

@@ -1,7 +1,8 @@
-"""The wheel, installed where the project is not, does what the README says of it."""
+"""The wheel, installed where the project is not, does what the README says of it, whoever built what it needs."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,19 +12,23 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from not_installed import hide
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
+UNDER_OTHER_NAMES = ("onnxruntime-gpu", "onnxscript", "onnx", "torch")
+"""Distributions that are not installed, although their modules are, as with a build of one's own."""
 
 JOB = """
 models: [{name: mine, factory: "networks:small", input: [3, 8, 8]}]
 engines: [eager, ort]
 passes: [inference]
-precisions: [fp32]
+precisions: [fp32, int8]
 batch_sizes: [1]
 device: cpu
 budget: {seconds: 0.05, min_samples: 3, repeats: 0}
+exclude: [{engine: eager, precision: int8}]
 """
 NETWORKS = """
 from torch import nn
@@ -46,6 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*install, "--no-deps", "--no-compile", str(built)], check=True)
     # Not by PYTHONPATH, which would bring the checkout that is installed there, too.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    hide(UNDER_OTHER_NAMES, (), packages)
     return folder / "venv" / "bin"
 
 
@@ -80,7 +86,15 @@ def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(insta
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert "Warning:" not in done.stdout
     (run,) = (tmp_path / "results").iterdir()
-    assert pl.read_parquet(run / "results.parquet")["status"].to_list() == ["ok", "ok"]
+    rows = pl.read_parquet(run / "results.parquet").sort("variant", "precision")
+    assert rows.select("variant", "precision", "status", "reason").rows() == [
+        ("eager", "fp32", "ok", None),
+        ("ort", "fp32", "ok", None),
+        ("ort", "int8", "ok", None),
+    ]
+    assert rows["onnxruntime_version"][1], "as the module says"
+    environment = json.loads((run / "environment.json").read_text())
+    assert not set(UNDER_OTHER_NAMES) & environment["packages"].keys()
     assert (run / "report.html").stat().st_size > 10_000
 
 

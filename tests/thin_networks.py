@@ -9,10 +9,11 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from exporters.build_model import SEED, initialize
+from exporters.build_model import SEED
 from exporters.catalog import CATALOG
 from exporters.models.inception import VARIANTS, GoogLeNet
 from exporters.models.resnet import NETWORKS, ResNet
+from exporters.random_weights import initialize
 from exporters.source import ModelSource
 
 HIDDEN = 256

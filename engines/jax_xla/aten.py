@@ -129,9 +129,7 @@ def average_pool(
 def adaptive_average_pool(x: Array, size: Ints) -> Array:
     """Each output is the mean of inputs from floor(i n / m) to ceil((i + 1) n / m)."""
     for axis, (n, m) in enumerate(zip(x.shape[-len(size) :], size, strict=True), x.ndim - len(size)):
-        if m == 1:
-            x = x.mean(axis, keepdims=True)
-        elif n % m == 0:
+        if n % m == 0:
             x = x.reshape(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :]).mean(axis + 1)
         else:
             parts = [lax.slice_in_dim(x, i * n // m, -(-(i + 1) * n // m), axis=axis) for i in range(m)]

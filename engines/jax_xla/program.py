@@ -26,13 +26,14 @@ from exporters.inputs import TensorSpec
 from exporters.loss import seeded_target
 from exporters.onnx_export import quiet
 
+State = Mapping[str, Any]
+Step = Callable[[State, Sequence[jax.Array], jax.Array | None], tuple[jax.Array, dict[str, jax.Array], State]]
+
 
 @dataclass(frozen=True)
 class Program:
-    """A traced module: what it computes of its weights, buffers and inputs.
-
-    `weights` and `buffers` are torch's tensors by name, one name for those that modules share.
-    """
+    """A traced module: what it computes of its weights, buffers and inputs. `weights` and `buffers` are torch's tensors
+    by name, one name for those that modules share."""
 
     graph: torch.fx.Graph
     weights: Mapping[str, torch.Tensor]
@@ -73,10 +74,8 @@ class Program:
 
 
 def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[TensorSpec] = ()) -> Program:
-    """Trace `model` for inputs of these shapes, at the places in its call that `specs` say.
-
-    Raises Unsupported for an operator that is not in OPERATORS.
-    """
+    """Trace `model` for inputs of these shapes, at the places in its call that `specs` say. Raises Unsupported for an
+    operator that is not in OPERATORS."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     example = typed(inputs, dtype)
     with quiet(), flattened(model, specs) as names:
@@ -112,10 +111,6 @@ def _name(node: Node) -> str:
     """ATen's name of what a node calls; that of a function of Python's otherwise."""
     schema: Any = getattr(node.target, "_schema", None)
     return getattr(node.target, "__name__", "?") if schema is None else str(schema.name.removeprefix("aten::"))
-
-
-State = Mapping[str, Any]
-Step = Callable[[State, Sequence[jax.Array], jax.Array | None], tuple[jax.Array, dict[str, jax.Array], State]]
 
 
 def make_step(

@@ -204,10 +204,8 @@ def _bytes(tree: Any) -> int:
 
 
 def write_program(job: Job[Options], folder: Path, built: Path | None) -> Deployed:
-    """Write model.stablehlo, a program for the batch size and the device of the job, and its weights.
-
-    It is lowered for the device without having it; XLA compiles it when it is run.
-    """
+    """Write model.stablehlo, a program for the batch size and the device of the job, and its weights. It is lowered for
+    the device without having it; XLA compiles it when it is run."""
     jax.config.update("jax_platforms", "cpu")
     specs = input_specs(job.source)
     model = restore(job.source, cached_state(job.source, Cache())).to(DTYPES[job.precision])

@@ -60,8 +60,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
     A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be known. Nodes are
     found by what kept its name (node, tensor, a constant that one node alone reads), else by data flow: a node is a
     step's if it alone is of the step's kind and gets its data from the same steps. Nodes that went into another (an
-    activation, a sum, parts of a normalization) belong to the step whose result they change, or else to the one that
-    reads theirs.
+    activation, a sum, parts of a normalization) belong to the step whose result they change, else to their reader's.
     """
     return _Cover(graph, steps).nodes()
 
@@ -191,10 +190,8 @@ class _Cover:
         return [p for p in producers if p not in self.folded]
 
     def _sources_of_nodes(self, claimable: set[int]) -> list[set[int | str]]:
-        """For each node the steps, and the graph's inputs, that its data comes from.
-
-        Nodes without an owner are looked through, unless a step may still own them.
-        """
+        """For each node the steps, and the graph's inputs, that its data comes from. Nodes without an owner are looked
+        through, unless a step may still own them."""
         sources: list[set[int | str]] = []
         for node in self.graph_nodes:
             origin: set[int | str] = {t for t in node.input if t in self.inputs}

@@ -39,10 +39,7 @@ def profile_module(
     model: torch.nn.Module, run: Callable[[], object], device: str, origins: Sequence[Origin]
 ) -> list[Layer]:
     """One layer per operator that a module called, in running order; a training step's backward operators too.
-
-    `origins` tell which exported nodes the modules became. On CUDA a layer's time is that of the kernels that its
-    operator launched.
-    """
+    `origins` say which exported nodes the modules became. On CUDA a layer's time is its operator's kernels'."""
     with _announced(model):
         trace = record(run, device)
     return median_layers([iteration_layers(iteration, device, origins) for iteration in trace.iterations])

@@ -60,9 +60,7 @@ class Kernel:
 @dataclass
 class Iteration:
     """What happened between `start` and `end`, in order: spans by their start, kernels as the device ran them.
-
-    `returned` is when the call was back on the host; until `end` it was waited for.
-    """
+    `returned` is when the call was back on the host; until `end` it was waited for."""
 
     start: float
     returned: float

@@ -122,10 +122,8 @@ def device_layers(
 
 
 def clock_offset(runs: Sequence[Run], offset: float, trace: Trace) -> float:
-    """What to add to the profile's times to get the trace's, in microseconds; `offset` if the clocks are the same.
-
-    Each run happened inside its call; where `offset` contradicts that, the middle of what does not is taken.
-    """
+    """What to add to the profile's times to get the trace's, in microseconds; `offset` if the clocks are the same. Each
+    run happened inside its call; where `offset` contradicts that, the middle of what does not is taken."""
     calls = trace.iterations
     low = max(call.start - run.start for run, call in zip(runs, calls, strict=True))
     high = min(call.returned - run.end for run, call in zip(runs, calls, strict=True))
@@ -133,10 +131,8 @@ def clock_offset(runs: Sequence[Run], offset: float, trace: Trace) -> float:
 
 
 def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: float) -> tuple[list[float], list[Kernel]]:
-    """Milliseconds of the kernels that each node launched, and the kernels that none did.
-
-    Raises RuntimeError if those are too many to be the runtime's own copies.
-    """
+    """Milliseconds of the kernels that each node launched, and the kernels that none did. Raises RuntimeError if those
+    are too many to be the runtime's own copies."""
     starts = [node.start + offset for node in nodes]
     times, strangers = [0.0] * len(nodes), []
     for kernel in kernels:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +19,20 @@ from engines.base import Job, Unsupported
 from engines.catalog import Device, OrtOptions
 from engines.openvino_cpu.cpu_plugin import cpu_properties
 from engines.option_values import is_path, key_values
+from engines.requirements import package_folders
 from exporters.errors import text_of
 
-_FLAG = {True: "1", False: "0"}
+_BUILDER_FLAGS = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable", "int8": "trt_int8_enable"}
+_TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
+_TF32_IS_OFF = "Disabling TF32"
+"""TensorRT's builder, of the switch (microsoft/onnxruntime#28177)."""
+_TENSORRT = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
+# On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single reader,
+# and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader has a pair of
+# its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with that, 20 of ResNet-50's
+# 53 convolutions stay float; without it none, at half the latency.
+_UNMERGED = {"int8": {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}}
+_HARDWARE = {"cpu": "CPU", "cuda": "GPU"}
 
 
 @dataclass(frozen=True)
@@ -64,15 +74,12 @@ def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
         "device_id": "0",
         # Growth by powers of two would count as the engine's need what is only the arena's slack.
         "arena_extend_strategy": "kSameAsRequested",
-        "use_tf32": _FLAG[precision == "tf32"],
+        "use_tf32": str(int(precision == "tf32")),
         "cudnn_conv_algo_search": options.conv_search,
-        "prefer_nhwc": _FLAG[options.prefer_nhwc],
-        "enable_cuda_graph": _FLAG[options.cuda_graph],
-        "fuse_conv_bias": _FLAG[options.fuse_conv_bias],
+        "prefer_nhwc": str(int(options.prefer_nhwc)),
+        "enable_cuda_graph": str(int(options.cuda_graph)),
+        "fuse_conv_bias": str(int(options.fuse_conv_bias)),
     }
-
-
-_BUILDER_FLAGS = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable", "int8": "trt_int8_enable"}
 
 
 def tensorrt_settings(job: Job[Any]) -> dict[str, str]:
@@ -98,17 +105,9 @@ def openvino_settings(job: Job[Any]) -> dict[str, str]:
     return {"load_config": json.dumps({"CPU": properties})}
 
 
-_TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
-_TF32_IS_OFF = "Disabling TF32"
-"""TensorRT's builder, of the switch (microsoft/onnxruntime#28177)."""
-_TENSORRT = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
-
-
 def switch_tf32(job: Job[Any]) -> None:
-    """Let NVIDIA's libraries round to TF32 at tf32 only, where a provider has no option for it.
-
-    They read the variable once, when the first of them is opened (microsoft/onnxruntime#26029).
-    """
+    """Let NVIDIA's libraries round to TF32 at tf32 only, where a provider has no option for it. They read the variable
+    once, when the first of them is opened (microsoft/onnxruntime#26029)."""
     os.environ.pop(_TF32_SWITCH, None)
     if job.precision != "tf32":
         os.environ[_TF32_SWITCH] = "0"
@@ -117,18 +116,11 @@ def switch_tf32(job: Job[Any]) -> None:
 def load_tensorrt(job: Job[Any]) -> None:
     """Load TensorRT's libraries from pip's folder, where the loader does not look, and set TF32's switch."""
     switch_tf32(job)
-    spec = importlib.util.find_spec("tensorrt_libs")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
+    for folder in package_folders("tensorrt_libs"):
         for name in _TENSORRT:
             if (Path(folder) / name).exists():
                 ctypes.CDLL(str(Path(folder) / name), ctypes.RTLD_GLOBAL)
 
-
-# On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single reader,
-# and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader has a pair of
-# its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with that, 20 of ResNet-50's
-# 53 convolutions stay float; without it none, at half the latency.
-_UNMERGED = {"int8": {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}}
 
 _CPU = Provider("CPUExecutionProvider", lambda job: {}, _UNMERGED)
 _CUDA = Provider(
@@ -161,9 +153,6 @@ PROVIDERS: Mapping[tuple[str, Device], Provider] = {
     ),
 }
 """By engine and device. A plugin that comes as a package is one more row here, and one in engines/catalog.py."""
-
-
-_HARDWARE = {"cpu": "CPU", "cuda": "GPU"}
 
 
 @dataclass(frozen=True)

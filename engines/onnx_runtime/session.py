@@ -7,6 +7,7 @@ waiting. See https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -52,10 +53,8 @@ _NOT_CAPTURED = "cannot use the graph capture feature"
 
 
 def open_session(job: Job[Any]) -> OrtSession:
-    """Open `job`'s graph in ONNX Runtime, on the provider of the engine's row in PROVIDERS.
-
-    Raises Unsupported where a plugin does not load, RuntimeError where a provider cannot be had, or ORT's own errors.
-    """
+    """Open `job`'s graph in ONNX Runtime, on the provider of the engine's row in PROVIDERS. Raises Unsupported where a
+    plugin does not load, RuntimeError where a provider cannot be had, or ORT's own errors."""
     waits = job.device == "cuda" and not PROVIDERS[job.engine, job.device].on_stream
     return WaitingSession(job) if waits else OrtSession(job)
 
@@ -94,10 +93,8 @@ class OrtSession:
         self.session.run_with_iobinding(self.binding, self.run_options)
 
     def reshape(self, job: Job[Any]) -> None:
-        """Bind inputs of another shape, and outputs that are allocated when their shape is known.
-
-        A recorded CUDA graph, or a file that is for one shape, takes another session.
-        """
+        """Bind inputs of another shape, and outputs that are allocated when their shape is known. A recorded CUDA
+        graph, or a file that is for one shape, takes another session."""
         if job.options.cuda_graph or job.graph != self.job.graph:
             self.close()
             self.__init__(job)  # type: ignore[misc]
@@ -199,10 +196,8 @@ class OrtSession:
         return device_layers(runs, started, traces[0], steps, covered)
 
     def _profiled(self, call: Callable[[OrtSession], object], last: int) -> tuple[list[Run], int, list[Step]]:
-        """The last runs that `call` makes of a twin that ONNX Runtime profiles, when that started, and its steps.
-
-        It has no CUDA graph, whose replay runs no node.
-        """
+        """The last runs that `call` makes of a twin that ONNX Runtime profiles, when that started, and its steps. It
+        has no CUDA graph, whose replay runs no node."""
         own = self.job.options
         plain = replace(own, cuda_graph=False) if own.cuda_graph else own
         with tempfile.TemporaryDirectory() as folder:
@@ -220,6 +215,14 @@ class OrtSession:
         return runs, started, steps
 
     def close(self) -> None:
+        """Free the session, after a run that waits for its results: only such a run gives back the pinned memory that
+        kernels like Split and Concat copied from. What is left of it a closing session frees in a function that CUDA
+        calls, where nothing may be freed, and the process aborts (see CudaStream::CleanUpOnRunEnd). With a CUDA graph
+        it is freed otherwise."""
+        if self.provider.on_stream and not self.job.options.cuda_graph:
+            with contextlib.suppress(Exception):  # After a run that failed, as for want of memory.
+                self.session.run_with_iobinding(self.binding)
+                torch.cuda.synchronize()
         del self.binding, self.session
         self.inputs.clear()
         self.results.clear()
@@ -368,10 +371,8 @@ def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
 
 
 def _arena_bytes(start: int, end: int) -> int | None:
-    """By how much the log says between two positions that the CUDA arena grew; None if it says nothing.
-
-    ONNX Runtime 1.31 gives no other access to its arena's statistics from Python.
-    """
+    """By how much the log says between two positions that the CUDA arena grew; None if it says nothing. ONNX Runtime
+    1.31 gives no other access to its arena's statistics from Python."""
     total, arena = 0, b""
     for match in _ARENA.finditer(_logged(start, end)):
         arena = match["arena"] or arena
@@ -397,9 +398,7 @@ def _log_size() -> int:
 
 def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
     """The type that a convolution or product works in: that of its weight, or of whichever operand's type is known.
-
-    int8 is uint8 too, which is the same arithmetic.
-    """
+    int8 is uint8 too, which is the same arithmetic."""
     operands = [*node.input[1:], *node.input[:1], *node.output]
     if node.op_type in _INTEGER:
         operands = [node.input[place] for place in _INTEGER[node.op_type] if place < len(node.input)]

@@ -55,12 +55,10 @@ class CompiledSession(EagerSession):
         self.step(mark)
 
     def proof(self) -> Proof:
-        """The compiler's own counters, and the types of the operators that it was given to compile.
-
-        Those inside a compiled graph cannot be seen by a dispatch mode.
-        """
+        """The compiler's own counters, and the types of the operators that it was given to compile. Those inside a
+        compiled graph cannot be seen by a dispatch mode."""
         breaks = _graph_breaks()
-        types = self.operators_seen().types
+        types, _ = self.operators_seen()
         return replace(
             self.facts(
                 types,
@@ -146,15 +144,15 @@ def _kind(kernel: str) -> str:
 
 def _graph_breaks() -> tuple[str, ...]:
     """Why torch.compile left the graph, once a place: torch's counters know no branch on a value (torch 2.13)."""
-    said = {"generic_jump TensorVariable()": "a branch on a computed value"}
+    words = {"generic_jump TensorVariable()": "a branch on a computed value"}
     reasons = [(each.reason.partition("\n")[0], each.user_stack) for each in graph_break_reasons]
-    return tuple(dict.fromkeys(f"{said.get(what, what)}{place_in(stack)}" for what, stack in reasons))
+    return tuple(dict.fromkeys(f"{words.get(what, what)}{place_in(stack)}" for what, stack in reasons))
 
 
 def _why_nothing() -> str:
     """What torch says of the code that it did not compile, and what it would try first."""
-    said = [*counters["unimplemented"], *counters["graph_break"]]
-    why = (" ".join(_EXPLAINED.findall(each)[:2]) or each.partition("\n")[0] for each in said)
+    breaks = [*counters["unimplemented"], *counters["graph_break"]]
+    why = (" ".join(_EXPLAINED.findall(each)[:2]) or each.partition("\n")[0] for each in breaks)
     return "; ".join(dict.fromkeys(why)) or "it has no operator to compile"
 
 

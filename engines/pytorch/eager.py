@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.catalog import EIGHT_BITS, EagerOptions, TorchOptions, float_part
@@ -22,7 +21,7 @@ from engines.pytorch.quantized import quantize, stored
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import call, flattened, named_outputs, typed
+from exporters.calls import Watch, call, flattened, named_outputs, typed
 from exporters.errors import sentence
 from exporters.inputs import arguments, first_items, input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import quiet
@@ -37,7 +36,9 @@ DTYPES = {
 """Of weights and inputs."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By a tensor's dimensions: those of images, and of volumes or clips."""
-_COMPUTE = {"convolution", "conv2d", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution_backward"}
+_COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "bilinear", "convolution_backward"}
+# As inference mode has them.
+_COMPUTE |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {"lstm", "gru"}
 _COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of torchao; out_dtype is int8's on a GPU.
 _SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
 """What proofs call a type that products are computed in: uint8 times int8 is int8's arithmetic."""
@@ -111,10 +112,7 @@ class EagerSession:
 
     def run(self, mark: Mark) -> None:
         """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        if self.job.options.cuda_graph and not self.fallback:
+        if self.graph is None and self.job.options.cuda_graph and not self.fallback:
             self._capture(mark)
         if self.graph is not None:
             self.graph.replay()
@@ -150,13 +148,21 @@ class EagerSession:
 
     def proof(self) -> Proof:
         """Run once more under a dispatch mode, which sees every operator with the types of its inputs."""
-        seen = self.operators_seen()
-        return self.facts(seen.types, operators=sum(seen.operators.values()))
+        types, operators = self.operators_seen()
+        return self.facts(types, operators=operators)
 
-    def operators_seen(self) -> Recorder:
-        """The module's operators, without whatever compiles or replays them."""
-        seen = Recorder()
-        with seen:
+    def operators_seen(self) -> tuple[Counter[str], int]:
+        """The types of the first inputs of the module's convolutions and matrix products, without whatever compiles or
+        replays them, and how many operators it runs."""
+        seen, types = list[str](), Counter[str]()
+
+        def see(operator: Any, args: Sequence[Any], _: Any) -> None:
+            seen.append(operator.__name__)
+            if operator.__name__ in _COMPUTE:
+                own = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
+                types[_SAME.get(own, own)] += 1
+
+        with Watch(see):
             if self.training is not None:
                 self.training.few(_PROOF_ITEMS)
             elif self.job.pass_ == "inference":
@@ -166,7 +172,7 @@ class EagerSession:
                     call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
             else:
                 self.step(ignore)
-        return seen
+        return types, len(seen)
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
         """What the process's switches and the session's state say, with the types that were seen."""
@@ -240,10 +246,8 @@ class EagerSession:
         self.result = self.training(mark)
 
     def _capture(self, mark: Mark) -> None:
-        """Record one iteration; marks inside it become part of the graph, recorded again at every replay.
-
-        What cannot be recorded, such as a branch on a computed value, is enqueued at every call.
-        """
+        """Record one iteration; marks inside it become part of the graph, recorded again at every replay. What cannot
+        be recorded, such as a branch on a computed value, is enqueued at every call."""
         for _ in range(_WARM_UPS_BEFORE_CAPTURE):
             self.step(ignore)
         torch.cuda.synchronize()
@@ -270,25 +274,6 @@ class EagerSession:
         return module
 
 
-class Recorder(TorchDispatchMode):
-    """Counts the operators that run, and for convolutions and matrix products the type of their first input."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operators: Counter[str] = Counter()
-        self.types: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "overloadpacket", func).__name__
-        self.operators[name] += 1
-        if name in _COMPUTE:
-            own = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
-            self.types[_SAME.get(own, own)] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def _to_numpy(tensor: torch.Tensor) -> Array:
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
@@ -299,10 +284,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
-    """Write model.pt2, a program for the batch size of the job, and the weights again for other uses.
-
-    Raises ModelError for a model that torch.export cannot take, and in 8 bits.
-    """
+    """Write model.pt2, a program for the batch size of the job, and the weights again for other uses. Raises ModelError
+    for a model that torch.export cannot take, and in 8 bits."""
     from safetensors.torch import save_model
 
     if job.precision in EIGHT_BITS:

@@ -27,10 +27,8 @@ _LEAST_ROWS = {("int8", "cuda"): 17}
 
 
 def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[], object]) -> dict[str, Any]:
-    """Quantize the linear layers of `model`, in place; returns how many, by what, for the proof.
-
-    `infer` runs the model once. Raises Unsupported where no layer can be quantized.
-    """
+    """Quantize the linear layers of `model`, in place; returns how many, by what, for the proof. `infer` runs the model
+    once. Raises Unsupported where no layer can be quantized."""
     import torchao
     from torchao.quantization import quantize_
 

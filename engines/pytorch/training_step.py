@@ -120,8 +120,7 @@ class TrainingStep:
         """Of `run`, one iteration: up to 4096 elements of each parameter's gradient, unscaled, as float32.
 
         An input's is of the first items, as if the batch were only these (`reference_items`). What has no gradient is
-        left out. As in training, an iteration whose gradients overflowed under the loss scale is followed by another
-        one with half of it.
+        left out. As in training, an iteration whose gradients overflowed is followed by one with half the loss scale.
         """
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 1):
             scale = self.scaler.get_scale()
@@ -157,10 +156,8 @@ class TrainingStep:
 
 
 def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.optim.Optimizer | None:
-    """One kernel a step (`fused`), whose work on a GPU can be captured.
-
-    SGD with momentum and weight decay, AdamW with torch's defaults.
-    """
+    """One kernel a step (`fused`), whose work on a GPU can be captured. SGD with momentum and weight decay, AdamW with
+    torch's defaults."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if job.training.optimizer == "sgd":
         sgd = torch.optim.SGD(parameters, lr=LEARNING_RATE, **SGD, fused=True)
@@ -175,8 +172,7 @@ def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.opti
 
 
 def epsilon(precision: str) -> float:
-    """AdamW's. For fp16 weights the usual 1e-8 would divide by nearly nothing, since squares of gradients below 0.008
-    underflow in its state."""
+    """AdamW's. In fp16 squares of gradients below 0.008 underflow in its state: 1e-8 would divide by nearly nothing."""
     return 1e-3 if precision == "fp16" else 1e-8
 
 

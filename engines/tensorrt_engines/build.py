@@ -58,8 +58,7 @@ class BuildRequest:
 
 @dataclass(kw_only=True)
 class Built(Building):
-    """A serialized engine in the cache. Seconds and peaks, that of the host above its start, are of the build that made
-    it, now or earlier."""
+    """A serialized engine in the cache. Seconds and peaks (the host's above its start) are of its build."""
 
     path: Path
     warnings: tuple[Warning, ...] = ()
@@ -78,10 +77,8 @@ def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> 
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
-    """`BuildRequest`'s `gpu` or `target` for a GPU: the same one for building ahead of time and for running.
-
-    TensorRT for RTX builds for a compute capability, so that an engine built elsewhere for "sm89" is found here.
-    """
+    """`BuildRequest`'s `gpu` or `target` for a GPU: the same one for building ahead of time and for running. TensorRT
+    for RTX builds for a compute capability, so that an engine built elsewhere for "sm89" is found here."""
     if targets(library):
         return {"target": f"sm{capability.replace('.', '')}"}
     return {"gpu": f"{gpu}, compute capability {capability}"}
@@ -284,10 +281,10 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> An
         why = logged(logger, _ERROR_CHARACTERS, str(error))
         if _OLD_DRIVER.search(" ".join(logger.errors)):
             requirements = ENGINES["trt-rtx" if targets(library) else "trt"].requirements
-            anew = next(r.install for r in requirements if r.kind == "only one")  # It removes the library first.
+            reinstall = next(r.install for r in requirements if r.kind == "only one")  # It removes the library first.
             raise Unsupported(
                 f"{product(library)} is for a newer CUDA than this driver's: update the driver, or install the one for "
-                f"torch's CUDA: {install_command(anew)}"
+                f"torch's CUDA: {install_command(reinstall)}"
             ) from error
         raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
     finally:

@@ -33,11 +33,8 @@ _NO_DRIVER = "catchCudaError"
 
 
 def logger_of(library: Any) -> Any:
-    """The process's logger: prints warnings and errors to standard error and keeps the last errors, for `reasons`.
-
-    Only one: as long as anything lives that was made with it, the library sends it everything, whatever other logger
-    it is given.
-    """
+    """The process's logger: prints warnings and errors to standard error and keeps the last errors, for `reasons`. Only
+    one: as long as anything made with it lives, the library sends it everything, whatever logger it is given."""
     for known, logger in _LOGGERS:
         if known is library:
             return logger
@@ -89,10 +86,8 @@ def forget(logger: Any) -> None:
 
 
 def reasons(messages: list[str], limit: int) -> str:
-    """What the library logged, on one line of at most `limit` characters, without what only a missing driver adds.
-
-    The newest message comes first, the cause of what has just failed: what came before it may have been overcome.
-    """
+    """What the library logged, on one line of at most `limit` characters, without what only a missing driver adds. The
+    newest message comes first, the cause of what has just failed: what came before it may have been overcome."""
     lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
     return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
 
@@ -198,11 +193,8 @@ class Peaks:
 
 @contextlib.contextmanager
 def watch_memory(device: bool) -> Iterator[Peaks]:
-    """Fill the Peaks once the block has ended.
-
-    Host: this process's resident memory. Device: all of it that is in use, polled by torch from a thread, which the
-    builder lets run.
-    """
+    """Fill the Peaks once the block has ended: the host's is this process's resident memory, the device's all in
+    use, polled by torch from a thread, which the builder lets run."""
     import torch
 
     peaks, host, ended = Peaks(), HostMeter(), threading.Event()

@@ -19,10 +19,7 @@ from exporters.packages import installed_version
 
 
 def load(engine: str) -> tuple[Any, str]:
-    """The driver's module, initialized, and its distribution's name and version.
-
-    Raises Unsupported, which says what to do.
-    """
+    """The driver's module, initialized, and its distribution's name and version. Raises Unsupported."""
     install = next(r.install for r in ENGINES[engine].requirements if "cuda.bindings" in r.name)
     found: list[str] = []
     for module, distribution in CUDA_DRIVERS.items():

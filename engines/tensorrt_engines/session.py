@@ -74,19 +74,14 @@ def library(engine: str) -> Any:
 
 
 def open_session(job: Job[TrtOptions]) -> TrtSession:
-    """Build `job`'s graph, or take it from the engine cache, and load it.
-
-    Raises Unsupported where library, GPU or batch cannot do it, ModelError for a graph that the parser refuses, and
-    RuntimeError with what the library logged.
-    """
+    """Build `job`'s graph, or take it from the cache, and load it. Raises Unsupported if library, GPU or batch cannot
+    do it, ModelError for a graph that the parser refuses, and RuntimeError with what the library logged."""
     return TrtSession(job)
 
 
 def build(job: Job[TrtOptions]) -> BuiltAhead:
-    """Build `job`'s engine into the cache, if it is not there, or again with the option `rebuild`.
-
-    Raises what `open_session` does before it loads an engine.
-    """
+    """Build `job`'s engine into the cache, if it is not there, or again with the option `rebuild`. Raises what
+    `open_session` does before it loads an engine."""
     module = library(job.engine)
     request = _request(module, job)
     job.phase(Phase.BUILD)

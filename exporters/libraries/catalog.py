@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 class Library:
     """A source of models by name.
 
-    `module` offers `build(name, options)`, which returns a torch.nn.Module with random weights (or those of a local
-    folder), and `inputs(name, options)`, which returns what the model takes, a `Known`. Both may raise ModelError; both
-    work offline.
+    `module` offers `build(name, options)`, which returns a torch.nn.Module with random weights (or a local folder's),
+    and `inputs(name, options)`, which returns a `Known`. Both work offline, and may raise ModelError.
     """
 
     prefix: str
+    """Also the extra of this project that installs it."""
     package: str
     """What is imported, whose version is a part of the model's identity."""
-    extra: str
-    """The extra of this project that installs it."""
     module: str
     folders: bool = False
     """Whether a name may be that of a local folder with a config.json, which has the model's weights."""
@@ -51,12 +49,11 @@ class Known:
 LIBRARIES = {
     row.prefix: row
     for row in (
-        Library("timm", "timm", "timm", "exporters.libraries.timm_models"),
-        Library("torchvision", "torchvision", "torchvision", "exporters.libraries.torchvision_models"),
+        Library("timm", "timm", "exporters.libraries.timm_models"),
+        Library("torchvision", "torchvision", "exporters.libraries.torchvision_models"),
         Library(
             "hf",
             "transformers",
-            "hf",
             "exporters.libraries.transformers_models",
             folders=True,
             steps=("prefill", "decode", "encode"),
@@ -121,7 +118,7 @@ def not_installed(library: Library) -> str | None:
     """What a model of the library needs and how to install it; None where it is there."""
     if importlib.util.find_spec(library.package) is not None:
         return None
-    return f"needs {library.package}, which is not installed: pip install 'cnn-runtime-profiler[{library.extra}]'"
+    return f"needs {library.package}, which is not installed: pip install 'cnn-runtime-profiler[{library.prefix}]'"
 
 
 def similar(name: str, names: list[str], what: str = "models") -> str:

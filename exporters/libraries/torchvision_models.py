@@ -29,8 +29,7 @@ def build(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def inputs(name: str, options: Mapping[str, Any]) -> Known:
-    """An image of 224 by 224, as its classifiers take it, or a clip of 16 frames. A detector takes the items of a batch
-    one after another."""
+    """An image of 224 by 224, as classifiers take it, or a clip of 16 frames. Detectors take a batch item by item."""
     module = _builder(name).__module__
     if ".video" in module:
         frames, side = _VIDEO

@@ -39,6 +39,13 @@ _ENDLESS = (
 )
 """Of configurations whose models have no table of positions."""
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+Part = Mapping[str, Any]
+"""A layer's "key" and "value", each [batch, heads, length, width]; with an encoder one such for "decoder", the layer's
+own tokens, and one for "encoder"."""
+_PROMPT, _STATES = 2, 3
+"""Tokens of a prompt, and of what the encoder gave, by whose lengths the tensors of a cache are told apart."""
+_KNOWN: dict[tuple[Any, str], tuple[DeclaredInput, ...]] = {}
+"""The caches that have been looked at, by the model's class and its configuration."""
 
 
 def build(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
@@ -66,9 +73,7 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
 
 def inputs(name: str, options: Mapping[str, Any], step: str = "") -> Known:
     """Those of forward's parameters that the configuration knows the shape and the values of; of a step what it takes.
-
-    A step has no mask: all items of a batch are equally long.
-    """
+    A step has no mask: all items of a batch are equally long."""
     config, cls = _config(name, options)
     owner = cls or transformers.AutoModel._model_mapping[type(config)]
     if isinstance(owner, tuple):
@@ -133,9 +138,7 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
 
 def _limits(config: Any) -> dict[str, int]:
     """How long a sequence, or what is cached of it before one more token, may be of a model with a table of positions.
-
-    Rotary and relative positions go on beyond what the configuration names.
-    """
+    Rotary and relative positions go on beyond what the configuration names."""
     text = config.get_text_config()
     longest = [value for key in _POSITIONS if (value := getattr(text, key, None))]
     if not longest or any(getattr(text, key, None) for key in _ENDLESS):
@@ -145,10 +148,8 @@ def _limits(config: Any) -> dict[str, int]:
 
 
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The configuration with these options, and the model's class; None where the configuration alone says it.
-
-    One call needs no cache of keys and values, so a decoder makes none unless it is asked to.
-    """
+    """The configuration with these options, and the model's class; None where the configuration alone says it. One call
+    needs no cache of keys and values, so a decoder makes none unless it is asked to."""
     if folder_of(f"hf:{name}"):
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
         config_class, cls = type(config), getattr(transformers, (config.architectures or [""])[0], None)
@@ -180,15 +181,6 @@ def _classes(name: str) -> tuple[Any, Any]:
     if config_class is None:
         raise ModelError(f"{name} is no model with a configuration of its own; give a class such as BertModel")
     return found, config_class
-
-
-Part = Mapping[str, Any]
-"""A layer's "key" and "value", each [batch, heads, length, width]; with an encoder one such for "decoder", the layer's
-own tokens, and one for "encoder"."""
-_PROMPT, _STATES = 2, 3
-"""Tokens of a prompt, and of what the encoder gave, by whose lengths the tensors of a cache are told apart."""
-_KNOWN: dict[tuple[Any, str], tuple[DeclaredInput, ...]] = {}
-"""The caches that have been looked at, by the model's class and its configuration."""
 
 
 class Step(nn.Module):
@@ -249,9 +241,7 @@ def _part(layer: Any) -> Part:
 
 def cached_inputs(cls: Any, config: Any) -> tuple[DeclaredInput, ...]:
     """The tensors of the model's cache, by what it caches of fake tensors, which neither compute nor hold anything.
-
-    Raises ModelError for a model whose cache is not keys and values, one pair of them a layer.
-    """
+    Raises ModelError for a model whose cache is not keys and values, one pair of them a layer."""
     key = cls, config.to_json_string()
     if key not in _KNOWN:
         _KNOWN[key] = tuple(_declared(place, tensor) for place, tensor in tensors_in(_made(cls, config)))

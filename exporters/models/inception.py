@@ -92,11 +92,8 @@ def auxiliary_head(inputs: int) -> nn.Sequential:
 
 
 class GoogLeNet(nn.Module):
-    """Inception-V1 with LRN and without batch normalization (torchvision's googlenet has the latter).
-
-    With `auxiliary`, training mode returns (logits, logits after 4a, logits after 4d); eval mode always returns the
-    logits alone.
-    """
+    """Inception-V1 with LRN and without batch normalization (torchvision's googlenet has the latter). With `auxiliary`,
+    training mode returns (logits, logits after 4a, logits after 4d), eval mode the logits alone."""
 
     def __init__(self, variant: Variant, auxiliary: bool) -> None:
         super().__init__()

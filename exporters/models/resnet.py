@@ -95,7 +95,8 @@ class PreactivationBottleneck(nn.Module):
 
 # Block, and number of blocks in each of the four stages: Table 1 of "Deep Residual Learning for Image Recognition"; the
 # 200-layer row is fb.resnet.torch's.
-NETWORKS: dict[str, tuple[type[BasicBlock | Bottleneck | PreactivationBottleneck], tuple[int, int, int, int]]] = {
+Block = type[BasicBlock | Bottleneck | PreactivationBottleneck]
+NETWORKS: dict[str, tuple[Block, tuple[int, int, int, int]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (3, 4, 6, 3)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),
@@ -108,20 +109,13 @@ NETWORKS: dict[str, tuple[type[BasicBlock | Bottleneck | PreactivationBottleneck
 class ResNet(nn.Module):
     """State-dict keys are torchvision's; the pre-activation network adds `bn_last` before the pooling."""
 
-    layer1: nn.Sequential
-    layer2: nn.Sequential
-    layer3: nn.Sequential
-    layer4: nn.Sequential
-
-    def __init__(
-        self, block: type[BasicBlock | Bottleneck | PreactivationBottleneck], counts: tuple[int, int, int, int]
-    ) -> None:
+    def __init__(self, block: Block, counts: tuple[int, int, int, int]) -> None:
         super().__init__()
         self.conv1 = convolution(3, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        channels = 64
+        channels, stages = 64, []
         for stage, count in enumerate(counts):
             blocks: list[nn.Module] = []
             width = 64 * 2**stage
@@ -132,7 +126,8 @@ class ResNet(nn.Module):
                 else:
                     blocks.append(block(channels, width, stride))
                 channels = width * block.expansion
-            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         preactivated = issubclass(block, PreactivationBottleneck)
         self.bn_last = nn.BatchNorm2d(channels) if preactivated else nn.Identity()
         self.relu_last = nn.ReLU(inplace=True) if preactivated else nn.Identity()

@@ -34,6 +34,24 @@ _MIXED = (
     "{side.name} has several machines ({side.machine}): their rows of one cell count as its processes; --by machine "
     "separates them"
 )
+Environment = Mapping[str, Any]
+_FIRST = (
+    *("machine", "cloud", "instance", "usd_per_hour", "device"),
+    *("gpu", "gpu_memory_mib", "compute_capability", "driver", "sm_clock_mhz", "cuda", "cudnn"),
+    *("cpu", "cpu_cores", "memory_mib", "torch_threads"),
+    *names(Group.VERSIONS),
+)
+"""What a reader looks for first; all else follows in the environments' order."""
+_OF_THE_RUN = (
+    *("command", "earlier_commands", "wall_seconds", "measured_roofs", "roofs_disturbance", "older_rows", "untested"),
+)
+"""Keys of environment.json that describe the run, not the machine."""
+_TWICE = frozenset(f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages)
+"""Packages whose versions have a key of their own."""
+_CLOSE = 0.02
+"""Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
+_PART = object()
+"""In place of a mapping: what it does not hold, the run does not have; and of what is not the side's."""
 
 
 def execute(options: Options, console: Console) -> int:
@@ -148,32 +166,15 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
     return tuple(sides), environments
 
 
-Environment = Mapping[str, Any]
-
-_FIRST = (
-    *("machine", "cloud", "instance", "usd_per_hour", "device"),
-    *("gpu", "gpu_memory_mib", "compute_capability", "driver", "sm_clock_mhz", "cuda", "cudnn"),
-    *("cpu", "cpu_cores", "memory_mib", "torch_threads"),
-    *names(Group.VERSIONS),
-)
-"""What a reader looks for first; all else follows in the environments' order."""
-_OF_THE_RUN = (
-    *("command", "earlier_commands", "wall_seconds", "measured_roofs", "roofs_disturbance", "older_rows", "untested"),
-)
-"""Keys of environment.json that describe the run, not the machine."""
-_TWICE = frozenset(f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages)
-"""Packages whose versions have a key of their own."""
-_CLOSE = 0.02
-"""Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
-
-
 def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:
     """One row a fact that the sides do not have in common: `what`, then under each side's name its value or values.
 
     A value that a run says it does not have is "none"; what it did not record is no difference, and "" in its side, as
-    is the version of what no row of the side ran in, where the environment has `engines`.
+    is the version of what no row of the side ran in, where the environment has `engines`. Roofs that other work lowered
+    say so.
     """
     flat = {name: [_flatten(run) for run in runs] for name, runs in sides.items()}
+    doubted = [name for name, runs in sides.items() if any(run.get("roofs_disturbance") for run in runs)]
     known = [key for runs in flat.values() for run in runs for key in run if run[key] is not _PART]
     rows = []
     for key in dict.fromkeys([*(key for key in _FIRST if key in known), *known]):
@@ -181,12 +182,11 @@ def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, st
             name: _distinct(value for run in runs for value in _recorded(run, key)) for name, runs in flat.items()
         }
         if len(_distinct(value for found in values.values() for value in found)) > 1:
-            rows.append({"what": key, **{name: ", ".join(map(_in_text, found)) for name, found in values.items()}})
+            texts = {name: ", ".join(map(_in_text, found)) for name, found in values.items()}
+            for name in doubted if key.startswith("roofs.") else ():
+                texts[name] += " (beside other work)"
+            rows.append({"what": key, **texts})
     return rows
-
-
-_PART = object()
-"""In place of a mapping: what it does not hold, the run does not have; and of what is not the side's."""
 
 
 def _flatten(environment: Environment) -> dict[str, Any]:

@@ -25,8 +25,6 @@ _RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster"
 _MEMORY = "; memory: the side's over the base's"
 _INTERVAL = " In parentheses: the 95 % interval."
 _RANGE = "A range over models is of each model's geometric mean over its cells."
-
-
 _DIFFERS = {"options": "the engine's options differ under one name", "model": "the models of one name differ in FLOPs"}
 """By a word of the column `differs`, what makes cells of one name not the same."""
 _FACTORS = [f"{clock}ratio{end}" for clock in ("", "device_") for end in ("", "_low", "_high")] + ["verdict"]
@@ -138,8 +136,8 @@ def _conclusions(comparison: Comparison) -> Section:
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
     for side, lost in compared.drop_nulls("disturbed").group_by("side", maintain_order=True).len().iter_rows():
-        left = f"{side}: {counted(lost, 'cell')} left out of the means and ranges"
-        paragraphs.append(f"{left}, which column Disturbed names. Measure again.")
+        left = f"{side}: {counted(lost, 'cell')} without a ratio of times, and left out of the means and ranges"
+        paragraphs.append(f"{left}: column Disturbed says which side's times other work changed. Measure again.")
     if WITHIN in compared["interval"]:
         paragraphs.append(WITHIN_PROCESS)
     return Section("", paragraphs or ["No cell was measured on both sides."])

@@ -48,6 +48,21 @@ from profiler.tables.numbers import counted, milliseconds, significant
 from profiler.tables.writers import print_pairs
 
 _TRYING = "A tiny network goes through every engine"
+TENSORRT = ("trt", "trt-rtx")
+"""Engines of which every step is said."""
+_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
+"""Kinds of warning that say something of an installation; others are of a figure, and these figures are nobody's."""
+State = Literal["ok", "note", "missing", "failed"]
+STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
+"""`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
+what is there does not work."""
+_LEAST_GIB = 5.0
+"""Room on a disk below which graphs, references and engines of a job of large networks do not fit."""
+_LEAST_MIB = 2048
+"""Below it the larger networks cannot be prepared: VGG-16's weights alone are 0.5 GiB, and there are copies."""
+_MEND = {"Cache": "name another folder in PROFILER_CACHE", "Temporary files": "name another folder in TMPDIR"}
+_BUSY = 0.25
+"""Load by core from which other work is likely to be seen in the figures."""
 
 
 class Spinner(PlainDisplay):
@@ -101,12 +116,6 @@ def _conclusion(checks: Sequence[Check], target: Target, kept: Path | None) -> s
     if failed or with_tensorrt:
         text += f". To report it: {PROGRAM} doctor --output doctor-report, and send that folder"
     return text
-
-
-TENSORRT = ("trt", "trt-rtx")
-"""Engines of which every step is said."""
-_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
-"""Kinds of warning that say something of an installation; others are of a figure, and these figures are nobody's."""
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
@@ -207,12 +216,6 @@ def _latency(result: Result) -> float:
     return median(result.samples.get(result.clock or "", [])) or 0.0
 
 
-State = Literal["ok", "note", "missing", "failed"]
-STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
-"""`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
-what is there does not work."""
-
-
 @dataclass(frozen=True)
 class Check:
     """What was looked at, how it is, and what mends it."""
@@ -220,15 +223,6 @@ class Check:
     status: State
     what: str
     text: str
-
-
-_LEAST_GIB = 5.0
-"""Room on a disk below which graphs, references and engines of a job of large networks do not fit."""
-_LEAST_MIB = 2048
-"""Below it the larger networks cannot be prepared: VGG-16's weights alone are 0.5 GiB, and there are copies."""
-_MEND = {"Cache": "name another folder in PROFILER_CACHE", "Temporary files": "name another folder in TMPDIR"}
-_BUSY = 0.25
-"""Load by core from which other work is likely to be seen in the figures."""
 
 
 def of_machine(target: Target, facts: Mapping[str, Any]) -> list[Check]:

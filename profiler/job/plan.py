@@ -136,6 +136,8 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
         source = at_shape(of_job, shape, varied)
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
+            if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
+                continue  # What asks for this precision is a file that the engine does not take.
             reason = reason or _untrainable(source, pass_)
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
             if ENGINES[engine].needs == "onnx":

@@ -69,13 +69,6 @@ class Outcome:
     """Where a call printed that did not end well: the whole traceback of an error is there."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The function has returned or raised: status, reason and value of the outcome are known."""
-
-    outcome: Outcome
-
-
 @dataclass
 class Running:
     """How far a call is that another interpreter runs (other_python.py), as its `Child` there says."""
@@ -87,12 +80,6 @@ class Running:
     """On their way those that have not been sent before."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Another interpreter takes calls; what its libraries say of themselves (preload.py)."""
-
-    facts: dict[str, Any]
-
-
-Message = Entered | Progress | Salvage | CaseEnded | Ended
+Message = Entered | Progress | Salvage | CaseEnded | Outcome
+"""The last one is the outcome, of which the child knows status, reason and value."""
 Report = Callable[[Message], None]

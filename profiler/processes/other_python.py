@@ -21,7 +21,7 @@ from typing import Any
 
 from engines.catalog import ENGINES, Device
 from profiler.processes import trees
-from profiler.processes.messages import Outcome, Ready, Running
+from profiler.processes.messages import Outcome, Running
 from profiler.processes.pipe import BrokenMessage, Receiver, frame
 from profiler.processes.process import Call, Child, end_calls_of, how_ended, while_in
 from profiler.processes.temporary import own_folder
@@ -141,10 +141,10 @@ class OtherPython:
         try:
             while self._facts is None and self.failed is None:
                 for message in self._messages():
-                    if isinstance(message, Ready):
-                        self._facts = message.facts
-                    else:
+                    if isinstance(message, Outcome):
                         self.failed = replace(message, log=self.log)
+                    else:
+                        self._facts = message
         except (OSError, EOFError, BrokenMessage) as error:
             self.failed = self._post_mortem(error, Running())
         return self._facts or {}

@@ -33,7 +33,7 @@ from exporters.source import ModelError
 from profiler.machine import control_groups
 from profiler.processes import trees
 from profiler.processes.logs import BoundedLog, flush_output, redirect_output
-from profiler.processes.messages import CaseEnded, Ended, Entered, Message, Outcome, Part, Progress, Report, Salvage
+from profiler.processes.messages import CaseEnded, Entered, Message, Outcome, Part, Progress, Report, Salvage
 from profiler.processes.pipe import BrokenMessage, Receiver, Sender
 from profiler.processes.temporary import OwnFolder
 
@@ -161,11 +161,6 @@ def _forkserver_pid() -> int | None:
     return None
 
 
-def _forkserver_ends() -> bool:
-    """Whether it has ended, or is about to: the kernel closes what a process has open before it says so."""
-    return trees.waited_for(lambda: _forkserver_pid() is None, 1.0)
-
-
 def _signal_forkserver(number: signal.Signals) -> None:
     if (pid := _forkserver_pid()) is not None:
         os.kill(pid, number)
@@ -185,14 +180,6 @@ def _within_the_time_of_a_start() -> Iterator[None]:
         watchdog.cancel()
     if pid is not None:
         _ANSWERED.add(pid)
-
-
-def _end_orphans() -> None:
-    """End what calls that have ended left behind: below the forkserver, or below this process where that ended too."""
-    if (pid := _forkserver_pid()) is not None:
-        trees.end_below(pid, _RUNNING)
-    else:
-        end_calls_of(os.getpid())
 
 
 def end_calls_of(starter: int) -> None:
@@ -279,7 +266,7 @@ class Child:
         self._log.trim()
         # What it has forked may hold its pipe open.
         sources: list[Any] = [self._connection, self.process.sentinel]
-        ready = multiprocessing.connection.wait(sources, max(0.0, min(timeout, self._remaining())))
+        ready = multiprocessing.connection.wait(sources, max(0.0, min(timeout, self.remaining())))
         has_ended = self.process.sentinel in ready
         try:
             for message in self._receiver.messages():
@@ -293,7 +280,7 @@ class Child:
             return self._finish(Outcome("crashed", f"{error}{self._while()}"))
         if has_ended:
             return self._finish(self._post_mortem())
-        if self._remaining() > 0:
+        if self.remaining() > 0:
             return None
         return self._finish(Outcome("timeout", self._over_the_limit()))
 
@@ -307,8 +294,8 @@ class Child:
                 self._salvage = value
             case CaseEnded(value):
                 self._end_part(value)
-            case Ended(outcome):
-                return outcome
+            case Outcome():
+                return message
         return None
 
     @property
@@ -331,7 +318,11 @@ class Child:
                 self.process.kill()
             self._await_exit()
             _RUNNING.remove(pid)
-            _end_orphans()
+            # What it left behind is below the forkserver, or below this process where that ended too.
+            if (server := _forkserver_pid()) is not None:
+                trees.end_below(server, _RUNNING)
+            else:
+                end_calls_of(os.getpid())
             self._log.trim(done=True)
         self._connection.close()
         self._folder.remove()
@@ -346,7 +337,8 @@ class Child:
 
         trees.waited_for(lambda: self.process.exitcode is not None, _EXIT_SECONDS, _TICK_SECONDS, wait)
 
-    def _remaining(self) -> float:
+    def remaining(self) -> float:
+        """Return how many seconds its phase may still take, below 0 once that is over."""
         spent = time.monotonic() - self._phase_started - (self._started if self.phase == Phase.FORK else 0.0)
         if self.phase == Phase.BUILD:
             return self.call.build_timeout - spent
@@ -392,7 +384,8 @@ class Child:
         """Why a process ended without a word."""
         self._await_exit()
         code = self.process.exitcode
-        if code == 255 and _forkserver_ends():  # So multiprocessing calls what it cannot know.
+        # So multiprocessing calls what it cannot know; the kernel closes what a process has open before that has ended.
+        if code == 255 and trees.waited_for(lambda: _forkserver_pid() is None, 1.0):
             return Outcome("crashed", f"ended{self._while()} with the forkserver, which forks every process")
         if code is None:
             return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
@@ -494,9 +487,9 @@ def _leave(report: Report, outcome: Outcome) -> NoReturn:
     code = 1
     try:
         try:
-            report(Ended(outcome))
+            report(outcome)
         except Exception as error:
-            report(Ended(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
+            report(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}"))
         code = 0
     finally:  # Whatever a model has made of its outputs, the outcome is told.
         flush_output()

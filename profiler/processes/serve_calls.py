@@ -14,7 +14,7 @@ import sys
 from profiler.errors import ConfigError
 from profiler.processes import trees
 from profiler.processes.forkserver import libraries
-from profiler.processes.messages import Outcome, Ready, Running
+from profiler.processes.messages import Outcome, Running
 from profiler.processes.pipe import Receiver, Sender
 from profiler.processes.process import Call, Child, run_one
 
@@ -29,7 +29,7 @@ def serve(source: int, sink: int) -> None:
     try:
         with libraries(filter(None, os.environ.get("PROFILER_PRELOAD", "").split(","))) as facts:
             trees.end_with_parent(False)
-            send(Ready(facts))
+            send(facts)  # From now on it takes calls.
             while True:
                 select.select([source], [], [])
                 for call in calls.messages():

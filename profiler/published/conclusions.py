@@ -26,7 +26,7 @@ EQUAL = 0.05
 
 _REASONS = {
     "disturbed": ("{names}, which {were} disturbed", "{names} {were} disturbed"),
-    "inconsistent": ("{names}, whose clocks disagree", "the clocks of {names} disagree"),
+    "inconsistent": ("{names}, whose latency and throughput disagree", "latency and throughput of {names} disagree"),
     "host_set": ("{names}, whose time the host sets", "the host sets the time of {names}"),
 }
 """Why networks do not count in a comparison: after "but", and as a clause."""

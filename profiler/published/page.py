@@ -13,13 +13,40 @@ from rich.text import Text
 
 from profiler.published import conclusions, references
 from profiler.published.claims import answers
-from profiler.published.claims.evidence import Claim, Evidence, sound
+from profiler.published.claims.evidence import Claim, Evidence, Outcome, sound
 from profiler.published.conclusions import Comparison, Subject, best_published, between, compare_machines, most_telling
 from profiler.published.studies import PASSES
 from profiler.results.sentences import sweep_sentences
 from profiler.results.speedups import geometric_mean
 from profiler.tables.numbers import compact, counted, listed
 from profiler.tables.writers import escape_markdown
+
+_SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
+    "Machines and libraries",
+    "Network against network",
+    "The fastest library",
+    "Memory",
+    "Minibatches",
+)
+MOST = 5
+STATEMENTS = "What the source states, and what its rows say"
+_IN_PART = f"""\
+"{Outcome.IN_PART}" stands where the direction is right, but a printed number differs from the computed one by \
+0.05 or more, or
+not every network agrees."""
+_COUNTED = {
+    Outcome.FAILS: ("does not hold", "do not hold"),
+    Outcome.IN_PART: ("does not quite hold", "do not quite hold"),
+    Outcome.HOLDS: ("holds", "hold"),
+    Outcome.UNDECIDED: ("cannot be checked", "cannot be checked"),
+}
+"""What is said of one statement with a verdict, and of several; what surprises comes first."""
+_INTRODUCTION = """\
+Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
+image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
+kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
+5 % of each other throughout.
+Own machines and libraries come first. An own GPU and a CPU, or an own CPU and a GPU, are compared as machines only."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +57,6 @@ class Kind:
     own: Callable[[Evidence], list[str]] = lambda _: []
 
 
-_SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
-    "Machines and libraries",
-    "Network against network",
-    "The fastest library",
-    "Memory",
-    "Minibatches",
-)
 KINDS: Mapping[str, Kind] = {
     "speed": Kind(_SPEED, answers.without_cudnn),
     "order": Kind(_SPEED),
@@ -75,9 +95,6 @@ def groups(evidence: Evidence) -> list[Group]:
         own = dict.fromkeys(sentence for kind in kinds for sentence in KINDS[kind].own(evidence))
         found.append(Group(heading, stated, list(own)))
     return found
-
-
-MOST = 5
 
 
 def headlines(evidence: Evidence) -> list[str]:
@@ -184,25 +201,6 @@ HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
 """In the order in which they are told; what a study did not ask gives none."""
 
 
-STATEMENTS = "What the source states, and what its rows say"
-_VERDICTS = """\
-"Not quite" stands where the direction is right, but a printed number differs from the computed one by 0.05 or more, or
-not every network agrees."""
-_COUNTED = {
-    "Does not hold": ("does not hold", "do not hold"),
-    "Not quite": ("does not quite hold", "do not quite hold"),
-    "Holds": ("holds", "hold"),
-    "Cannot be checked": ("cannot be checked", "cannot be checked"),
-}
-"""What is said of one statement with a verdict, and of several; what surprises comes first."""
-_INTRODUCTION = """\
-Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
-image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
-kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
-5 % of each other throughout.
-Own machines and libraries come first. An own GPU and a CPU, or an own CPU and a GPU, are compared as machines only."""
-
-
 def markdown(evidence: Evidence) -> str:
     """Everything as a page: what is not told first is folded, so that GitHub shows it closed."""
     parts = [f"# {escape_markdown(evidence.row.title)}: conclusions"]
@@ -237,8 +235,8 @@ def _statements(found: Sequence[Group]) -> list[str]:
     counts = _counts(found)
     if not counts:
         return []
-    in_part = any(claim["verdict"] == "Not quite" for group in found for claim in group.claims)
-    parts = [f"## {STATEMENTS}", f"{counts}\n{_VERDICTS}" if in_part else counts]
+    in_part = any(claim["verdict"] == Outcome.IN_PART for group in found for claim in group.claims)
+    parts = [f"## {STATEMENTS}", f"{counts}\n{_IN_PART}" if in_part else counts]
     for group in found:
         parts += [f"### {group.heading}", _bullets(list(map(sentence, group.claims)))]
         if group.own:

@@ -67,6 +67,17 @@ _CLOCK = (
     ' only inference have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
     " precision."
 )
+_PICTURES = "The source printed its figures as pictures: only those in its text are here."
+_DEVICE_TIME = "Own times are the device's own where it is known; a call takes longer where the host sets it (h)."
+_BOLD = "**Bold** is the lowest time of a column, among the published rows and among the own ones."
+_SECTIONS = {"inference": "forward", "training": "forward + backward"}
+_OVERVIEW = [
+    *(label("published_network", "Network"), figure("Year", "year", words), figure("Layers", "depth", words)),
+    figure("Top-1 error (%)", "top1_error_percent", words),
+    figure("Top-5 error (%)", "top5_error_percent", words),
+    figure("Speed (ms)", "milliseconds", measures),
+]
+_MARKS = pl.format("{}: marks", "column")
 
 
 def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printed]:
@@ -196,19 +207,6 @@ def _memory(mine: pl.DataFrame) -> Printed:
 
 def _fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
     return [*_LABELS, *times, *(per_image("Per image") if frame["batch_size"].n_unique() > 1 else [])]
-
-
-_PICTURES = "The source printed its figures as pictures: only those in its text are here."
-_DEVICE_TIME = "Own times are the device's own where it is known; a call takes longer where the host sets it (h)."
-_BOLD = "**Bold** is the lowest time of a column, among the published rows and among the own ones."
-_SECTIONS = {"inference": "forward", "training": "forward + backward"}
-_OVERVIEW = [
-    *(label("published_network", "Network"), figure("Year", "year", words), figure("Layers", "depth", words)),
-    figure("Top-1 error (%)", "top1_error_percent", words),
-    figure("Top-5 error (%)", "top5_error_percent", words),
-    figure("Speed (ms)", "milliseconds", measures),
-]
-_MARKS = pl.format("{}: marks", "column")
 
 
 def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:

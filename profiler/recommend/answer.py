@@ -54,6 +54,8 @@ class Answer:
     """What makes the figures that decided unreliable: each kind of warning once, with whom it concerns."""
     doubts: list[str]
     """Replicates that failed, and limits that are almost missed."""
+    rough: str | None
+    """That the figures are rough, where they are."""
     relaxations: list[tuple[str, str]]
     """A limit, and what it would have to be, where nothing meets them."""
     objective: str
@@ -87,6 +89,7 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None, s
         sentences=_comparison(choice, found) if choice else _nearest(found),
         cautions=cautions(found.compared, {request.figure, *(limit.figure for limit in request.limits)}),
         doubts=_doubts(choice, found.request.limits) if choice else [],
+        rough=rough,
         relaxations=[(reasons.limit_text(r.limit), reasons.relaxation(r, found)) for r in found.relaxations],
         objective=request.figure,
         losers=[
@@ -126,7 +129,8 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     """Its figures, as far as it has them, each with its limit."""
     figures = choice.figures
     tails = [c for c in FIGURES.values() if c.percentile and c.name in figures]
-    latency = [f"{reasons.amount('latency_ms', figures['latency_ms'])} per call{_spread(choice)}"]
+    ms, but = reasons.amount("latency_ms", figures["latency_ms"]), reasons.unlike_other(choice, "latency_ms")
+    latency = [f"{ms} per call{_spread(choice)}{but}"]
     latency += [f"{tail.heading} {significant(figures[tail.name])}" for tail in tails]
     facts = {"latency": ", ".join(latency)}
     for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):

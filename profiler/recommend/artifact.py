@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from profiler.results.reading import Run
 from profiler.results.run_files import check_readable, json_object
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
-from profiler.run.prepare import failure, identities, prepare_graphs
+from profiler.run.prepare import Stages, failure, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
 from profiler.tables.numbers import listed
@@ -138,25 +138,14 @@ def _check_interpreter(config: Config, row: Mapping[str, Any]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class FilesOrder:
-    """What is to be written into `folder`: `onnx` for an engine that reads a graph, `built` for one that builds."""
-
-    case: Case
-    folder: Path
-    onnx: Path | None
-    built: Path | None
-
-
-def write_files(order: FilesOrder, report: Report) -> Deployed:
-    """In a process of its own: have the engine write its files. Raises what `engines.deploy` does."""
-    case = order.case
+def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: Report) -> Deployed:
+    """In a process of its own: have the engine write its files into the folder; the third argument is the graph for an
+    engine that reads one, the fourth what one that builds has built. Raises what `engines.deploy` does."""
+    case, folder, onnx, built = argument
     options = ENGINES[case.engine].options(**case.options)
-    job = Job(
-        case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=order.onnx
-    )
-    deployed = engines.deploy(case.engine, job, order.folder, order.built)
-    save_inputs(case.source, case.batch_size, order.folder)
+    job = Job(case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=onnx)
+    deployed = engines.deploy(case.engine, job, folder, built)
+    save_inputs(case.source, case.batch_size, folder)
     return deployed
 
 
@@ -170,8 +159,8 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     onnx = built = None
     with libraries(), open_display(console) as display:
         why, own = "what would be exported is not what was measured", RunFolder(Path(run.address))
-        identify = partial(identities, budget=Budget(), logs=logs, path=folders, tick=display.preparing)
-        check_models(own, {case.subject: case.source}, identify, "--export", why)
+        stages = Stages({case.subject: case.source}, Budget(), logs, folders, display.preparing)
+        check_models(own, stages, "--export", why)
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
             if why_not := failure(case, prepared):
@@ -182,8 +171,8 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
             gpu = None if task.target else find_gpu(engine, None)
             tick = partial(display.building, task.name, done=0, total=1)
             built = _made(build(replace(task, onnx=onnx), gpu, log, limit, tick)).path
-        order, no_gpu = FilesOrder(case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
-        call = Call("profiler.recommend.artifact:write_files", order, log, limit, limit, no_gpu, folders)
+        argument, no_gpu = (case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
+        call = Call("profiler.recommend.artifact:write_files", argument, log, limit, limit, no_gpu, folders)
         outcome = run_one(call, lambda child: display.building(f"{case.model} for {engine.name}", "", 0, 1))
     deployed: Deployed = _made(outcome)
     return deployed

@@ -14,7 +14,7 @@ import polars as pl
 from engines.catalog import EIGHT_BITS
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, DERIVED, Group, columns, kind_of_warning, names
-from profiler.results.replicates import OK, disturbed, merge, why_not
+from profiler.results.replicates import OK, by_throughput_ms, disturbed, merge, why_not
 from profiler.results.set_up import set_up
 from profiler.results.warning_kinds import without_factor
 
@@ -80,6 +80,15 @@ class Candidate:
         partly = {name for name in known if FIGURES[name].percentile and len(known[name]) < self.replicates}
         return {name: median(values) for name, values in known.items() if name not in partly}
 
+    def ranked(self, figure: str) -> float:
+        """What it is ranked by: its figure, or where latency and throughput contradict each other the worse of them."""
+        value, ms = self.figures[figure], self.row["by_throughput_ms"]
+        worse: dict[str, float] = {}
+        if ms is not None:
+            latency = self.figures["latency_ms"]
+            worse = {"latency_ms": max(latency, ms), "throughput": 1000 * self.row["batch_size"] / max(latency, ms)}
+        return worse.get(figure, value)
+
     @property
     def seconds_per_item(self) -> float | None:
         """At full load where that was measured, else in single calls."""
@@ -103,6 +112,7 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
     lists["unmeasured"] = why_not().drop_nulls()
     rows = _without_disturbed_runs(rows)
     merged = merge(rows, _KEY, [name for name in rows.columns if name not in _KEY], **lists)
+    merged = merged.with_columns(by_throughput_ms=by_throughput_ms())
     return _with_unique_names([_candidate(row) for row in merged.to_dicts()])
 
 

@@ -1,6 +1,7 @@
 """Choose what to deploy, and say why not each other candidate.
 
-Of the candidates that meet every limit the one with the best objective is chosen. Where three replicates a side show
+Of the candidates that meet every limit the one with the best objective is chosen; one whose latency and throughput
+contradict each other is ranked by the worse of the two. Where three replicates a side show
 that others are equivalent to it, the one among them that takes the least to set up is, then the one with the least
 memory. Where it is unclear whether they differ, the best estimate stays the choice.
 """
@@ -227,7 +228,7 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     measured = [c for c in every if c.cases]
     admitted = [c for c in measured if request.admits(c)]
     sign = -1 if figure in HIGHER else 1
-    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: (sign * c.figures[figure], *_set_up(c)))
+    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: (sign * c.ranked(figure), *_set_up(c)))
     missed = {c.name: _shortfalls(c, limits) for c in ranked}
     fit = [c for c in ranked if not missed[c.name]]
     rest = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,15 +12,15 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import WHEN_IDLE, measuring_again, measuring_anew
+from profiler.errors import WHEN_IDLE, ConfigError, measuring_again, measuring_anew
 from profiler.options import Recommend as Options
-from profiler.recommend.answer import cautions, make_answer
+from profiler.recommend.answer import Answer, cautions, make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import Recommendation, recommend
-from profiler.recommend.options import check, make_request
+from profiler.recommend.options import check, each_of, make_request
 from profiler.recommend.reasons import lacking
-from profiler.recommend.writers import as_json, as_markdown, print_answer
+from profiler.recommend.writers import as_data, as_markdown, print_answer, print_briefly
 from profiler.results.reading import Run, Runs, read_runs
 from profiler.results.sentences import rough, sampling
 
@@ -40,30 +41,60 @@ def execute(options: Options, console: Console) -> int:
     for note in runs.notes:
         print(note, file=sys.stderr)
     results = runs.results.collect()
-    found = recommend(results, make_request(options, results))
-    subject = found.choice or found.nearest or found.losers[0].candidate
-    compared = dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids)
-    doubt, run = rough(runs.sampling_seconds(compared)), _run_of(subject, runs)
-    rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
-    answer = make_answer(found, _command(found, subject, rows, run, longer), doubt, longer)
-    if options.format == "text":
-        print_answer(console, answer)
+    asked = each_of(options, results)
+    answers = _answers(asked, runs, results)
+    if options.format == "json":
+        data = [as_data(found, answer) for _, found, answer in answers]
+        print(json.dumps(data if len(asked) > 1 else data[0], indent=2, ensure_ascii=False))
+    elif options.format == "md":
+        print("\n".join(as_markdown(answer) for *_, answer in answers))
+    elif len(asked) > 1:
+        print_briefly(console, results, answers)
     else:
-        print(as_json(found, answer) if options.format == "json" else as_markdown(answer))
-    if found.choice is None:
-        if options.export is not None:
-            print(f"--export {options.export}: nothing was written, since there is nothing to deploy", file=sys.stderr)
-        return NOTHING_FITS
-    if options.export is None:
-        return 0
-    doubts = [*cautions([found.choice], found.choice.figures), *answer.doubts, *([doubt] if doubt else [])]
-    return _export(found.choice, run, options, doubts)
+        print_answer(console, answers[0][2])
+    if options.export is not None:
+        return _export(*answers[0], runs)
+    return 0 if all(found.choice for _, found, _ in answers) else NOTHING_FITS
+
+
+def _answers(
+    asked: Sequence[Options], runs: Runs, results: pl.DataFrame
+) -> list[tuple[Options, Recommendation, Answer]]:
+    """What is recommended for each of the options, also in words. Raises ConfigError where none of them fit.
+
+    Of several those that do not are named, such as a pass that one of the models was not measured in.
+    """
+    answers, unfit = [], []
+    for one in asked:
+        try:
+            found = recommend(results, make_request(one, results))
+        except ConfigError as error:
+            unfit.append(error)
+            continue
+        subject = found.choice or found.nearest or found.losers[0].candidate
+        compared = dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids)
+        doubt, run = rough(runs.sampling_seconds(compared)), _run_of(subject, runs)
+        rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
+        of_model = results.filter(pl.col("run_id").is_in(run.run_ids), model=found.request.model)
+        again = _command(found, subject, rows, of_model, run, longer)
+        answers.append((one, found, make_answer(found, again, doubt, longer)))
+    if not answers:
+        raise unfit[0]
+    print(*unfit, sep="\n", end="\n" * bool(unfit), file=sys.stderr)
+    return answers
 
 
 def _command(
-    found: Recommendation, subject: Candidate, rows: Sequence[Mapping[str, Any]], run: Run, options: str
+    found: Recommendation,
+    subject: Candidate,
+    rows: Sequence[Mapping[str, Any]],
+    of_model: pl.DataFrame,
+    run: Run,
+    options: str,
 ) -> str:
     """The shell command that measures these rows of the run again, with further options, or why there is none.
+
+    Of several values that are all those of the rows `of_model` it names none.
 
     Where the subject or what may win over it was disturbed, the run itself goes on, as far as that is enough.
     """
@@ -73,8 +104,9 @@ def _command(
         options = f"{options} {WHEN_IDLE}".lstrip()
     names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
     keys = {name: list(dict.fromkeys(row[name] for row in rows if row[name] is not None)) for name in names}
+    some = {key: values for key, values in keys.items() if len(values) == 1 or set(of_model[key]) - {*values, None}}
     # A comma would separate conditions.
-    conditions = [(key, values) for key, values in keys.items() if not any("," in str(value) for value in values)]
+    conditions = [(key, values) for key, values in some.items() if not any("," in str(value) for value in values)]
     only = ",".join(f"{key}={value}" for key, values in conditions for value in values)
     remote = "://" in run.address
     if not remote and not (Path(run.address) / "bench.yaml").is_file():
@@ -108,13 +140,17 @@ def _bases(results: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> list[dic
     return bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items()).to_dicts()
 
 
-def _export(choice: Candidate, run: Run, options: Options, doubts: Sequence[str]) -> int:
+def _export(options: Options, found: Recommendation, answer: Answer, runs: Runs) -> int:
     """Export, and say so on the standard error: the standard output may be a document."""
-    folder = options.export
+    folder, choice = options.export, found.choice
     assert folder is not None
     console = Console(stderr=True)
+    if choice is None:
+        print(f"--export {folder}: nothing was written, since there is nothing to deploy", file=sys.stderr)
+        return NOTHING_FITS
+    doubts = [*cautions([choice], choice.figures), *answer.doubts, *([answer.rough] if answer.rough else [])]
     try:
-        export(choice, run, folder, console, options.trust_code, doubts)
+        export(choice, _run_of(choice, runs), folder, console, options.trust_code, doubts)
     except NotExported as error:
         console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
         return 1

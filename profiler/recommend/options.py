@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
-from profiler.errors import ConfigError, check_choice, nearest
+from profiler.errors import PROGRAM, ConfigError, check_choice, nearest
 from profiler.options import Recommend as Options
 from profiler.recommend.candidates import FIGURES, machine_name
 from profiler.recommend.choice import LIMITED_BY, OBJECTIVES, Limit, Request, rows_of
@@ -26,18 +28,34 @@ def check(options: Options) -> tuple[Limit, ...]:
     check_choice("--pass", options.pass_, PASSES)
     if options.export is not None and options.pass_ != "inference":
         raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
-    given = {
-        "throughput": options.min_throughput,
-        "peak_memory_mib": options.max_memory_mib,
-        "error": options.max_error,
-    }
+    most = {"peak_memory_mib": options.max_memory_mib, "error": options.max_error}
+    given = {name: value for name, value in {"throughput": options.min_throughput, **most}.items() if value is not None}
     limits = [_latency(text.strip()) for texts in options.max_latency_ms for text in texts.split(",")]
-    limits += [
-        Limit(figure, _positive(LIMITED_BY[figure], str(value), "another"))
-        for figure, value in given.items()
-        if value is not None
-    ]
+    limits += [Limit(name, _positive(LIMITED_BY[name], str(value), "another")) for name, value in given.items()]
     return tuple(limits)
+
+
+def each_of(options: Options, results: pl.DataFrame) -> list[Options]:
+    """The options for each of the models, and each work, where they do not say which; one is exported, as they say."""
+    asked = list[Options]()
+    cells = without_probes(results).filter(pl.col("model") == (options.model or pl.col("model")))
+    by_model = cells.partition_by("model", maintain_order=True)
+    for rows in by_model if options.export is None else ():
+        works = dict.fromkeys(rows.filter(pl.col("pass") == options.pass_)["setting"])
+        model = rows["model"][0] if len(by_model) > 1 else options.model
+        extras = [options.extra] if options.extra or "" in works or not works else works
+        asked += [replace(options, model=model, extra=extra) for extra in extras]
+    return asked or [options]
+
+
+def command_line(options: Options) -> str:
+    """The command that asks `recommend` for this, as text."""
+    words = list(options.runs)
+    for option in fields(options)[1:]:
+        value, flag = getattr(options, option.name), f"--{option.name.strip('_').replace('_', '-')}"
+        values = value if isinstance(value, list | tuple) else [value] * (value != option.default)
+        words += [flag] if value is True else [word for one in values for word in (flag, str(one))]
+    return f"{PROGRAM} recommend {shlex.join(words)}"
 
 
 def make_request(options: Options, results: pl.DataFrame) -> Request:

@@ -18,6 +18,7 @@ from profiler.recommend.choice import (
     Relaxation,
     Shortfall,
 )
+from profiler.results.sentences import unlike
 from profiler.results.warning_kinds import disturbed, was_disturbed
 from profiler.stats.ratios import outlook
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -45,7 +46,9 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unfit":
         timed = any(shortfall.limit.figure not in NOT_TIMED for shortfall in loser.shortfalls)
         missed = "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
-        return missed + (doubt([candidate]) if timed else "")
+        told = found.choice and all(each.is_disturbed for each in found.candidates)  # By the headline, of all.
+        doubted = timed and candidate.is_disturbed and not told
+        return f"{missed}; it {was_disturbed(candidate.warnings)}" if doubted else missed
     if loser.why == "unknown":
         return _unknown(candidate, found.request.figure)
     if loser.why == "uncalibrated":
@@ -58,6 +61,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     than = "" if found.best is found.choice else f" than {found.best.name}"
     # Where the best one was disturbed no row has a factor, as the first sentence says once.
     own = "" if found.best.is_disturbed else f": it {was_disturbed(candidate.warnings)}"
+    own += unlike_other(candidate, found.request.figure)
     return worse(loser.margin, WORSE[objective][1] + than, own)
 
 
@@ -96,6 +100,14 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
     option = setting(limit.figure, relaxed.value).replace(" ", " to ")
     doubted = "" if limit.figure in NOT_TIMED else doubt([candidate])
     return f"{step} {option} to admit {candidate.name} ({amount(limit.figure, by)} or {more}){doubted}"
+
+
+def unlike_other(candidate: Candidate, figure: str) -> str:
+    """What contradicts the figure by which it is chosen, like ", but 5.95 ms by its throughput"; else empty."""
+    by_throughput = candidate.row["by_throughput_ms"]
+    if figure == "throughput" and by_throughput:
+        return f", but {amount('latency_ms', candidate.figures['latency_ms'])} per call at the median"
+    return unlike(by_throughput) if figure == "latency_ms" else ""
 
 
 def setting(figure: str, value: float) -> str:

@@ -42,7 +42,7 @@ _DRAWN = [
 ]
 _DRAWN_OVER_SIZES = [
     *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "place"),
-    *("latency_ms", "item_ms", "throughput", "warnings", "own_disturbed", "measured"),
+    *("latency_ms", "ranked_ms", "item_ms", "throughput", "warnings", "own_disturbed", "measured"),
 ]
 
 

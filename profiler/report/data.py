@@ -18,7 +18,17 @@ from profiler.job.conditions import Filter
 from profiler.results.columns import SAMPLES, parts
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
-from profiler.results.replicates import OK, disturbed, merge, not_measured, warned, why_not, without_probes
+from profiler.results.replicates import (
+    OK,
+    by_throughput_ms,
+    disturbed,
+    merge,
+    not_measured,
+    ranked_ms,
+    warned,
+    why_not,
+    without_probes,
+)
 from profiler.results.sentences import not_in_the_choice, rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, summary, with_base
@@ -248,11 +258,13 @@ def _figures() -> dict[str, pl.Expr]:
     return {
         "item_ms": latency / batch,
         "item_s": 1 / pl.coalesce("throughput", 1000 * batch / latency),
-        "rank": pl.when(~seeded | seeded.all().over(KEY)).then(latency).rank("ordinal").over(KEY),
+        "rank": pl.when(~seeded | seeded.all().over(KEY)).then(ranked_ms()).rank("ordinal").over(KEY),
         "moved_mib": pl.coalesce("moved_mib", "weights_mib"),
         "gflops_per_item": pl.col("flops_per_item") / 1e9,
         "undivided_mib": pl.when(rest > 0.5).then(rest),
         "own_disturbed": disturbed(pl.col("warnings")),
+        "by_throughput_ms": by_throughput_ms(),
+        "ranked_ms": ranked_ms(),
     }
 
 
@@ -274,7 +286,7 @@ def _sorted(configurations: pl.DataFrame) -> pl.DataFrame:
     configurations = configurations.with_columns(step=variant * len(PRECISIONS) + place("precision", PRECISIONS))
     places = [place("run", runs), place("pass", PASSES), place("model", models)]
     extra = pl.col("extra").map_elements(natural, pl.String, skip_nulls=False)
-    return configurations.sort(*places, extra, "batch_size", "latency_ms", maintain_order=True)
+    return configurations.sort(*places, extra, "batch_size", "ranked_ms", maintain_order=True)
 
 
 def place(column: str, order: Iterable[str]) -> pl.Expr:

@@ -131,7 +131,7 @@ def _at(rows: Sequence[Row], batch: int) -> list[Row]:
     return [row for row in rows if row["batch_size"] == batch]
 
 
-def _at_largest_batch(rows: Sequence[Row], by: str = "latency_ms") -> tuple[int, list[Row]]:
+def _at_largest_batch(rows: Sequence[Row], by: str = "ranked_ms") -> tuple[int, list[Row]]:
     """The largest batch size and its rows, those with the least of a figure first."""
     batch = max(row["batch_size"] for row in rows)
     return batch, sorted(_at(rows, batch), key=lambda row: row[by])
@@ -174,7 +174,7 @@ def _growth(rows: Sequence[Row], key: str, called: str, where: str, what: str) -
     """What the fastest row `where` the key is largest takes there and where it is smallest, and how many times as much
     for `what`; without a factor where either was disturbed."""
     first, last = (end(row[key] for row in rows) for end in (min, max))
-    best = min((row for row in rows if row[key] == last), key=lambda row: row["latency_ms"])
+    best = min((row for row in rows if row[key] == last), key=lambda row: row["ranked_ms"])
     start = next((r for r in rows if r[key] == first and r["configuration"] == best["configuration"]), None)
     if first == last or start is None:
         return None
@@ -216,13 +216,10 @@ def _memory(rows: Sequence[Row]) -> Claim:
 
 
 def _roofline(rows: Sequence[Row]) -> Claim:
-    best = max(rows, key=lambda row: row["fraction_of_peak"])
-    low = min(rows, key=lambda row: row["fraction_of_peak"])
-    text = (
-        f"{best['configuration']} at batch {best['batch_size']} comes closest to its roof, with "
-        f"{significant(100 * best['fraction_of_peak'])} % of it; {low['configuration']} at batch {low['batch_size']} "
-        f"reaches {significant(100 * low['fraction_of_peak'])} %"
-    )
+    low, best = (end(rows, key=lambda row: row["fraction_of_peak"]) for end in (min, max))
+    closest, lowest = (f"{row['configuration']} at batch {row['batch_size']}" for row in (best, low))
+    shares = [f"{significant(100 * row['fraction_of_peak'])} %" for row in (best, low)]
+    text = f"{closest} comes closest to its roof, with {shares[0]} of it; {lowest} reaches {shares[1]}"
     return text, [best, low]
 
 
@@ -311,11 +308,11 @@ _SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], Claim | None]]] = {
     "latency": ("latency_ms", _latency),
     "throughput": ("item_s", _throughput),
     "memory": ("peak_memory_mib", _memory),
-    "roofline": ("fraction_of_peak", _roofline),
     "efficiency": ("item_ms", _efficiency),
     "training": ("forward_ms", _training),
     "samples": ("taken", _samples),
     "setup": ("set_up_s", _setup),
     "break-even": ("set_up_s", _break_even),
+    "roofline": ("fraction_of_peak", _roofline),
 }
 """By chart the figure that a row needs to be drawn, and the sentence of such rows."""

@@ -19,7 +19,7 @@ def text(report: Report, images: Sequence[Image], folder: Path) -> str:
     parts += ["\n".join(f"- {escape_markdown(str(one))}" for one in report.lead)]
     parts += [escape_markdown(note) for note in report.notes]
     for section in report.sections:
-        parts += [f"## {section.title}", *section.text, *(text for text, _ in section.commands[:1])]
+        parts += [f"## {section.title}", *section.text]
         parts += map(escape_markdown, section.plain)
         tables = [f"### {escape_markdown(table.title)}\n\n{markdown(table)}" for table in section.tables]
         sentences = "\n".join(f"- {escape_markdown(text)}" for text, _ in section.sentences)

@@ -113,9 +113,6 @@ def _filters(options: Options) -> str:
 
 def _section(section: Section, options: Options) -> str:
     parts = [f"<p>{_marked(text)}</p>" for text in section.text]
-    for number, (text, about) in enumerate(section.commands):
-        hidden = " hidden" if number else ""
-        parts.append(f"<p{_about(about, options, '!' * bool(number))}{hidden}>{_marked(text)}</p>")
     parts += [f"<p>{escape(text)}</p>" for text in section.plain]
     if section.name == "answer" and len(options["precision"]) > 1:
         parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
@@ -129,10 +126,10 @@ def _section(section: Section, options: Options) -> str:
     return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join(parts)}</section>'
 
 
-def _about(about: About, options: Options, only: str = "") -> str:
+def _about(about: About, options: Options) -> str:
     """An attribute by which the script hides an element with the rows that it is about, by the places of their values
-    among the filters' options; with `only` "!" it is shown only where they are chosen."""
-    places = {f"{key}{only}": _places(options, key).get(about[key], -2) for key in _FILTERS if key in about}
+    among the filters' options."""
+    places = {key: _places(options, key).get(about[key], -2) for key in _FILTERS if key in about}
     return f" data-about='{json.dumps(places)}'" if places else ""
 
 

@@ -86,15 +86,13 @@ About = Mapping[str, Any]
 class Section:
     """One part: its text, its charts, its tables, and sentences with the group that each is about.
 
-    `commands`: a paragraph a model; the first is shown where none is chosen. `plain`: text after that, in which nothing
-    is markup. `open`: its tables are shown at once; otherwise a reader unfolds them. `code`: titles, what can be
-    unfolded below them, letter by letter, and what each is about.
+    `plain`: text after the other, in which nothing is markup. `open`: its tables are shown at once; otherwise a reader
+    unfolds them. `code`: titles, what can be unfolded below them, letter by letter, and what each is about.
     """
 
     name: str
     title: str
     text: Sequence[str] = ()
-    commands: Sequence[tuple[str, About]] = ()
     plain: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
@@ -175,10 +173,10 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     doubt = doubtful_roofs({label: run.get("roofs_disturbance") for label, run in data.environments.items()})
     roofline = f"{doubt or _LIMITS} {_ROOFLINE}" if "roofline" in drawn else f"{_NO_ROOFLINE} {doubt or ''}".strip()
     lost, sentences = _when(measured and data.lost, data.lost or ""), group_sentences(configurations)
-    answer = {"commands": _commands(data), "plain": lost, "sentences": sentences, "open": True}
+    answer = {"plain": lost, "sentences": sentences, "open": True}
     every, machine = _when("not-measured" not in made, "Every case succeeded."), code(data.runs, data.labels)
     return [
-        section("answer", "What to deploy", _answer(data), other="overview", **answer),
+        section("answer", "What to deploy", [*_answer(data), *_command(data)], other="overview", **answer),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
         section("latency", "Latency against batch size", _when("latency" in drawn, _LATENCY)),
         section("shapes", "Latency and throughput by shape", _when(charts.dimensions(configurations), _SHAPES)),
@@ -225,14 +223,11 @@ def _answer(data: Data) -> list[str]:
     return text
 
 
-def _commands(data: Data) -> list[tuple[str, About]]:
-    """Of each model where to ask under limits."""
-    recommend = shlex.join(["recommend", *(run.address for run in data.runs.runs), "--model"])
-    models = data.configurations["model"].unique(maintain_order=True).to_list()
-    commands = {model: f"{PROGRAM} {recommend} {shlex.quote(model)}" for model in models}
-    text = "To choose under limits of latency, throughput, memory, error or cost: `{}`"
-    short = {model: command for model, command in commands.items() if len(command) < 250 and "`" not in command}
-    return [(text.format(command), {"model": model}) for model, command in short.items()]
+def _command(data: Data) -> list[str]:
+    """Where to ask under limits, of each model."""
+    command = shlex.join(["recommend", *(run.address for run in data.runs.runs)])
+    text = f"To choose under limits of latency, throughput, memory, error or cost: `{PROGRAM} {command}`"
+    return _when(len(text) < 300 and "`" not in command, text)
 
 
 def group_sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,6 @@ from profiler.job.conditions import Filter
 from profiler.published import conclusions
 from profiler.published.claims.evidence import Evidence
 from profiler.published.command import NO_ROWS
-from profiler.published.conclusions import Comparison
 from profiler.published.page import headlines
 from profiler.published.pictures import LEGEND, PANEL, PANEL_AXIS, Picture, published_pictures
 from profiler.published.printed import Printed
@@ -61,12 +60,11 @@ def compose(study: str, runs: Runs, only: Filter | None) -> Report:
 def _leads(evidence: Evidence) -> list[Lead]:
     """How many times own setups are as fast as others, of the comparisons that tell most."""
     found = [one for subject, times in evidence.times.items() for one in conclusions.most_telling(times, subject)]
-    return [_lead(one) for one in found if isfinite(one.low)][:_LEADS]
-
-
-def _lead(one: Comparison) -> Lead:
-    over = counted(len(one.networks), one.subject.noun.removesuffix("s"))
-    return Lead(one.faster, conclusions.span(one.low, one.high), f"as fast as {one.slower}, over {over}")
+    leads = []
+    for one in [one for one in found if isfinite(one.low)][:_LEADS]:
+        over = counted(len(one.networks), one.subject.noun.removesuffix("s"))
+        leads.append(Lead(one.faster, conclusions.span(one.low, one.high), f"as fast as {one.slower}, over {over}"))
+    return leads
 
 
 def _section(printed: Printed, pictures: Sequence[Picture]) -> Section:

@@ -107,22 +107,29 @@ def _answer(configurations: pl.DataFrame, warned: Field) -> Table:
         )
     )
     rows = [best.filter(rank=1).with_columns(restricted_to=pl.lit(None, pl.String))]
-    if configurations["precision"].n_unique() > 1:
+    if several := configurations["precision"].n_unique() > 1:
         own = best.unique([*KEY, "precision"], keep="first", maintain_order=True).sort(place("precision", PRECISIONS))
         rows.append(own.with_columns(restricted_to="precision"))
     best = pl.concat(rows).sort("place", maintain_order=True)
     fields = [
         *_identity(best, engine=False),
-        *_DEPLOY,
+        *_FASTEST,
         *_against(best["base"].drop_nulls().unique()),
         *_PRICE,
         field("top1_agreement"),
-        *_OTHERWISE,
+        *_otherwise(several),
         warned,
         _NOTE,
     ]
     keys = [*KEY, "restricted_to", *PARTS, *BREAK_EVENS]
     return Table("answer", "What to deploy", best, fields, keys=keys, hidden="restricted_to")
+
+
+def _otherwise(several: bool) -> list[Field]:
+    """The runner-up; of `several` precisions also what is fastest in fp32."""
+    runner_up = _rival("Runner-up, × the time", "runner_up", "margin")
+    fp32 = [_rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms")] if several else []
+    return under("Otherwise", runner_up, *fp32)
 
 
 def _against(base: pl.Series) -> list[Field]:
@@ -218,15 +225,10 @@ def _rival(heading: str, name: str, value: str) -> Field:
 _shown = partial(fields, shown=Shown.REPORT)
 _NOTE = words("Note", "note")
 """What was disturbed, for which factors are left out."""
-_DEPLOY = under(
-    "Deploy", words("Configuration", "configuration"), field("latency_ms"), field("throughput", format=rates)
+_FASTEST = under(
+    "Fastest", words("Configuration", "configuration"), field("latency_ms"), field("throughput", format=rates)
 )
 _PRICE = under("At the price of", field("peak_memory_mib"), field("rel_l2_error"))
-_OTHERWISE = under(
-    "Otherwise",
-    _rival("Runner-up, × the time", "runner_up", "margin"),
-    _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
-)
 _SPEEDUPS = [
     field("latency_ms"),
     figure("Speed-up", "speedup", aligned(most=2), unit="×"),

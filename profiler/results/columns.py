@@ -261,7 +261,8 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     "FLOPs of one call / `latency_ms`, in 10¹² a second",
     _figure("tflops", "TFLOP/s", unit="TFLOP/s", better="more"),
     "`tflops` / the roof of the precision (`native`: of the one type in the proof, else null), the highest rate that "
-    "was measured or reached in the run; null for a row above it, which did not raise it",
+    "was measured or reached in the run; null for a row above it, which did not raise it, and where other work lowered "
+    "the roofs (`roofs_disturbance`)",
     _figure("fraction_of_peak", "Of peak", unit="share", better="more", shown=Shown.TERMINAL, expendable=6),
     "the roofline's shortest time: FLOPs / roof, or uncached bytes / copy bandwidth, whichever is longer (FLOPs / "
     "roof alone while the cache's size is unknown)",

@@ -91,7 +91,9 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         known[address] = run_ids, environment
         # Written before the columns were: as they would be now.
         machine = pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
-        written["results"] = results.with_columns(machine=machine)
+        doubted = bool(environment.get("roofs_disturbance"))
+        share = pl.lit(None, pl.Float64) if doubted else pl.col("fraction_of_peak")
+        written["results"] = results.with_columns(machine=machine, fraction_of_peak=share)
         if written["samples"] is None:
             notes.append(f"{address}: there is no samples.parquet that can be read")
         for name, frame in written.items():

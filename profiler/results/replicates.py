@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import polars as pl
@@ -9,7 +10,7 @@ import polars as pl
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, kind_of_warning
 from profiler.results.reading import Frame
-from profiler.results.warning_kinds import KINDS, without_factor
+from profiler.results.warning_kinds import CONTRADICTION, INCONSISTENT, KINDS, without_factor
 
 OK = pl.col("status") == "ok"
 OUT_OF_MEMORY = "out of memory"
@@ -74,6 +75,19 @@ def disturbed(kinds: pl.Expr) -> pl.Expr:
     """Of lists of kinds of warnings those that forbid to say by what factor a row wins, as text; null without any."""
     text = kinds.list.set_intersection(pl.lit(without_factor(KINDS), pl.List(pl.String))).list.sort().list.join(", ")
     return pl.when(text != "").then(text)
+
+
+def by_throughput_ms() -> pl.Expr:
+    """Milliseconds of a call by the throughput, of a row whose `warnings` (kinds) and figures say that the two
+    contradict each other; else null. Parts of an iteration that contradict it are of the same kind."""
+    found = 1000 * pl.col("batch_size") / pl.col("throughput")
+    unlike = (found / pl.col("latency_ms")).log().abs() > math.log(CONTRADICTION)
+    return pl.when(pl.col("warnings").list.contains(INCONSISTENT) & unlike).then(found)
+
+
+def ranked_ms() -> pl.Expr:
+    """What decides which row is the fastest: the latency, or of two figures that contradict each other the larger."""
+    return pl.max_horizontal("latency_ms", by_throughput_ms())
 
 
 def _one(name: str, kind: pl.DataType) -> pl.Expr:

@@ -47,6 +47,8 @@ _OF_RESULT = ("status", "reason", "log", "graph", "reference")
 
 Finding = str | Warning | None
 """What a check found: why the row is failed, a warning, or nothing."""
+LAYERS_AT_MOST = 1.5
+"""Layers that add up to more times their case's latency are no parts of it: the profiler or other work slowed them."""
 
 
 @dataclass
@@ -298,10 +300,6 @@ def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
     if stage is Stage.FITTED and outcome.status == "oom":
         return Warning("unchecked", f"no memory was left for the checks: {outcome.reason}")
     return None
-
-
-LAYERS_AT_MOST = 1.5
-"""Layers that add up to more times their case's latency are no parts of it: the profiler or other work slowed them."""
 
 
 def layer_warnings(

@@ -114,9 +114,7 @@ def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Figures:
     """
     if work.flops_per_item is None:
         return {}
-    figures: Figures = {"flops_per_item": work.flops_per_item}
-    if work.moved_bytes is not None:
-        figures["moved_mib"] = work.moved_bytes / MIB
+    figures: Figures = {}
     if lowest := floor(work, roofs):
         figures["floor_ms"] = lowest[0]
     if latency_ms:
@@ -181,7 +179,8 @@ def widened(roofs: Roofs) -> dict[str, float]:
 def placed(case: Case, result: Result, roofs: Roofs, disturbance: str | None = None) -> Result:
     """The result with its place below these roofs, and with a warning if it is above them.
 
-    `disturbance` is what else ran while they were measured, as `roofs_disturbance` of the environment.
+    `disturbance` is what else ran while they were measured, as `roofs_disturbance` of the environment: a share of a
+    peak that may be too low is none.
     """
     if result.status != "ok":
         return result
@@ -190,6 +189,8 @@ def placed(case: Case, result: Result, roofs: Roofs, disturbance: str | None = N
     if found := excess(case, result, roofs):
         warnings.append(found.warning(disturbance))
     figures = result.figures | place(work_of(case, result), latency, roofs)
+    if disturbance:
+        figures["fraction_of_peak"] = None
     return dataclasses.replace(result, figures=figures, warnings=warnings)
 
 

@@ -34,6 +34,8 @@ OLDER_ROWS = "older_rows"
 _MOST_MODELS = 256 << 20
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What a line raises that is no result."""
+_NO_ROW = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
+"""What is raised for rows of which a value is none of its column's."""
 
 
 @dataclass(frozen=True)
@@ -221,10 +223,6 @@ def damages(run: RunFolder) -> list[str]:
     if run.journal.exists() and not run.read_environment():
         notes.append(f"{run.path / 'environment.json'}: cannot be read, so the machine is not compared")
     return notes
-
-
-_NO_ROW = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
-"""What is raised for rows of which a value is none of its column's."""
 
 
 def _frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:

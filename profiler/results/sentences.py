@@ -32,6 +32,18 @@ Row = Mapping[str, Any]
 Repeated = tuple[Collection[str], str]
 """The ids of the cases that a run measured again, and why others were not; empty where it did not begin."""
 NOT_REPEATED: Repeated = ((), "")
+ROUGH_SECONDS = 0.3
+"""Sampling for so long, as with --quick, gives rough figures."""
+_RESERVE = 1.5
+"""How many times more samples to aim at than are needed: another run may be slower."""
+_MOST_FAILURES = 4
+_REASON_CHARACTERS = 140
+WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."
+FIRST_CALL = (
+    "First call: what the first request of a new shape waits for, in a process that has served the smaller ones; one "
+    "sample. The smallest shape has none: its first call is part of the set-up."
+)
+"""Below tables with the column `first_call_ms`."""
 
 
 def title(key: Row) -> str:
@@ -43,10 +55,6 @@ def title(key: Row) -> str:
     return ", ".join([*words, *against])
 
 
-ROUGH_SECONDS = 0.3
-"""Sampling for so long, as with --quick, gives rough figures."""
-
-
 def rough(sampling_seconds: Iterable[float | None]) -> str | None:
     """That figures are rough, of runs whose cases were sampled for so long, as far as that is known; else None."""
     short = [seconds for seconds in sampling_seconds if seconds is not None and seconds <= ROUGH_SECONDS]
@@ -54,10 +62,6 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
         return None
     how = f"cases were sampled for {compact(max(short))} s (`budget.seconds`)"
     return f"Rough figures: {how}. Before you decide, measure for longer."
-
-
-_RESERVE = 1.5
-"""How many times more samples to aim at than are needed: another run may be slower."""
 
 
 def sampling(sampled: float | None, needs: Sequence[tuple[float, int]] = ()) -> str:
@@ -71,25 +75,15 @@ def sampling(sampled: float | None, needs: Sequence[tuple[float, int]] = ()) -> 
 def doubtful_roofs(disturbances: Mapping[str, str | None]) -> str | None:
     """What lowered the machine's measured roofs, by run or machine, and what follows; None where nothing is known to.
 
-    Like "The measured peak and bandwidth may be too low, and so shares of the peak too high: while they were measured,
+    Like "The measured peak and bandwidth may be too low, so no share of the peak is given: while they were measured,
     other processes took 70 % of 2 processors."
     """
     found = {label: what for label, what in disturbances.items() if what}
     if not found:
         return None
     why = "; ".join(f"{what} ({label})" if len(disturbances) > 1 else what for label, what in found.items())
-    doubt = "The measured peak and bandwidth may be too low, and so shares of the peak too high"
+    doubt = "The measured peak and bandwidth may be too low, so no share of the peak is given"
     return f"{doubt}: while they were measured, {why}."
-
-
-_MOST_FAILURES = 4
-_REASON_CHARACTERS = 140
-WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."
-FIRST_CALL = (
-    "First call: what the first request of a new shape waits for, in a process that has served the smaller ones; one "
-    "sample. The smallest shape has none: its first call is part of the set-up."
-)
-"""Below tables with the column `first_call_ms`."""
 
 
 def not_in_the_choice(results: Frame) -> str | None:
@@ -141,6 +135,8 @@ def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] =
     carried = {*best["warnings"], *(best["base_warnings"] or [])}
     if without_factor(carried):
         looks = f"nothing looks faster than {base}" if best["is_base"] else f"{_name(best)} looks fastest"
+        if best["by_throughput_ms"]:
+            looks += f" ({significant(best['latency_ms'])} ms{unlike(best['by_throughput_ms'])})"
         return f"{what}: {looks}; {_doubts(best)}, so {'that is not certain' if best['is_base'] else 'no factor'}"
     moved = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried - {*everywhere})
     doubt = (f" ({moved}: measure again)" if moved else "") + _maybe_faster(
@@ -157,6 +153,11 @@ def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] =
     unclear = includes_1 if best["verdict"] is None else not Verdict(best["verdict"]).differs
     clear = "no clear winner; " if unclear else ""
     return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
+
+
+def unlike(by_throughput_ms: float | None) -> str:
+    """What a latency that is named as the choice's is not without, like ", but 5.95 ms by its throughput"."""
+    return f", but {significant(by_throughput_ms)} ms by its throughput" if by_throughput_ms else ""
 
 
 def _doubts(best: Row) -> str:

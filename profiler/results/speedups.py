@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from profiler.results.columns import COLUMNS, MEASURE, Group, Shown
-from profiler.results.replicates import as_one, disturbed, measured
+from profiler.results.replicates import as_one, by_throughput_ms, disturbed, measured, ranked_ms
 from profiler.stats import ratios
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT, Side, Times, Verdict, common_spread
 from profiler.stats.samples import Floats, median_interval
@@ -42,6 +42,10 @@ FACTORS = [
 _CLOCKS = ("latency", "device")
 _PROCESSES = ("median", "mean", "variance", "processes", "below", "above")
 _COMMON = ("prior_free", "prior_variance")
+IDENTITY = ["setting", "role", "is_base", "network", "reference_model"]
+"""What else is the same in all replicates of a configuration."""
+TIMES = (Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
+"""What tables/latency.csv has of a case."""
 
 
 def spreads(results: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
@@ -135,7 +139,7 @@ def speedups(lines: pl.DataFrame) -> pl.DataFrame:
     `warnings`. A group's fastest line names in `indistinguishable_from` the runner-up from which replicates do
     not tell it, by `runner_up_verdict`, which `runner_up_replicates` a side would settle where it is unclear.
     """
-    rank = pl.col("latency_ms").rank("ordinal").over(GROUP)
+    rank = ranked_ms().rank("ordinal").over(GROUP)
     lines = lines.with_columns(rank=rank, is_base=pl.col("is_base").fill_null(value=False)).with_row_index("line")
     bases, others = lines.filter("is_base"), lines.filter(~pl.col("is_base"))
     own = {name: name.removeprefix("base_") for name in OF_BASE}
@@ -222,12 +226,6 @@ def _log(name: str) -> pl.Expr:
     return pl.when(pl.col(name) > 0).then(pl.col(name)).log()
 
 
-IDENTITY = ["setting", "role", "is_base", "network", "reference_model"]
-"""What else is the same in all replicates of a configuration."""
-TIMES = (Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
-"""What tables/latency.csv has of a case."""
-
-
 def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame | None = None) -> pl.DataFrame:
     """One row a configuration: medians over replicates, and how it compares with its base.
 
@@ -260,8 +258,9 @@ def certain(lines: pl.DataFrame) -> pl.DataFrame:
 
 
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each group's key and its configurations, fastest first."""
+    """Each group's key and its configurations, fastest first, with `by_throughput_ms`."""
+    lines = lines.with_columns(by_throughput_ms=by_throughput_ms())
     same = [name for name in IDENTITY if name != "is_base"]
     for key, group in lines.group_by(GROUP, maintain_order=True):
-        rows = group.sort("latency_ms").to_dicts()
+        rows = group.sort(ranked_ms()).to_dicts()
         yield {**dict(zip(GROUP, key, strict=True)), **{name: rows[0][name] for name in same}}, rows

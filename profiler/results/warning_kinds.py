@@ -15,6 +15,11 @@ from engines.base import Warning
 from profiler.tables.numbers import listed
 
 Doubt = Literal["latency", "memory", "error"]
+HOST_BOUND, INCONSISTENT, DISTURBED, REMEASURED = "host-bound", "inconsistent", "disturbed", "remeasured"
+NO_CUDA_GRAPH, UNTIMED, SLOWER_KERNELS = "no-cuda-graph", "no-first-call", "slower-kernels"
+"""Kinds that are asked for by name."""
+CONTRADICTION = 1.1
+"""How many times one figure of a call is another that contradicts it."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,6 @@ class WarningKind:
     no_factor: bool = False
 
 
-HOST_BOUND, DISTURBED, REMEASURED = "host-bound", "disturbed", "remeasured"
-NO_CUDA_GRAPH, UNTIMED, SLOWER_KERNELS = "no-cuda-graph", "no-first-call", "slower-kernels"
-"""Kinds that are asked for by name."""
-
 _KINDS = (
     WarningKind(
         HOST_BOUND,
@@ -64,19 +65,20 @@ _KINDS = (
         "one call's launches outlast any gate, so `gpu_ms` is null",
     ),
     WarningKind(
-        "inconsistent",
+        INCONSISTENT,
         "x",
-        "two clocks contradict each other, so neither can be relied on",
-        "latency and throughput contradict each other by more than 10 %: the machine was disturbed",
+        "latency and throughput (on a CPU a call's median and mean) contradict each other; rely on neither",
+        "latency and throughput (on a CPU a call's median and mean), or an iteration and the sum of its parts, "
+        "contradict each other by more than 10 %: the machine was disturbed",
         doubts="latency",
         unsteady=True,
-        first_taken="while clocks contradicted each other",
+        first_taken="while latency and throughput contradicted each other",
         no_factor=True,
     ),
     WarningKind(
         DISTURBED,
         "B",
-        "other work had the processors or the card while it was measured",
+        "other work ran on the machine while it was measured",
         "while it was measured other processes, the hypervisor or waiting for them took more of the processors than "
         "docs/method.md allows, or another process computed on the card; `disturbance` has the share",
         doubts="latency",

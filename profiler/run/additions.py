@@ -30,10 +30,13 @@ _NAME_CHARACTERS = 60
 """Kernels of templates have names of several hundred characters."""
 
 
-def walks(plan: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[CaseId, Result]) -> list[list[Case]]:
+def walks(
+    plan: Sequence[Case], chosen: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[CaseId, Result]
+) -> list[list[Case]]:
     """The walks that are to be made: the cases of one configuration at its shapes, in the plan's order.
 
-    They are of the cases of the `plan` that are `waiting` or have been measured, up to the last that lacks its figure.
+    They are of the cases of the `plan` that are `waiting` or have been measured, up to the last of `chosen` that lacks
+    its figure.
     """
     found: dict[tuple[str, str], list[Case]] = {}
     for case in plan:
@@ -41,14 +44,15 @@ def walks(plan: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[Ca
         if case.shape and case.role is Role.CELL and case.unsupported is None and there:
             shape = "/".join(shape_words(case.shape))
             found.setdefault((str(case.id).removesuffix(shape), case.model), []).append(case)
-    known = timed(journal)
-    last = [max((n for n, case in enumerate(walk) if case.id not in known), default=0) for walk in found.values()]
+    lacking = {case.id for case in chosen} - timed(journal).keys()
+    last = [max((n for n, case in enumerate(walk) if case.id in lacking), default=0) for walk in found.values()]
     return [walk[: n + 1] for walk, n in zip(found.values(), last, strict=True) if n]
 
 
 def timed(journal: Mapping[CaseId, Result]) -> dict[CaseId, float]:
-    """The milliseconds that are known already."""
-    return {id_: ms for id_, result in journal.items() if (ms := result.figures.get("first_call_ms")) is not None}
+    """The milliseconds of those that are known already."""
+    found = ((id_, result.figures.get("first_call_ms")) for id_, result in journal.items())
+    return {id_: ms for id_, ms in found if ms is not None}
 
 
 def add_reasons(

@@ -42,10 +42,11 @@ from profiler.results.speedups import summary
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.results.warning_kinds import TAKEN_AGAIN
-from profiler.run.dry_run import check_output, dry_run
+from profiler.run.additions import walks
+from profiler.run.dry_run import check_output, look_at_models, print_plan, refusal
 from profiler.run.estimate import Estimates
 from profiler.run.interpreters import print_interpreters, with_interpreters
-from profiler.run.model_job import ModelJob, check_model, check_new_file, model_job, refuse_model_options, write_job
+from profiler.run.model_job import ModelJob, check_new_file, model_job, refuse_model_options, write_job
 from profiler.run.prepare import cache_limit, check_cache, compile_caches, prepare_ahead
 from profiler.run.progress import Display, open_display
 from profiler.run.resume import carried_on, check_machine, check_measured_models
@@ -53,6 +54,7 @@ from profiler.run.runner import Runner, is_done
 from profiler.run.shapes import with_shapes
 from profiler.run.summary import print_results
 from profiler.tables.numbers import counted
+from profiler.worker.task import Look
 
 _QUICK_SAMPLES = 3
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
@@ -79,10 +81,16 @@ class Start:
         """Print a line that is not broken."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
+    def looks(self, cases: Sequence[Case]) -> dict[str, Look]:
+        """What a look at the models of these cases finds, each in a process of its own."""
+        path = tuple(map(str, self.config.import_from))
+        with open_display(self.console) as display:
+            return look_at_models(cases, self.config.budget, path, display.preparing)
+
     def runner(self, run: RunFolder, display: Display | None = None) -> Runner:
         """What measures into the run's folder; it shows its progress on the console where no display is given."""
         display, idle = display or open_display(self.console), self.options.wait_for_idle
-        return Runner(run, self.config, self.target, self.plan, self.environment, display, idle)
+        return Runner(run, self.config, self.target, self.plan, self.cases, self.environment, display, idle)
 
 
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
@@ -97,8 +105,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if not options.dry_run:
         check_cache()
     # A mistake in the other device's block should show here too.
-    configs = [job.read(kind) for kind in DEVICE_BLOCKS]
-    with libraries(_modules(configs)) as facts:
+    words = {entry.network or "" for kind in DEVICE_BLOCKS for entry in job.read(kind).models}
+    with libraries({library.module for library in map(library_of, words) if library}) as facts:
         target = resolve_device(job.device, facts)
         start = resolved(options, console, job.read(target.kind, target.compute_capability), target, facts, only)
         if job.model is not None:
@@ -110,12 +118,10 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         with _open_run(start) as run:
             runner = start.runner(run)
             runner.wall.count_from(started)
-            interrupted, results = measure_cases(runner, start.cases, console, options.retry)
+            interrupted, results = measure_cases(runner, console, options.retry)
     if removed := trim(default_root(), limit):
         console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
-    start.say(f"\nResults: {run.path}")
-    if (run.path / "layers.parquet").exists():
-        start.say(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
+    _say_where(start, run)
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
@@ -129,6 +135,12 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
 
+def _say_where(start: Start, run: RunFolder) -> None:
+    start.say(f"\nResults: {run.path}")
+    if (run.path / "layers.parquet").exists():
+        start.say(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
+
+
 def _measuring_again(run: Path, results: pl.DataFrame, sampled: float, only: Sequence[str]) -> str:
     """What remains disturbed or is rough, and the command that mends it; empty where nothing is."""
     is_disturbed = not warned(results).filter(pl.col("kind").is_in(TAKEN_AGAIN)).is_empty()
@@ -138,12 +150,6 @@ def _measuring_again(run: Path, results: pl.DataFrame, sampled: float, only: Seq
         options = f"{sampling(sampled)}{f' {WHEN_IDLE}' if is_disturbed else ''}"
         return remain + measuring_anew(run / "bench.yaml", ",".join(only), options)
     return remain + measuring_again(run) if is_disturbed else ""
-
-
-def _modules(configs: Sequence[Config]) -> set[str]:
-    """What makes the models that are libraries', which every worker would have to import."""
-    words = {entry.network or "" for config in configs for entry in config.models}
-    return {library.module for library in map(library_of, words) if library}
 
 
 @dataclass(frozen=True)
@@ -192,8 +198,9 @@ def _look_at(model: ModelJob, start: Start) -> None:
     """Look at a model that the command line names, say what is left out, and write the YAML. Raises ConfigError."""
     config, target, file = start.config, start.target, start.options.write_yaml
     if not start.options.dry_run:
-        with open_display(start.console) as display:
-            check_model(start.cases, config, display.preparing)
+        for look in start.looks(start.cases).values():
+            if outcome := look.prepared.failures.get("model"):
+                raise ConfigError(str(outcome.reason))
     if text := model.not_installed(config, target.kind, target.compute_capability):
         start.say(text, "dim")
     if file is not None:
@@ -315,12 +322,12 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
 
 
 def measure_cases(
-    runner: Runner, cases: Sequence[Case], console: Console, retry: bool = False, report: bool = True
+    runner: Runner, console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
-    """Measure the cases that the journal lacks and write all; returns whether it was interrupted, and the results."""
+    """Measure what the journal lacks and write all; returns whether it was interrupted, and the results."""
     runner.environment["sampling_seconds"] = runner.config.budget.seconds
     runner.run.write_environment(runner.environment)
-    interrupted, wall = _measure(runner, cases, retry, console)
+    interrupted, wall = _measure(runner, retry, console)
     return interrupted, _write_results(runner, wall, console, report)
 
 
@@ -330,12 +337,14 @@ def _waiting(journal: Mapping[CaseId, Result], cases: Sequence[Case], budget: Bu
 
 
 def to_measure(journal: Mapping[CaseId, Result], cases: Sequence[Case], waiting: Sequence[Case]) -> str:
-    """Like "9 of 18 cases are left; 7 disturbed ones are measured again", of the cases of a run and those that wait."""
+    """Like "9 of 18 cases are left; 7 disturbed ones are measured again", of the cases of a run and those that wait.
+    Which can run only preparing their models says."""
     of = counted(len(cases), "case")
     if not waiting:
         return f"Nothing is left to measure of {of}; --retry measures again what is not ok or is still disturbed"
     if not journal:
-        return f"{sum(case.unsupported is None for case in waiting)} of {of} can run"
+        unsupported = sum(case.unsupported is not None for case in waiting)
+        return f"{of}{f', {unsupported} of them unsupported here' if unsupported else ''}"
     left = sum(case.id not in journal for case in waiting)
     again = [journal[case.id].status == "ok" for case in waiting if case.id in journal and case.unsupported is None]
     text = f"{left} of {of} {'is' if left == 1 else 'are'} left" if left else f"nothing is left of {of}"
@@ -347,15 +356,17 @@ def to_measure(journal: Mapping[CaseId, Result], cases: Sequence[Case], waiting:
     return text
 
 
-def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
-    """Measure the cases that the journal lacks; returns whether that was interrupted, and its time if there was any."""
-    journal = runner.run.results()
-    budget = runner.config.budget
-    waiting = _waiting(journal, cases, budget, retry)
+def _measure(runner: Runner, retry: bool, console: Console) -> tuple[bool, WallTime | None]:
+    """Measure what the journal lacks; returns whether that was interrupted, and its time if there was any."""
+    journal, cases = runner.run.results(), runner.chosen
+    waiting = _waiting(journal, cases, runner.config.budget, retry)
     limits = runner.config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
     what = to_measure(journal, cases, waiting)
+    walked = walks(runner.plan, cases, {case.id for case in waiting}, journal)
+    if walked and not waiting:
+        what = f"of {counted(len(cases), 'case')} only first calls at new shapes are left"
     if waiting:
         what = f"{runner.target.name}: {what}; into {runner.run.path}"
     for note in runner.environment["untested"]:
@@ -369,7 +380,7 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
                 runner.roofs.confirm(_planned(runner))
         except KeyboardInterrupt:
             interrupted = True
-    return interrupted, runner.wall if waiting or to_search else None
+    return interrupted, runner.wall if waiting or to_search or walked else None
 
 
 def _write_results(runner: Runner, wall: WallTime | None, console: Console, report: bool) -> pl.DataFrame:
@@ -401,6 +412,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         print_study,
         environment.get("roofs_disturbance"),
     )
+    _say_kept(runner, console)
     if wall is not None:
         # Only now: the time of writing and printing the tables counts, too.
         seconds = wall.split()
@@ -411,6 +423,15 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     if report and not results.is_empty():
         _report(console, run, lines)
     return results
+
+
+def _say_kept(runner: Runner, console: Console) -> None:
+    """How many rows an earlier start measured, where this one measured others."""
+    rows = [each for each in runner.run.results().values() if each.status == "ok" and each.case_id.role != Role.PROBE]
+    kept = sum(runner.earlier.get(row.case_id) == row.phases for row in rows)
+    if 0 < kept < len(rows):
+        of = f"{kept} of {len(rows)} rows {'was' if kept == 1 else 'were'} measured at an earlier start of this run"
+        console.print(Text(f"\n{of}, perhaps beside more or less other work than the rest."))
 
 
 def _planned(runner: Runner) -> list[Case]:
@@ -438,7 +459,9 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
 def _what_is_left(start: Start, run: RunFolder) -> str:
     """That an interrupted run is complete all the same, or the command that goes on with it."""
     options, config = start.options, start.config
-    if config.largest_batch is None and not _waiting(run.results(), start.cases, config.budget, retry=False):
+    journal = run.results()
+    left = _waiting(journal, start.cases, config.budget, retry=False) or walks(start.plan, start.cases, (), journal)
+    if config.largest_batch is None and not left:
         return "all cases have been measured"
     only = "".join(f" --only {shlex.quote(condition)}" for condition in options.only)
     flags = " --trust-code" if options.trust_code else ""
@@ -466,7 +489,9 @@ def _dry_run(start: Start) -> int:
             return 0
     doubt = _incomparable(config.published, cases)
     estimates = Estimates(config.output, start.environment, config.budget)
-    code = dry_run(start.console, start.target.name, cases, config, estimates, options.wait_for_idle)
+    looks = start.looks(cases)
+    plan = [(case, refusal(case, looks, config.budget)) for case in cases]
+    code = print_plan(start.console, start.target.name, plan, looks, estimates, options.wait_for_idle)
     if config.largest_batch is not None:
         start.console.print(Text("The search for the largest batch comes on top."))
     if doubt:

@@ -17,14 +17,12 @@ from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
-from profiler.job.config import Config
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.processes.temporary import own_folder
 from profiler.run.estimate import Estimates
 from profiler.run.fits import Tick, of_several, side_by_side, weight_mib
 from profiler.run.prepare import compared, failed, failure, models_of
-from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration, listed, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_pairs, print_table
@@ -35,17 +33,15 @@ _SECONDS = 60.0
 _REPORT_MIB, _CASE_MIB = 2.0, 0.1
 """What a run writes: its tables and its report, and a case of 5,000 samples."""
 _NOT_LOOKED_AT = (
-    "Not looked at: whether the models run, take inputs of these shapes, can be exported, compiled or built, how right "
-    "their outputs are, and whether memory suffices."
+    "Not looked at: whether the models run, can be exported, compiled or built, how right their outputs are, and "
+    "whether memory suffices."
 )
-
-
 Planned = tuple[Case, tuple[Status, str] | None]
 """A case, and how and why it cannot run if that is known."""
 
 
 def look_at_models(
-    cases: Sequence[Case], budget: Budget, path: tuple[str, ...], log: Path, tick: Tick = lambda *_: None
+    cases: Sequence[Case], budget: Budget, path: tuple[str, ...], tick: Tick = lambda *_: None
 ) -> dict[str, Look]:
     """A look at each model of the runnable cases, side by side, each in a process of its own.
 
@@ -57,12 +53,13 @@ def look_at_models(
     references, sources = models_of(runnable)
     unknown = {model: source for model, source in sources.items() if not _is_known(source)}
     function = "profiler.worker.look_at_model:look_at_model"
-    calls = {
-        model: Call(function, (source, model in quantized), log, limit, path=path, threads=1)
-        for model, source in unknown.items()
-    }
     what = f"{_kinds(runnable, unknown)} looked at"
-    outcomes = side_by_side(calls, map(weight_mib, unknown.values()), of_several(tick, calls), what)
+    with own_folder() as folder:
+        calls = {
+            model: Call(function, (source, model in quantized), folder / "log", limit, path=path, threads=1)
+            for model, source in unknown.items()
+        }
+        outcomes = side_by_side(calls, map(weight_mib, unknown.values()), of_several(tick, calls), what)
     looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in outcomes.items()}
     known = {model: source for model, source in sources.items() if model not in looks}
     looks |= {model: Look(Prepared(tuple(input_specs(source)))) for model, source in known.items()}
@@ -71,11 +68,6 @@ def look_at_models(
         if not own.unseen and not other.unseen:
             looks[model] = replace(own, prepared=compared(model, own.prepared, reference.subject, other.prepared))
     return looks
-
-
-def planned(cases: Sequence[Case], looks: Mapping[str, Look], budget: Budget) -> list[Planned]:
-    """The cases with what keeps them from running, as their rows would say it."""
-    return [(case, _refusal(case, looks, budget)) for case in cases]
 
 
 def print_plan(
@@ -91,6 +83,22 @@ def print_plan(
     Before each case a run waits up to `idle_minutes`. Returns the exit code: 2 where no case can run.
     """
     runnable = [case for case, refusal in plan if refusal is None]
+    _print_cases(console, plan, estimates)
+    if found := [(Text(f"  {model}"), Text(text)) for model, look in looks.items() if (text := _found(look))]:
+        console.print(Text("\nLooked at", style="bold"))
+        print_pairs(console, found)
+    console.print(Text(f"\n{_NOT_LOOKED_AT}", style="dim"))
+    what = f"\n{machine}: {len(runnable)} of {counted(len(plan), 'case')} can run here"
+    if runnable:
+        what += f", in about {duration(estimates.total(runnable))} ({estimates.source(runnable)})"
+        if idle_minutes is not None:
+            each = f"each of {len(runnable)} cases" if len(runnable) > 1 else "the case"
+            what += f", plus up to {idle_minutes:g} min of waiting before {each}"
+    console.print(Text(what), soft_wrap=True)
+    return 0 if runnable else 2
+
+
+def _print_cases(console: Console, plan: Sequence[Planned], estimates: Estimates) -> None:
     reasons = list(dict.fromkeys(refusal[1] for _, refusal in plan if refusal))
     fields = [
         name("Case", "case"),
@@ -110,33 +118,6 @@ def print_plan(
     if reasons:
         console.print()
         print_pairs(console, [(Text(f"({n})", style="yellow"), Text(text)) for n, text in enumerate(reasons, 1)], gap=1)
-    if found := [(Text(f"  {model}"), Text(text)) for model, look in looks.items() if (text := _found(look))]:
-        console.print(Text("\nLooked at", style="bold"))
-        print_pairs(console, found)
-    console.print(Text(f"\n{_NOT_LOOKED_AT}", style="dim"))
-    what = f"\n{machine}: {len(runnable)} of {counted(len(plan), 'case')} can run here"
-    if runnable:
-        what += f", in about {duration(estimates.total(runnable))} ({estimates.source(runnable)})"
-        if idle_minutes is not None:
-            each = f"each of {len(runnable)} cases" if len(runnable) > 1 else "the case"
-            what += f", plus up to {idle_minutes:g} min of waiting before {each}"
-    console.print(Text(what), soft_wrap=True)
-    return 0 if runnable else 2
-
-
-def dry_run(
-    console: Console,
-    machine: str,
-    cases: Sequence[Case],
-    config: Config,
-    estimates: Estimates,
-    idle_minutes: float | None = None,
-) -> int:
-    """Look at the models and print the plan; returns the exit code."""
-    path = tuple(map(str, config.import_from))
-    with own_folder() as folder, open_display(console) as display:
-        looks = look_at_models(cases, config.budget, path, folder / "log", display.preparing)
-    return print_plan(console, machine, planned(cases, looks, config.budget), looks, estimates, idle_minutes)
 
 
 def check_output(folder: Path, cases: int) -> None:
@@ -170,12 +151,16 @@ def _look(outcome: Outcome, as_in_a_run: bool) -> Look:
     if outcome.status == "ok":
         look: Look = outcome.value
         return look
+    if outcome.salvage is not None and outcome.status != "failed":
+        found: Look = outcome.salvage
+        return found
     if outcome.status == "timeout" and not as_in_a_run:
         return Look(unseen=f"not looked at: that took more than {_SECONDS:g} s")
     return Look(Prepared(failures={"model": failed(outcome)}))
 
 
-def _refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Status, str] | None:
+def refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Status, str] | None:
+    """What keeps a case from running, as its row would say it."""
     if case.unsupported is not None:
         return "unsupported", case.unsupported
     prepared = looks[case.subject].prepared
@@ -190,6 +175,5 @@ def _refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Sta
 
 def _found(look: Look) -> str:
     if look.prepared.failures:
-        lacking = " and ".join(look.prepared.failures)
-        return "cannot be prepared" if "model" in look.prepared.failures else f"{look.seen}; no {lacking}"
+        return f"{look.seen}; no {' and '.join(look.prepared.failures)}" if look.seen else ""
     return look.seen or look.unseen

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from profiler.job.plan import estimate_seconds, estimate_total
 from profiler.job.yaml_lines import read as read_yaml
 from profiler.results.run_files import check_readable, read_json
 from profiler.results.run_folder import RunFolder
+from profiler.run.additions import walks
 
 _RUNS = 10
 """So many runs are read, the latest ones."""
@@ -28,7 +29,8 @@ _SAMPLING = (Phase.WARM_UP, Phase.MEASURE)
 """What takes as long as `budget.seconds` allow."""
 _LEAST_SECONDS = 1.0
 """What warm-up and throughput take however short the budget is."""
-_AROUND = ("prepare", "roofs", "write", "rest")
+_FIRST_CALLS = "first calls"
+_AROUND = ("prepare", "roofs", "write", "rest", _FIRST_CALLS)
 """Phases of a run, as environment.json has them, that are no case's."""
 
 
@@ -114,13 +116,18 @@ class Estimates:
         return f"{', '.join(parts)}; runs of this machine in {self._folder}"
 
     def _around(self, cases: Sequence[Case]) -> float:
-        """Preparing, the roofs and the rest, as in the run that had most of these models; a model's share of it."""
+        """Preparing, the roofs, first calls at new shapes and the rest, as in the run that had most of these models; a
+        model's share of it."""
         models = {case.model for case in cases}
         run = max(self._runs, key=lambda run: len(run.models & models), default=None)
-        if run is None:
-            return 0.0
-        share = len(models) / len(run.models)
-        return sum(seconds * (share if phase == "prepare" else 1) for phase, seconds in run.around.items())
+        around = dict(run.around) if run else {}
+        calls = replace(self._budget, seconds=0.0, min_samples=1)
+        walked = walks(cases, cases, {case.id for case in cases}, {})
+        guess = sum(estimate_seconds(case, calls) for walk in walked for case in walk)
+        share = len(models) / len(run.models) if run else 1.0
+        known = share * around.pop(_FIRST_CALLS, 0.0)
+        around["prepare"] = share * around.get("prepare", 0.0)
+        return sum(around.values()) + (guess and (known or guess))
 
 
 def _alike(case_id: CaseId) -> tuple[str, str, Role]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from exporters.catalog import network_of
-from exporters.flops import WEIGHT_BYTES
+from exporters.cost import WEIGHT_BYTES
 from exporters.libraries.catalog import folder_of
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelError, ModelSource

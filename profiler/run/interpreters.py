@@ -53,12 +53,10 @@ def _checked(case: Case, interpreter: Interpreter) -> Case:
 def print_interpreters(console: Console, environment: Mapping[str, Any]) -> None:
     """A line a label, like "ort-1.27  Python 3.11.7, torch 2.13.0, ONNX Runtime 1.27.0 of .venvs/ort127/bin/python"."""
     known = environment.get("interpreters") or {}
-    lines = [(Text(f"  {label}"), Text(f"{versions_of(facts)} of {facts['path']}")) for label, facts in known.items()]
+    lines = []
+    for label, facts in known.items():
+        versions = (f"{c.heading} {facts[c.name]}" for c in columns(Group.VERSIONS) if facts.get(c.name))
+        lines.append((Text(f"  {label}"), Text(f"{', '.join(versions)} of {facts['path']}")))
     if lines:
         console.print(Text("Measured in other interpreters", style="bold"))
         print_pairs(console, lines)
-
-
-def versions_of(facts: Mapping[str, str | None]) -> str:
-    """The versions of an interpreter and its libraries, in words."""
-    return ", ".join(f"{c.heading} {facts[c.name]}" for c in columns(Group.VERSIONS) if facts.get(c.name))

@@ -94,7 +94,8 @@ class Search:
         """The row of a batch for which the main memory is too small to try it; None where it may run."""
         if available_mib is None:
             return None
-        needed, what = inputs_mib(specs, batch), "its inputs"
+        sizes = (math.prod(spec.at(batch)) * _BYTES.get(spec.dtype, 4) for spec in specs)
+        needed, what = sum(sizes) / 2**20, "its inputs"
         if self.case.device == "cpu" and (predicted := predicted_mib(self.tried, batch)) is not None:
             needed, what = max(needed, predicted), "it"
         if needed <= _SHARE * available_mib:
@@ -111,11 +112,6 @@ class Search:
         memory = max((peak for name in peaks if (peak := result.figures.get(name)) is not None), default=None)
         self.tried.append(Probe(result.case_id.batch_size, result.status, memory))
         self._occupied_mib = result.figures.get("baseline_mib") or self._occupied_mib
-
-
-def inputs_mib(specs: Sequence[TensorSpec], batch_size: int) -> float:
-    sizes = (math.prod(spec.at(batch_size)) * _BYTES.get(spec.dtype, 4) for spec in specs)
-    return sum(sizes) / 2**20
 
 
 def next_batch(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,40 +50,24 @@ def measure(
 
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
-    one item, such as (3, 224, 224), or an example, a tensor or an array whose first dimension is the batch: of floats
-    its shape and type count, since they are seeded, of integers and bools its values too. A tuple holds several, a dict
-    several by name: a module's keyword arguments. An .onnx file takes the sizes of its symbolic dimensions from them;
-    without symbolic ones and integers it needs none. A network known by name has its own.
+    one item, such as (3, 224, 224), or an example, a tensor or an array whose first dimension is the batch; a tuple
+    holds several, a dict several by name. An .onnx file and a network known by name may need none.
 
-    `engines`, `precisions`, `passes`, `replicates`, `device` and `budget` are what docs/config.md says of a job's keys,
-    an engine with options a dict. `batch_sizes` is the example's batch, or 1, if left out; `shapes` sizes of named
-    dimensions, such as {"height": [224, 448]}. `quick` is a fraction of the
-    sampling time. `name` is what the rows call the model.
-
-    Each case is measured in a process of its own, which gets a copy of the module: in eval mode for inference, in fp32
-    before it is converted, on the device that is measured. Code that can be imported is imported there from its file as
-    it is now; what a notebook, a script or a test defines is sent along, and a script needs no `if __name__ ==
-    "__main__"`. A module that cannot be pickled (a ScriptModule, one that holds a lock or an open file) cannot be
-    measured: give a function that makes it. Nor can anything be from a process that has a forkserver of its own, or
-    that is a daemon of multiprocessing.
-
-    The run's folder is a temporary one that is removed, or is kept in the folder `output`, as the command keeps it in
-    results/. Nothing is printed, except with `progress` what the command prints.
+    The other arguments are a job's keys (docs/config.md), but for `quick`, a fraction of the sampling time; `output`, a
+    folder in which the run's is kept; `name`, what the rows call the model; and `progress`, which prints what the
+    command prints. docs/api.md says what becomes of the module and of the inputs' values.
 
     A case that cannot run or fails is a row with status and reason. Raises ConfigError for arguments that cannot be
     used. A KeyboardInterrupt goes on, once what has been measured is written: its message names the folder, which is
     kept if it holds anything.
     """
     most = cache_limit()
-    folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()
-    run = RunFolder.create(folder)
     axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
     job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
-    job |= {"device": device, "replicates": replicates, "budget": budget or {}, "output": folder}
-    interrupted = False
-    try:
-        config = _config(model, inputs, name, run.path / "model", job)
+    job |= {"device": device, "replicates": replicates, "budget": budget or {}}
+    with _run_folder(output) as run:
+        config = _config(model, inputs, name, run.path / "model", {**job, "output": run.path.parent})
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
         with leaving_no_trace(), writing(run.path), libraries() as facts:
@@ -90,12 +75,26 @@ def measure(
             interrupted = run_job(run, config, target, facts, _console(progress), report=output is not None)
         trim(default_root(), most)
         if interrupted:
-            kept = f"profiler.load({str(run.path)!r}) has what was measured"
-            raise KeyboardInterrupt(kept if run.journal.exists() else "nothing was measured")
+            raise KeyboardInterrupt
         results, samples = load(run.path)
         return (results.collect().lazy(), samples.collect().lazy()) if output is None else (results, samples)
+
+
+@contextlib.contextmanager
+def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
+    """A new run's folder in `output`, removed in the end if nothing was measured; or in a temporary folder, which is
+    removed unless the run is interrupted. A KeyboardInterrupt says where it is."""
+    folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()
+    run = RunFolder.create(folder)
+    is_kept = output is not None
+    try:
+        yield run
+    except KeyboardInterrupt:
+        is_kept = True
+        kept = f"profiler.load({str(run.path)!r}) has what was measured"
+        raise KeyboardInterrupt(kept if run.journal.exists() else "nothing was measured") from None
     finally:
-        if not run.journal.exists() or (output is None and not interrupted):
+        if not is_kept or not run.journal.exists():
             shutil.rmtree(folder if output is None else run.path, ignore_errors=True)
 
 
@@ -114,7 +113,7 @@ def run_job(
     """
     start = resolved(Options(), console, config, target, facts)
     run.write_config(start.config.model_copy(update={"device": str(target)}))
-    return measure_cases(start.runner(run, display), start.cases, console, report=report)[0]
+    return measure_cases(start.runner(run, display), console, report=report)[0]
 
 
 def _config(model: Any, inputs: Any, name: str | None, folder: Path, job: Mapping[str, Any]) -> Config:

@@ -22,15 +22,12 @@ from exporters.libraries.catalog import LIBRARIES, library_of, model_entry, not_
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget
 from profiler.job.config import Config, config_of
 from profiler.job.yaml_lines import Location
 from profiler.options import Run as Options
-from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import relative_to
-from profiler.run.dry_run import look_at_models
 from profiler.run.example_inputs import Example, named_entry
-from profiler.run.fits import Tick
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {
     "cpu": {"precisions": ["fp32"], "batch_sizes": [1, 16]},
@@ -158,16 +155,6 @@ def refuse_model_options(options: Options, what: str) -> None:
     given = [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]
     if given:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
-
-
-def check_model(cases: Sequence[Case], config: Config, tick: Tick) -> None:
-    """Look at the model in a process of its own. Raises ConfigError for one that cannot be had."""
-    with own_folder() as folder:
-        path = tuple(map(str, config.import_from))
-        looks = look_at_models(cases, config.budget, path, folder / "log", tick)
-    for look in looks.values():
-        if outcome := look.prepared.failures.get("model"):
-            raise ConfigError(str(outcome.reason))
 
 
 def check_new_file(path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from engines.catalog import ENGINES, Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
-from exporters.flops import Cost
+from exporters.cost import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import fixed_batch, input_specs, numpy_dtype
 from exporters.int8 import calibration_files
@@ -30,7 +30,7 @@ from profiler.job.config import Config
 from profiler.machine import Target
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call
-from profiler.run.fits import Key, Tick, of_several, side_by_side, too_large_to_prepare, weight_mib
+from profiler.run.fits import Key, Tick, side_by_side, too_large_to_prepare, weight_mib
 from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration
 from profiler.tables.writers import print_pairs
@@ -69,7 +69,7 @@ def prepare(
     """
     runnable = [case for case in cases if case.unsupported is None]
     references, sources = models_of(runnable)
-    stages = _Stages(sources, budget, logs, path, tick)
+    stages = Stages(sources, budget, logs, path, tick)
     prepared = stages.models(gpu)
     for name, reference in references.items():
         prepared[name] = compared(name, prepared[name], reference.subject, prepared[reference.subject])
@@ -96,19 +96,12 @@ def prepare_graphs(
     """
     sources = {case.subject: case.source for case in cases}
     prepared = {name: Prepared(onnx=own_graphs(source)) for name, source in sources.items()}
-    _Stages(sources, budget, logs, path, tick, option).exports(cases, prepared)
+    Stages(sources, budget, logs, path, tick, option).exports(cases, prepared)
     return prepared
 
 
-def identities(
-    sources: Mapping[str, ModelSource], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
-) -> dict[str, Identity | str]:
-    """What the models are now, by name; or why one cannot be had."""
-    return _Stages(dict(sources), budget, logs, path, of_several(tick, sources)).identities()
-
-
 @dataclass(frozen=True)
-class _Stages:
+class Stages:
     """The stages of preparing `sources`: the models by name, each shape of one by itself (`ModelSource.subject`). Each
     runs a process a thing, side by side."""
 

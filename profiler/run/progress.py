@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -35,7 +34,7 @@ class PlainDisplay:
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """Called a few times a second while models are looked at or prepared."""
-        self._print_once(f"prepare: {what}, {done} of {total}")
+        self._print_once(f"prepare: {what}{f', {done} of {total}' if total > 1 else ''}")
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         """Called a few times a second while a case runs."""
@@ -107,15 +106,6 @@ Display = PlainDisplay
 def open_display(console: Console) -> Display:
     """The live display on a terminal, plain lines elsewhere."""
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
-
-
-def with_progress(display: Display, what: str, items: Sequence[Any]) -> Iterator[Any]:
-    """Yield the items; before each and after the last the display shows how many are done."""
-    for done, item in enumerate(items):
-        display.preparing(what, done, len(items))
-        yield item
-    if items:
-        display.preparing(what, len(items), len(items))
 
 
 def _place(done: int, total: int) -> Text:

@@ -34,8 +34,7 @@ class Quiet:
 
     def begin(self) -> None:
         """Wait before anything is done that would disturb another run on the device, or say that it disturbs us."""
-        self._wait()
-        self._other = self._lock.other()
+        self.start()
         if self._other and not self._gave_up:
             hint = f"{WHEN_IDLE} waits for its end"
             self._display.announce(f"{self._other} measures on this device: figures will be disturbed; {hint}")
@@ -58,21 +57,26 @@ class Quiet:
             seconds = min(60 * self._minutes, 1e9)  # The calendar has an end.
             end, form = time.monotonic() + seconds, "%H:%M" if seconds < 86_400 else "%Y-%m-%d"
             until = f"{time.strftime(form, time.localtime(time.time() + seconds))} at most"
-            while (who := self._busy()) and time.monotonic() < end:
+            while (who := self.busy()) and time.monotonic() < end:
                 self._display.waiting(f"waiting for the machine to be quiet, until {until}: {who}")
         if who and not self._gave_up:
             self._gave_up = True
             waited = f"{significant(self._minutes)} minutes of waiting"
             self._display.announce(f"the machine is not quiet after {waited}, and is measured as it is: {who}")
 
-    def _busy(self) -> str | None:
+    def busy(self) -> str | None:
         """Who else has the machine in the second that this takes; None if nobody has."""
-        before = processor.read()
-        time.sleep(_SECONDS)
-        if other := self._lock.other(measures=False):
-            return f"{other} measures on this device"
-        if users := self._nvml.users():
-            return f"other processes on the GPU: {users}"
-        if (utilization := self._nvml.utilization() or 0.0) >= CARD:
-            return f"the GPU is busy for {percent(utilization)} % of the time"
-        return next(iter(reasons(processor.read().since(before))), None)
+        found = other_work(self._nvml)
+        other = self._lock.other(measures=False)
+        return f"{other} measures on this device" if other else found
+
+
+def other_work(nvml: Nvml) -> str | None:
+    """What other processes do on the processors and the GPU in the second that this takes; None for nothing."""
+    before = processor.read()
+    time.sleep(_SECONDS)
+    if users := nvml.users():
+        return f"other processes on the GPU: {users}"
+    if (utilization := nvml.utilization() or 0.0) >= CARD:
+        return f"the GPU is busy for {percent(utilization)} % of the time"
+    return next(iter(reasons(processor.read().since(before))), None)

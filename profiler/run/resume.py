@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES
-from exporters.source import Identity, ModelSource
+from exporters.source import Identity
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.results.run_folder import RunFolder
-from profiler.run.fits import Tick
-from profiler.run.prepare import identities
+from profiler.run.fits import Tick, of_several
+from profiler.run.prepare import Stages
 
-Sources = Mapping[str, ModelSource]
-Identify = Callable[[Sources], Mapping[str, Identity | str]]
 _NAMES = {"gpu": "GPU", "cpu": "processor", "cpu_cores": "usable cores:", "torch_threads": "threads of torch:"}
 """What a message calls keys of environment.json; any other is called as it is."""
 
@@ -77,17 +75,18 @@ def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: S
     compared = [case for case in cases if case.unsupported is None and case.model in measured]
     sources = {each.subject: each for case in compared for each in (case.reference, case.source) if each}
     path = tuple(map(str, config.import_from))
-    identify = partial(identities, budget=config.budget, logs=run.logs, path=path, tick=tick)
-    check_models(run, sources, identify, f"--resume {folder}", "figures of two networks cannot be mixed in one table")
+    stages = Stages(sources, config.budget, run.logs, path, tick)
+    check_models(run, stages, f"--resume {folder}", "figures of two networks cannot be mixed in one table")
 
 
-def check_models(run: RunFolder, sources: Sources, identify: Identify, option: str, why: str) -> None:
-    """Raises ConfigError where one of these models, by name, is not what the run's models.json says of it.
+def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
+    """Raises ConfigError where one of the models to prepare is not what the run's models.json says of it.
 
-    `identify` says what models are now. `option` is what the user asked for, and `why` another network forbids it.
+    `option` is what the user asked for, and `why` another network forbids it.
     """
-    recorded = {name: model for name, model in run.read_models().items() if name in sources}
-    now = identify({name: sources[name] for name in recorded})
+    recorded = {name: model for name, model in run.read_models().items() if name in stages.sources}
+    sources = {name: stages.sources[name] for name in recorded}
+    now = replace(stages, sources=sources, tick=of_several(stages.tick, sources)).identities()
     for name, model in recorded.items():
         found = now[name]
         if not isinstance(found, Identity):

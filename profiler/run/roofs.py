@@ -1,4 +1,4 @@
-"""Keep a run's roofs: measured before its first case, and again after its last one where a row reached more."""
+"""Keep a run's roofs: measured before its first case, and once more after its last one where that can mend them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from profiler.job.case import Case
 from profiler.machine import Target
+from profiler.nvml import Nvml
 from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
 from profiler.results.roofline import Excess, Roofs, excess, raised, widened
 from profiler.results.run_folder import RunFolder
 from profiler.run.progress import Display
+from profiler.run.quiet import other_work
 from profiler.worker.roofline import Measured, precisions_needed
 
 _TIMEOUT = 60.0
-_ATTEMPTS = 3
-"""Measurements after the last case, while others use the machine and a row's fate depends on it."""
 
 
 class RunRoofs:
@@ -41,32 +41,29 @@ class RunRoofs:
 
     def measure(self, cases: Sequence[Case]) -> None:
         """Measure the roofs that these cases need; a resumed run's own are kept, and those that it lacks added."""
-        needed = {"copy_gb_s", *(f"{precision}_tflops" for precision in self._precisions(cases))}
-        if cases and not self.measured.keys() >= needed:
-            self._measure(cases)
+        precisions = precisions_needed(self._target.kind, cases)
+        if cases and not self.measured.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
+            self._measure(precisions)
             self.raise_to([])
 
     def confirm(self, cases: Sequence[Case]) -> None:
-        """Measure the roofs again where a row of these cases reached more than they say; fail those still far above.
+        """Measure the roofs once more where other work lowered them, or a row of these cases reached more than they
+        say; fail the rows that are still far above.
 
-        That takes a measurement which nothing disturbed: a busy machine fails no row. Where nobody can tell whether it
-        is busy, the best of several counts.
+        A busy machine would lower them again: it measures nothing, and fails no row. Where nobody can tell whether it
+        is busy, the better of two measurements counts.
         """
-        above = self._above(cases)
-        for _ in range(_ATTEMPTS):
-            if not above:
-                return
-            quiet = self._measure([case for case, _, _ in above])
-            self.raise_to(cases)
-            above = [row for row in self._above(cases) if row[2].is_impossible]
-            if quiet:
-                break
-        if quiet is False:
+        doubted = self.measured and (self._environment.get("roofs_disturbance") or self._above(cases))
+        if not doubted or other_work(Nvml(self._target.gpu.uuid if self._target.gpu else None)):
             return
-        for case, result, over in above:
-            result.fail(over.rejection())
-            self._run.append(result)
-            self._display.ended(case, result)
+        known = [name.removesuffix("_tflops") for name in self.measured if name.endswith("_tflops")]
+        quiet = self._measure(known)
+        self.raise_to(cases)
+        for case, result, over in self._above(cases) if quiet is not False else ():
+            if over.is_impossible:
+                result.fail(over.rejection())
+                self._run.append(result)
+                self._display.ended(case, result)
 
     def raise_to(self, cases: Sequence[Case]) -> None:
         """Raise the roofs to what rows of these cases reached."""
@@ -84,14 +81,11 @@ class RunRoofs:
         results = self._run.results() if cases else {}
         return [(case, results[case.id]) for case in cases if case.id in results and results[case.id].status == "ok"]
 
-    def _precisions(self, cases: Sequence[Case]) -> tuple[str, ...]:
-        return precisions_needed(self._target.kind, cases)
-
-    def _measure(self, cases: Sequence[Case]) -> bool | None:
+    def _measure(self, precisions: Sequence[str]) -> bool | None:
         """Add a measurement to those of the run; returns whether nothing disturbed it, None if nobody can tell."""
         what = "measuring peak FLOP/s and bandwidth"
         self._display.preparing(what, 0, 1)
-        log, argument = self._run.logs / "roofs.log", (self._target.kind, self._precisions(cases), self._seconds)
+        log, argument = self._run.logs / "roofs.log", (self._target.kind, precisions, self._seconds)
         variables = {"CUDA_VISIBLE_DEVICES": self._target.gpu.uuid if self._target.gpu else ""}
         call = Call("profiler.worker.roofline:measure_roofs", argument, log, _TIMEOUT, environment=variables)
         outcome = run_one(call)

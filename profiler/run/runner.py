@@ -16,6 +16,7 @@ from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds, probe_of
 from profiler.machine import Target, available_memory_mib
+from profiler.processes.messages import Outcome
 from profiler.processes.other_python import OtherPython, other_pythons
 from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
@@ -27,7 +28,7 @@ from profiler.run.device_lock import DeviceLock
 from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
-from profiler.run.progress import Display, with_progress
+from profiler.run.progress import Display
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
 from profiler.run.supervise import Supervisor, families
@@ -48,11 +49,12 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
 
 
 class Runner:
-    """Measures the cases of one run; `wall` holds what the time went into, `repeated` the ids of the cases that were
-    measured again, and `why_not_all` why other disturbed ones were not, where that was begun.
+    """Measures the cases of one run; `wall` holds what the time went into, `earlier` the phases of an earlier start's
+    results, `repeated` the ids of cases that were measured again, `why_not_all` why other disturbed ones were not.
 
-    `config` is the job as resolved for `target`, and `plan` all of its cases; `environment` gets the device's roofs, if
-    it has none. Before each case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
+    `config` is the job as resolved for `target`, `plan` all of its cases, and `chosen` those that get what they lack of
+    first calls at new shapes; `environment` gets the device's roofs, if it has none. Before each case it waits up to
+    `idle_minutes` until the machine is quiet; None is not at all.
     """
 
     def __init__(
@@ -61,16 +63,19 @@ class Runner:
         config: Config,
         target: Target,
         plan: Sequence[Case],
+        chosen: Sequence[Case],
         environment: dict[str, Any],
         display: Display,
         idle_minutes: float | None = None,
     ) -> None:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
-        self.plan, self.budget, self.path = plan, config.budget, tuple(map(str, config.import_from))
+        self.plan, self.chosen, self.budget = plan, chosen, config.budget
+        self.path = tuple(map(str, config.import_from))
         self.wall = WallTime()
+        self.earlier = {id_: result.phases for id_, result in run.results().items()}
         self.repeated: set[str] = set()
         self.why_not_all = ""
-        self._first_calls: dict[CaseId, float | str] = {}
+        self._first_calls = timed(run.results())
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
         self._idle_minutes = idle_minutes
@@ -80,33 +85,32 @@ class Runner:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
         Those that were disturbed are measured again at the end, within `budget.repeats`. Then the largest batch is
-        searched in the families of `searched`; the journal's probes named in `again` are left out of account.
+        searched in the families of `searched`; the journal's probes named in `again` are left out of account. Last are
+        the first calls at new shapes.
         """
         for case in cases:
             if case.unsupported is not None:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
         searched = self._unfinished(searched, waiting, again)
-        if not waiting and not searched:
+        walked = walks(self.plan, self.chosen, {case.id for case in waiting}, self.run.results())
+        if not waiting and not searched and not walked:
             return
-        pythons = [case.python for case in (*waiting, *searched) if case.python]
+        before = {case.id: case for walk in walked for case in walk} | {case.id: case for case in waiting}
+        pythons = [case.python for case in (*before.values(), *searched) if case.python]
         with DeviceLock(self._uuid or "cpu", self.run.path) as lock, other_pythons(pythons, self.run.logs) as others:
             quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display, self.wall)
             quiet.begin()
-            walked = walks(self.plan, {case.id for case in waiting}, self.run.results())
-            before = {case.id: case for walk in walked for case in walk} | {case.id: case for case in waiting}
             task = self._prepare(list(before.values()), searched, quiet, others)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 supervisor = Supervisor(self.run.logs, self.path, watcher, quiet, others)
-                tasks, walked_tasks = list(map(task, waiting)), [list(map(task, walk)) for walk in walked]
-                self._time_first_calls(walked_tasks, supervisor)
+                tasks = list(map(task, waiting))
                 self._measure_all(tasks, supervisor)
-                if self.budget.repeats:
-                    self._time_first_calls(walked_tasks, supervisor)
                 with self.wall.span("kernels"):
                     for result in add_reasons(tasks, self.run.results(), supervisor.kernel_times):
                         self.run.append(result)
                 self._search_all(list(map(task, searched)), again, supervisor)
+                self._time_first_calls(task, supervisor)
 
     def _prepare(
         self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, others: Mapping[Path, OtherPython]
@@ -130,7 +134,8 @@ class Runner:
 
     def _await(self, others: Mapping[Path, OtherPython]) -> None:
         """Wait until the other interpreters are ready; their rows have the CUDA of their libraries."""
-        for python, other in with_progress(self.display, "libraries of other interpreters", [*others.items()]):
+        for done, (python, other) in enumerate(others.items()):
+            self.display.preparing("libraries of other interpreters", done, len(others))
             said = other.ready()
             found = {"cuda": said.get("torch_cuda"), "cudnn": said.get("cudnn")} if self.target.gpu else {}
             for facts in self.environment["interpreters"].values():
@@ -139,59 +144,56 @@ class Runner:
             self.run.write_environment(self.environment)
 
     def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
-        """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""
+        """Measure every task, and what was disturbed again: until it is not, or that is in vain, or has no time."""
         takes = Takes(self.run.results(), self.budget.repeats)
-        self._measure_once(tasks, supervisor, takes)
+        self._measure_once([task for task in tasks if task.case.id not in takes.disturbed], supervisor, takes)
         for number in itertools.count(1):
-            disturbed = [task for task in tasks if task.case.id in takes.disturbed]
-            if not disturbed or not takes.has_time:
+            due = [task for task in tasks if takes.is_due(task.case.id)]
+            if not due:
                 return
-            what = counted(len(disturbed), "disturbed case")
+            what = counted(len(due), "disturbed case")
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
             self.why_not_all = "the run was ended before"
-            done = self._measure_once(disturbed, supervisor, takes, again=True)
+            done = self._measure_once(due, supervisor, takes, again=True)
             self.why_not_all = ""
-            if left := len(disturbed) - done:
-                self.why_not_all = "the time for that, `budget.repeats`, was spent"
+            if left := len(due) - done:
+                spent = "the time for that, `budget.repeats`, was spent"
+                self.why_not_all = "the machine was as busy as before" if takes.is_in_vain else spent
                 self.display.announce(f"{done} of {what} measured again, {left} not ({self.why_not_all})")
 
-    def _time_first_calls(self, walked: Sequence[Sequence[Task]], supervisor: Supervisor) -> None:
-        """The first call at each new shape that has none yet: before any case is measured, and once more at the end."""
+    def _time_first_calls(self, task: Callable[[Case], Task], supervisor: Supervisor) -> None:
+        """Add the first call at each new shape that has none yet, or the warning why not, to the rows that are ok."""
         journal = self.run.results()
-        self._first_calls |= (known := timed(journal))
-        able = ([task for task in walk if failure(task.case, task.prepared) is None] for walk in walked)
-        untimed = [w for w in able if any(isinstance(self._first_calls.get(t.case.id, ""), str) for t in w[1:])]
-        for walk in with_progress(self.display, "first calls at new shapes", untimed):
+        walked = [list(map(task, walk)) for walk in walks(self.plan, self.chosen, (), journal)]
+        able = [walk for walk in walked if failure(walk[0].case, walk[0].prepared) is None]
+        for done, walk in enumerate(able):
+            what = f"first calls at new shapes, up to {walk[-1].case.id}"
+            self.display.preparing(what, done, len(able))
             with self.wall.span("first calls"):
-                there = {id_: found for id_, found in self._first_calls.items() if not isinstance(found, str)}
-                self._first_calls |= supervisor.first_calls(walk) | there
-        for id_, result in journal.items():
-            if id_ in self._first_calls.keys() - known and result.status == "ok":
-                self._add_first_call(result)  # It was disturbed, or measured before any smaller shape was there.
-                self.run.append(result)
-
-    def _add_first_call(self, result: Result) -> None:
-        """Add what was timed of the case's shape, or the warning why nothing was."""
-        found = self._first_calls.get(result.case_id)
-        result.warnings[:] = [warning for warning in result.warnings if warning.kind != UNTIMED]
-        if isinstance(found, str):
-            result.warnings.append(Warning(UNTIMED, found))
-        elif found is not None and result.status == "ok":
-            result.figures["first_call_ms"] = found
+                found = supervisor.first_calls(walk)
+            for id_, call in found.items():
+                if id_ not in self._first_calls:
+                    result = journal[id_]
+                    result.warnings[:] = [warning for warning in result.warnings if warning.kind != UNTIMED]
+                    result.warnings += [Warning(UNTIMED, call.why_not)] if call.why_not else []
+                    result.figures |= {"first_call_ms": call.ms} if call.ms is not None else {}
+                    self.run.append(result)
 
     def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> int:
-        """Measure tasks, family by family; `again` as far as there is time for that. Returns how many it measured."""
+        """Measure tasks, family by family; `again` as long as that is due. Returns how many it measured."""
 
         def keep(case: Case, result: Result) -> None:
-            self._add_first_call(result)
+            if result.status == "ok" and case.id in self._first_calls:
+                result.figures["first_call_ms"] = self._first_calls[case.id]
             if case.id in takes.disturbed:
                 self.repeated.add(str(case.id))
-            self._keep(case, result, takes.add(result, again))
+            self._keep(case, result, takes.add(result))
 
-        ordered = families(tasks)
+        # What cannot run comes first: who reads it then can mend it now.
+        ordered = sorted(families(tasks), key=lambda family: self._refusal(family[0]) is None)
         pace = _Pace([task.case for family in ordered for task in family], self.budget)
         for family in ordered:
-            if not again or takes.has_time:
+            if not again or takes.is_due(family[0].case.id):
                 self._measure_family(family, supervisor, pace, keep)
         return pace.done
 
@@ -210,16 +212,18 @@ class Runner:
             keep(waiting.pop(0).case, result)
 
         tick(0, "start")
-        first_case, prepared = family[0].case, family[0].prepared
-        weights = weight_mib(first_case.source, prepared.state)
-        why_not = failure(first_case, prepared) or too_large_to_run(first_case, weights, self.target.gpu)
-        if why_not is not None:
+        if (why_not := self._refusal(family[0])) is not None:
             for task in family:
                 end(Result(task.case.id, why_not.status, [str(why_not.reason)], log=log_name(why_not.log)))
         elif family[0].case.role is Role.SWEEP:
             supervisor.measure_sweep(family, tick, end)
         else:
             end(supervisor.measure_one(family[0], lambda phase: tick(0, phase)))
+
+    def _refusal(self, task: Task) -> Outcome | None:
+        """How a case ends that is not started, since its model was not prepared or does not fit; None if it is."""
+        weights = weight_mib(task.case.source, task.prepared.state)
+        return failure(task.case, task.prepared) or too_large_to_run(task.case, weights, self.target.gpu)
 
     def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[CaseId]) -> list[Case]:
         """Those of `searched` in whose families there is something to measure or to search."""
@@ -270,7 +274,7 @@ class _Pace:
 
     def ended(self, seconds: float) -> None:
         self._spent += seconds
-        self._expected += self._estimates[self.done]
+        self._expected += self._estimates[self.done] if seconds else 0.0  # What cannot run took none.
         self.done += 1
 
     def seconds_left(self) -> float:

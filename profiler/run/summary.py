@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -39,8 +40,29 @@ Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
 """Of so many rows a warning gives the names."""
+_shown = partial(fields, shown=Shown.TERMINAL)
 _NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
 _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
+_VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
+_LAYER = [
+    *_VARIANT,
+    field("forward_ms"),
+    field("grad_input_ms", "gradInput"),
+    field("grad_weight_ms", "gradWeight"),
+    figure("Total", "total_ms", unit="ms"),
+    figure("TFLOP/s forward", "forward_tflops"),
+    figure("TFLOP/s total", "total_tflops"),
+    field("peak_memory_mib", expendable=2),
+    prose("Note", "disturbed"),
+]
+_SWEEP = [
+    figure("Batch", "batch_size", each(str)),
+    field("latency_ms"),
+    figure("Per item", "ms_per_item", unit="ms"),
+    field("throughput", expendable=4),
+    figure("Of best", "efficiency", each(percent), unit="%"),
+    prose("Note", "note"),
+]
 
 
 def print_results(
@@ -59,7 +81,7 @@ def print_results(
     `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
     and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
     rough, in place of the notes on intervals. `repeated` goes to the sentence on disturbed cases; `roofs_disturbance`
-    is why the peak that shares are of may be too low.
+    is why no shares of the peak are given.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
@@ -82,7 +104,7 @@ def print_results(
         console.print(Text(f"\n{text}"))
     every = [line for _, group in compared for line in group]
     notes = _notes(every, rough([sampling_seconds]), judged)
-    if any(line["fraction_of_peak"] is not None for line in every):
+    if any(line["tflops"] is not None for line in every):
         notes += filter(None, [doubtful_roofs({"": roofs_disturbance})])
     if notes:
         console.print(Text("\n" + "\n".join(notes), style="dim"))
@@ -135,32 +157,6 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
         prose("Note", "note"),
     ]
     return Table("", title(dict(key)), frame, made)
-
-
-def _shown(*groups: Group) -> list[Field]:
-    return fields(*groups, shown=Shown.TERMINAL)
-
-
-_VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
-_LAYER = [
-    *_VARIANT,
-    field("forward_ms"),
-    field("grad_input_ms", "gradInput"),
-    field("grad_weight_ms", "gradWeight"),
-    figure("Total", "total_ms", unit="ms"),
-    figure("TFLOP/s forward", "forward_tflops"),
-    figure("TFLOP/s total", "total_tflops"),
-    field("peak_memory_mib", expendable=2),
-    prose("Note", "disturbed"),
-]
-_SWEEP = [
-    figure("Batch", "batch_size", each(str)),
-    field("latency_ms"),
-    figure("Per item", "ms_per_item", unit="ms"),
-    field("throughput", expendable=4),
-    figure("Of best", "efficiency", each(percent), unit="%"),
-    prose("Note", "note"),
-]
 
 
 def _print_layers(console: Console, results: pl.DataFrame) -> None:

@@ -17,7 +17,7 @@ from profiler.processes.temporary import own_folder
 from profiler.results.result import Result, log_name, result_of
 from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
-from profiler.worker.task import Task
+from profiler.worker.task import FirstCall, Task
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,23 @@ class Supervisor:
         self.quiet.mark(result)
         return result
 
-    def first_calls(self, tasks: Sequence[Task]) -> dict[CaseId, float | str]:
-        """By case but the first the milliseconds of the first call at its shape, or why there are none; the tasks are
-        one configuration at several shapes. What compiles finds nothing of other cases in its cache on disk."""
+    def first_calls(self, tasks: Sequence[Task]) -> dict[CaseId, FirstCall]:
+        """The first call at each task's shape but the first; the tasks are one configuration at several shapes.
+
+        What compiles finds nothing of other cases in its cache on disk. Nothing is called on a machine that is busy.
+        """
         case = tasks[0].case
         log = self.logs / f"{case.id.file_name}-first-calls.log"
         variable = ENGINES[case.engine].compile_cache
         self.quiet.start()
+        if who := self.quiet.busy():
+            return {each.case.id: FirstCall(why_not=f"not timed: {who}") for each in tasks[1:]}
         with own_folder() as folder:
             own = {variable: str(folder)} if variable else {}
             outcome = self._run("extra_calls:first_calls", tasks, tasks[0], log, variables=own)
-        found: dict[CaseId, float | str] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
-        return {each.case.id: found.get(each.case.id, str(outcome.reason)) for each in tasks[1:]}
+        found: dict[CaseId, FirstCall] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
+        lost = FirstCall(why_not=str(outcome.reason))
+        return {each.case.id: found.get(each.case.id, lost) for each in tasks[1:]}
 
     def kernel_times(self, task: Task) -> Outcome:
         """The kernels of a case that has been measured, in a process of its own."""

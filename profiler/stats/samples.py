@@ -24,6 +24,8 @@ _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
 _RESAMPLES = 1000
 _AT_ONCE = 1_000_000
 """Samples drawn at once, so that the bootstrap of a long series needs some 4 MB."""
+_LEAST = 3
+"""Samples that are taken however long they take."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,6 @@ def expanded_interval(values: Floats, blocks: float) -> Interval:
     # Weibull's percentiles leave the right share outside with few resamples too; NumPy's default leaves too much.
     low, high = np.percentile(values, [tail, 100 - tail], method="weibull")
     return Interval(float(low), float(high))
-
-
-_LEAST = 3
-"""Samples that are taken however long they take."""
 
 
 @dataclass

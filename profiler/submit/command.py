@@ -33,6 +33,10 @@ from profiler.tables.writers import slug
 
 _SAME_MACHINE = ("gpu", "cpu", "device")
 """Of two runs that are called by one label, what they must agree in."""
+_FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
+"""What environment.json must say of the machine, by its device."""
+_MARKED = {"disturbed": TAKEN_AGAIN, HOST_BOUND: [HOST_BOUND]}
+"""What the tables mark: a word for it, and the kinds of warnings."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,6 @@ def _write(accepted: Accepted, console: Console) -> None:
     console.print(Text(f"{target}: {counted(rows.height, 'row')} ({listing}), {size / 1024:.0f} KiB"))
     for note in notes(run, accepted.folder):
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
-
-
-_FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
-"""What environment.json must say of the machine, by its device."""
-_MARKED = {"disturbed": TAKEN_AGAIN, HOST_BOUND: [HOST_BOUND]}
-"""What the tables mark: a word for it, and the kinds of warnings."""
 
 
 def label_of(run: Run) -> str | None:

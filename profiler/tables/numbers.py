@@ -182,8 +182,6 @@ whole = each(count)
 shares = each(lambda share: percent(share, 1))
 errors = each(error)
 rates = each(lambda value: significant(value, 4))
-
-
 UNITS: dict[str, tuple[str, Format]] = {
     "": ("", whole),
     "ms": ("ms", ms),

@@ -31,6 +31,10 @@ _FOLDED = {"words": 14, "prose": 24, "excerpt": 10}
 """Characters that a column keeps on a narrow terminal, by the field's kind. Figures and names stay whole."""
 MARK = "▸"
 """Before rows that are marked."""
+_MARKUP = re.compile(
+    r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
+)
+"""What Markdown, or HTML in it, would take for markup: underscores at a word's edge, and what a list begins with."""
 
 
 def print_section(console: Console, section: Section) -> None:
@@ -161,11 +165,6 @@ def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
 
 
 # As Markdown.
-
-_MARKUP = re.compile(
-    r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
-)
-"""What Markdown, or HTML in it, would take for markup: underscores at a word's edge, and what a list begins with."""
 
 
 @lru_cache(maxsize=10_000)

@@ -31,6 +31,15 @@ _FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
 """Of a list of reasons in a warning."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+_FLOOR = 1e-6
+_TIMES = 3
+"""A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
+_NOTABLE = 0.01
+"""Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
+_NOT_FINITE = {
+    "amp-fp16": ", at any loss scale: training would skip every step",
+    "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
+}
 
 
 def verify(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
@@ -179,13 +188,6 @@ def judge_reference(truth: Gradients, seeding: str) -> Finding:
     return None
 
 
-_FLOOR = 1e-6
-_TIMES = 3
-"""A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
-_NOTABLE = 0.01
-"""Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
-
-
 def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]) -> Finding:
     """What the errors of loss and gradients say of a row: wrong, or further off than usual.
 
@@ -216,12 +218,6 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     error = f"relative L2 error {numbers.error(found.gradient)} to fp64"
     reason = f"{error}, usual at {precision} is below {numbers.error(usual)} for this model"
     return Warning("inaccurate-gradients", reason)
-
-
-_NOT_FINITE = {
-    "amp-fp16": ", at any loss scale: training would skip every step",
-    "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
-}
 
 
 def _or_zero(error: float) -> float:

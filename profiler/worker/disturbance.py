@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engines.base import Warning
 from profiler.nvml import UTILIZATION_SECONDS, Nvml
-from profiler.processor import TICK_S, Load
+from profiler.processor import TICK_S, Load, Reading, read
 from profiler.tables.numbers import percent
 
 _OTHERS, _STEAL, _DELAYED = 0.05, 0.02, 0.05
@@ -20,9 +20,19 @@ CARD = 0.05
 """From this share of a GPU's time on that others have, it is disturbed."""
 _EVIDENCE_S = 5 * TICK_S
 """What others had must be longer than this: the kernel counts in ticks, and a few of them are no evidence."""
+_LEAST_S = 1.0
+"""For so long a call is looked at, at least: in it the share that disturbs one processor is as long as evidence is."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
 """Kinds of a GPU's row whose latency is the host's too, or cannot be told from it."""
 _POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time (time.time()), and what the kernel had counted until then."""
+
+    at: float = field(default_factory=time.time)
+    reading: Reading = field(default_factory=read)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,6 @@ class Card:
         self._there = nvml.pids() or frozenset()
         self._ours: frozenset[int] = frozenset()
         self._busy = nvml.utilization()
-        self._since = time.time()
         waited = 0.0
         while (self._busy or 0.0) >= CARD and waited < UTILIZATION_SECONDS + _POLL_S:
             sleep(_POLL_S)
@@ -68,14 +77,10 @@ class Card:
         """Call once this process uses the GPU: what has appeared is ours, by whatever number NVML knows it."""
         self._ours = (self._nvml.pids() or frozenset()) - self._there
 
-    def start(self) -> None:
-        """Call right before a case is measured."""
-        self._since = time.time()
-
-    def load(self) -> CardLoad:
-        """What others did since `start`; not while something is timed."""
+    def load(self, since: float) -> CardLoad:
+        """What others did since then (time.time()); not while something is timed."""
         newcomers = (self._nvml.pids() or frozenset()) - self._there - self._ours
-        strangers, used = self._there | newcomers, self._nvml.used_by(self._since)
+        strangers, used = self._there | newcomers, self._nvml.used_by(since)
         seen = bool(strangers) and used is not None
         others = sum(share for pid, share in (used or {}).items() if pid in strangers) if seen else None
         return CardLoad(self._busy, others, len(newcomers))
@@ -105,6 +110,16 @@ def disturbed(loads: Sequence[Load], card: CardLoad | None = None) -> list[Warni
         if found := reasons(load):
             return [Warning("disturbed", f"{' and '.join(found)}{when}")]
     return []
+
+
+def beside_call(moments: Sequence[Moment], now: Reading, card: Card) -> list[Warning]:
+    """The warning that other work ran beside a call that began at the last of the moments and has ended `now`.
+
+    A call of less than a second is judged by the latest moment that is so long ago.
+    """
+    enough = (moment for moment in reversed(moments) if now.seconds - moment.reading.seconds >= _LEAST_S)
+    before = next(enough, moments[0])
+    return disturbed([now.since(before.reading)], card.load(before.at))
 
 
 def reasons(load: Load) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,29 +19,27 @@ from profiler.processes.messages import Entered, Report, Salvage
 from profiler.tables.numbers import significant
 from profiler.worker import disturbance
 from profiler.worker.measure_case import Phases, open_bench
-from profiler.worker.task import Task, check_inputs, make_job
+from profiler.worker.task import FirstCall, Task, check_inputs, make_job
 
 _CALLS = 3
 """So many at each shape, before the next one comes: a compiler that records graphs needs as many until it replays."""
 
 
-def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, float | str]:
-    """Time the first call at each task's shape but the first, in milliseconds; a text says what disturbed it.
+def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, FirstCall]:
+    """Time the first call at each task's shape but the first, or say what disturbed it.
 
     The tasks are one configuration at several shapes. From when the inputs of the new shape are on the host until the
     outputs are there: copying them, and all that the engine does for a shape that it has not seen. One that is made for
-    a shape is opened again, which counts. What was timed until a failure is kept. Others' work is judged from the
-    beginning on: the kernel counts in ticks, and a call may be shorter.
+    a shape is opened again, which counts. What was timed until a failure is kept.
     """
-    phases, found = Phases(report), dict[CaseId, float | str]()
+    phases, found, moments = Phases(report), dict[CaseId, FirstCall](), list[disturbance.Moment]()
     session: Session | None = None
-    before = processor.read()
     for number, task in enumerate(tasks):
         check_inputs(task)
         if session is None:
-            card = open_bench(task, phases, report).card
-            card.start()
+            bench = open_bench(task, phases, report)
         job = replace(make_job(task, phases.enter), engine=task.case.engine, keeps_free=True)
+        moments.append(disturbance.Moment())
         start = time.perf_counter()
         if isinstance(session, Reshapable):
             session.reshape(job)
@@ -49,26 +47,21 @@ def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, float | s
             if session is not None:
                 session.close()
             session = engines.open_session(task.case.engine, job)
+        wait = session.wait if isinstance(session, OwnQueue) else bench.clock.synchronize
         session.run(ignore)
-        _wait(task, session)()
+        wait()
         if number:
             ms = 1000 * (time.perf_counter() - start)
-            others = disturbance.disturbed([processor.read().since(before)], card.load())
-            found[task.case.id] = f"it took {significant(ms)} ms while {others[0].text}" if others else ms
+            others = disturbance.beside_call(moments, processor.read(), bench.card)
+            why_not = f"it took {significant(ms)} ms while {others[0].text}" if others else ""
+            found[task.case.id] = FirstCall(None if others else ms, why_not)
             report(Salvage(dict(found)))
         for _ in range(_CALLS - 1):
             session.run(ignore)
-            _wait(task, session)()
+            wait()
     if session is not None:
         session.close()
     return found
-
-
-def _wait(task: Task, session: Session) -> Callable[[], None]:
-    """What returns once the session's work is finished."""
-    if isinstance(session, OwnQueue):
-        return session.wait
-    return torch.cuda.synchronize if task.case.device == "cuda" else lambda: None
 
 
 def kernel_times(task: Task, report: Report) -> dict[str, float]:
@@ -83,12 +76,11 @@ def kernel_times(task: Task, report: Report) -> dict[str, float]:
     session = engines.open_session(task.case.engine, make_job(task, lambda phase: report(Entered(phase))))
     report(Entered(Phase.PROFILE))
     iterations = record(lambda: session.run(ignore), task.case.device).iterations
-    total: Counter[str] = Counter()
-    for iteration in iterations:
-        if task.case.device == "cuda":
-            for kernel in iteration.kernels:
-                total[kernel.name.removeprefix("void ")] += kernel.ms  # type: ignore[assignment]
-        else:
-            for operator in read_operators(iteration.spans)[0]:
-                total[operator.kind] += operator.ms  # type: ignore[assignment]
-    return {name: ms / len(iterations) for name, ms in total.items()}
+    if task.case.device == "cuda":
+        ran = [(kernel.name.removeprefix("void "), kernel.ms) for each in iterations for kernel in each.kernels]
+    else:
+        ran = [(each.kind, each.ms) for iteration in iterations for each in read_operators(iteration.spans)[0]]
+    total = defaultdict[str, float](float)
+    for name, ms in ran:
+        total[name] += ms / len(iterations)
+    return dict(total)

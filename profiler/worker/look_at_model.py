@@ -1,4 +1,4 @@
-"""Look at a model without running it: what `--dry-run` finds out before anything is prepared."""
+"""Look at a model without computing anything: what `--dry-run` finds out before anything is prepared."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from exporters.build_model import build, call_factory, fill, structure
+from exporters.build_model import build, call_factory, empty, fill
+from exporters.calls import call
 from exporters.inputs import TensorSpec, arguments, described, input_specs, read_onnx
 from exporters.int8 import calibration_files
 from exporters.qdq_placement import PLACEMENTS
 from exporters.shapes import dimensions_of
 from exporters.source import ModelError, ModelSource
-from profiler.processes.messages import Outcome, Report
+from exporters.time_limit import limited
+from profiler.processes.messages import Outcome, Report, Salvage
 from profiler.tables.numbers import count
 from profiler.worker.prepare_model import check_source, refusals
-from profiler.worker.reference_outputs import no_reference
-from profiler.worker.task import Look, Prepared
+from profiler.worker.reference_outputs import is_of_shapes, no_reference
+from profiler.worker.task import Look, Prepared, usual_items
+
+_FORWARD_SECONDS = 10.0
+"""For forward without values: on a busy CPU ResNet-200 takes 2 s, a Mamba 9."""
 
 
 def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
-    """The model's inputs, and what keeps it from being prepared as far as that shows without running it.
+    """The model's inputs, and what keeps it from being prepared as far as that shows without values.
 
     A torch model is made on the meta device, where its weights take neither memory nor time, or as the run makes it
-    where its code does not work there; the keys of a weights file are compared with its own. Of an ONNX file the header
-    is read. The second argument says whether it is to be quantized, for which calibration data are looked at.
+    where its code does not work there; the keys of a weights file are compared with its own, and forward is called on
+    that device. Of an ONNX file the header is read. The second argument says whether it is to be quantized, for which
+    calibration data are looked at.
 
     Raises what preparing the model would raise for it: exporters.source.ModelError, engines.base.Unsupported.
     """
@@ -41,8 +47,13 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
             calibration_files(source.calibration, specs)
         except ModelError as error:
             failures |= dict.fromkeys(PLACEMENTS, Outcome("failed", str(error)))
-    seen = _open_header(source) if source.onnx is not None else _look_at_module(source, specs)
-    return Look(Prepared(specs, failures=failures), f"{seen}; {described(specs)}")
+    prepared, inputs = Prepared(specs, failures=failures), described(specs)
+    if source.onnx is not None:
+        return Look(prepared, f"{_open_header(source)}; {inputs}")
+    model, seen = _look_at_module(source, specs)
+    look = Look(prepared, f"{seen}, but only a run shows whether it takes these shapes; {inputs}")
+    report(Salvage(look))  # Compiled code may end a process that has it read a tensor without memory.
+    return Look(prepared, f"{seen} and takes these shapes; {inputs}") if _takes(model, source, specs) else look
 
 
 def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
@@ -50,17 +61,38 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
     return dimensions_of(source)
 
 
-def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
+def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[nn.Module, str]:
+    """The network, and what was seen of it."""
     model, how = _module(source)
     _check_signature(model, source, specs)
-    size = count(sum(parameter.numel() for parameter in model.parameters()))
-    seen = f"{how}, {size} parameters, forward has a place for each input"
-    if source.weights is None:
-        return seen
-    with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.
-        warnings.simplefilter("ignore")
-        fill(model, source)
-    return f"{seen}, the keys of {source.weights.name} fit"
+    seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters"
+    if model.training and source.library is None:
+        seen += ", in training mode: it is measured in eval mode"
+    if source.weights is not None:
+        with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.
+            warnings.simplefilter("ignore")
+            fill(model, source)
+        seen += f", the keys of {source.weights.name} fit"
+    return model, f"{seen}, forward has a place for each input"
+
+
+def _takes(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -> bool:
+    """Whether forward takes inputs of these shapes on the meta device, where nothing is computed; False is unknown.
+
+    Many do not run there for no fault of the user's: they ask for values, or make tensors on a device that they name.
+    Raises ModelError where it is a shape that does not fit.
+    """
+    items = usual_items(specs)
+    try:
+        with torch.device("meta"), torch.no_grad(), limited(_FORWARD_SECONDS):
+            tensors = [torch.empty(spec.at(items), dtype=getattr(torch, spec.dtype)) for spec in specs]
+            floats = [each.float() if each.is_floating_point() else each for each in tensors]
+            call(model.to("meta", torch.float32).eval(), specs, floats)
+    except Exception as error:
+        if is_of_shapes(error):
+            raise no_reference(source, error, specs) from error
+        return False
+    return True
 
 
 def _check_signature(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -> None:
@@ -82,8 +114,7 @@ def _check_signature(model: nn.Module, source: ModelSource, specs: Sequence[Tens
 def _module(source: ModelSource) -> tuple[nn.Module, str]:
     """The network, and how it was made."""
     if source.factory is None:
-        with torch.device("meta"):
-            return structure(source), "the network"
+        return empty(source), "the network"
     maker = "its library" if source.library else "its factory"
     with contextlib.suppress(ModelError), torch.device("meta"):
         return call_factory(source), f"{maker} was called, without memory for weights"

@@ -96,32 +96,18 @@ def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
     return Bench(nvml, host, device, card, CudaClock(), report, phases)
 
 
-@dataclass(frozen=True)
-class WarmUp:
-    """What the warm-up found: seconds of the first run, milliseconds a call, and the host's peak so far."""
-
-    first_run_s: float
-    expected_ms: float
-    is_steady: bool
-    host_peak_mib: float | None
-    host_counts_again: bool
-    """Whether the kernel has begun to count the host's peak again."""
-
-
 def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) -> Result:
     """Warm up, measure and check a session that has just been opened for `job`."""
     case, phases = task.case, bench.phases
     if case.device == "cuda" and isinstance(session, OwnQueue):
         bench = replace(bench, clock=QueueClock(session.wait))
-    warm = _warm_up(task.budget, session, bench)
-    result = _measure(task, session, bench, warm.expected_ms)
-    host_peak = bench.host.peak_mib()  # Before the engine reads its own files again to declare its weights.
+    result = Result(case.id, "ok", clock=bench.clock.headline)
+    expected_ms = _warm_up(task.budget, session, bench, result)
+    _measure(task, session, bench, expected_ms, result)
+    result.figures["host_peak_mib"] = bench.host.peak_mib()  # Before the engine reads its files to declare its weights.
     phases.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
-    if not warm.is_steady:
-        result.warnings.append(Warning("unsteady", "timings had not settled when measuring began"))
-    if case.role is not Role.SWEEP:  # Its process holds what other batches left.
-        _add_memory(case, session, bench.device, host_peak, warm, result)
+    _add_memory(case, session, bench.device, result)
     if case.role is not Role.CELL:
         bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
@@ -133,27 +119,33 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     if isinstance(bench.clock, CudaClock) and case.role is not Role.PROBE:
         result.samples |= bench.clock.time_copies(*copied)
     result.figures |= _least_work(task, sum(copied))
-    result.figures |= _set_up(graph, result, phases, warm.first_run_s)
+    result.figures |= _set_up(graph, result, phases)
     if task.profile and result.status == "ok":
         bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
         phases.enter(Phase.PROFILE)
-        _profile(session, result, enough=_left(task, bench) > _PROFILED_CALLS * warm.expected_ms / 1000)
+        _profile(session, result, enough=_left(task, bench) > _PROFILED_CALLS * expected_ms / 1000)
     return result
 
 
-def _warm_up(budget: Budget, session: Session, bench: Bench) -> WarmUp:
+def _warm_up(budget: Budget, session: Session, bench: Bench, result: Result) -> float:
+    """Run until timings have settled; returns milliseconds a call."""
     bench.clock.synchronize()
     bench.device.loaded()
     bench.phases.enter(Phase.WARM_UP)
-    first_run_s = first_run(session, bench.clock)
+    result.figures["first_run_s"] = first_run(session, bench.clock)
     bench.device.read()
     expected_ms, is_steady = warm_up(session, bench.clock, budget)
-    peak = bench.host.peak_mib()
-    return WarmUp(first_run_s, expected_ms, is_steady, peak, bench.host.start_measuring())
+    if not is_steady:
+        result.warnings.append(Warning("unsteady", "timings had not settled when measuring began"))
+    result.figures["set_up_peak_mib"] = peak = bench.host.peak_mib()
+    if not bench.host.start_measuring() and peak is not None:
+        reason = "the kernel does not reset its count, so host_peak_mib includes the set-up"
+        result.warnings.append(Warning("host-peak", reason))
+    return expected_ms
 
 
-def _measure(task: Task, session: Session, bench: Bench, expected_ms: float) -> Result:
-    """Samples, throughput, and energy where it is asked for."""
+def _measure(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
+    """Add samples, throughput, and energy where it is asked for."""
     case, is_probe = task.case, task.case.role is Role.PROBE
     bench.phases.enter(Phase.MEASURE)
     left = _left(task, bench)
@@ -162,22 +154,21 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float) -> 
     def keep(samples: Samples) -> None:
         bench.report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))
 
-    bench.card.start()
+    start = time.time()
     # Of a probe it is asked whether it fits; near the limit a call takes seconds.
     measured = measure(session, bench.clock, budget, expected_ms, keep, headline_only=is_probe)
     keep(measured.samples)  # Whatever the checks run into, these are not lost.
     bench.device.read()
-    result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
-    result.warnings = measured.warnings
+    result.stop_reason, result.samples = measured.stop_reason, measured.samples
+    result.warnings += measured.warnings
     host_counts = disturbance.counts(case.device, result.samples, [warning.kind for warning in result.warnings])
-    loads, card = measured.loads if host_counts else [], bench.card.load()
+    loads, card = measured.loads if host_counts else [], bench.card.load(start)
     result.figures["disturbance"] = disturbance.share(loads, card)
     result.warnings += disturbance.disturbed(loads, card)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     if task.energy and not is_probe and bench.nvml.energy_mj() is not None:
         bench.phases.enter(Phase.ENERGY)
         _add_energy(task, session, bench, expected_ms, result)
-    return result
 
 
 def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
@@ -189,29 +180,24 @@ def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, 
     result.figures["energy_mj_per_item"] = energy_mj / task.case.batch_size
 
 
-def _add_memory(
-    case: Case, session: Session, device: DeviceMeter, host_peak: float | None, warm: WarmUp, result: Result
-) -> None:
+def _add_memory(case: Case, session: Session, device: DeviceMeter, result: Result) -> None:
     """Add the parts of the memory that are known on the case's device; on the CPU the peak is the process's."""
-    result.figures |= {"host_peak_mib": host_peak, "set_up_peak_mib": warm.host_peak_mib}
-    if case.device == "cuda":
+    if case.role is Role.SWEEP:  # Its process holds what other batches left.
+        result.figures |= {"host_peak_mib": None, "set_up_peak_mib": None}
+    elif case.device == "cuda":
         result.figures |= device.parts(session.memory())
     else:
         parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
-        result.figures |= parts | {"peak_memory_mib": host_peak}
-    if host_peak is not None and not warm.host_counts_again:
-        reason = "the kernel does not reset its count, so host_peak_mib includes the set-up"
-        result.warnings.append(Warning("host-peak", reason))
+        result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
 
 
-def _set_up(graph: Export | None, result: Result, phases: Phases, first_run_s: float) -> Figures:
+def _set_up(graph: Export | None, result: Result, phases: Phases) -> Figures:
     """Seconds of the set-up; of an engine from a cache those that building took when it was done."""
     built = result.proof.build if result.proof else None
     return {
         "export_s": graph.seconds if graph else None,
         "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
         "load_s": phases.seconds.get(Phase.LOAD),
-        "first_run_s": first_run_s,
     }
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from engines.base import Memory
 from profiler.results.result import Figures
-
-MIB = 2**20
+from profiler.results.roofline import MIB
 
 
 class DeviceMeter:
@@ -26,15 +25,18 @@ class DeviceMeter:
 
     def context_created(self) -> None:
         """Call once the CUDA context exists and nothing else."""
-        self.context_mib = self._step(self._read())
+        self.context_mib = self._step(self.read())
 
     def loaded(self) -> None:
         """Call once the model is on the device and has not run yet."""
-        self._loaded = self._read()
+        self._loaded = self.read()
 
-    def read(self) -> None:
+    def read(self) -> float | None:
         """Call at any boundary: the peak may be there."""
-        self._read()
+        used = self._used_mib()
+        if used is not None:
+            self._peak = max(used, self._peak or 0.0)
+        return used
 
     def parts(self, declared: Memory) -> Figures:
         """What adds up to the peak: context, weights, gradients, optimizer, activations and other.
@@ -58,12 +60,6 @@ class DeviceMeter:
             "torch_allocated_mib": _mib(declared.torch_allocated),
             "torch_reserved_mib": _mib(declared.torch_reserved),
         }
-
-    def _read(self) -> float | None:
-        used = self._used_mib()
-        if used is not None:
-            self._peak = max(used, self._peak or 0.0)
-        return used
 
     def _step(self, used: float | None) -> float | None:
         return None if used is None or self._baseline is None else used - self._baseline

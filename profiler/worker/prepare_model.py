@@ -12,7 +12,8 @@ from engines.base import BuiltAhead, Job, Unsupported
 from engines.catalog import ENGINES, Device, Options, reference_of
 from engines.requirements import explain, missing
 from exporters.cache import Cache
-from exporters.flops import Cost, cached_cost
+from exporters.cost import Cost
+from exporters.flops import cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
 from exporters.graph_flops import quantized_products

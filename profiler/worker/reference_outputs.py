@@ -25,11 +25,11 @@ from engines.base import Array, Job, Named, Session, Unsupported
 from engines.catalog import Device, reference_of
 from engines.host_memory import HostMeter
 from exporters import calls, inputs
-from exporters.cache import Cache, CacheError, file_sha256, key_of, locked
+from exporters.cache import Cache, CacheError, file_sha256, locked
 from exporters.calls import chosen
 from exporters.errors import message, sentence
 from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, digest
 from exporters.time_limit import TooLong, limited
 from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
@@ -41,6 +41,11 @@ CPU_SECONDS = 60.0
 """What the reference outputs of a model may take on the CPU: all of a catalog's networks need less."""
 _MEMORY_SHARE = 0.8
 """Of the memory that is available: others are prepared at the same time."""
+_OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
+"""What torch, numpy and ONNX Runtime say of an index that is too large: the inputs' values are at fault."""
+_OF_SHAPES = re.compile(r"\b(shapes?|sizes?|dim|dims|dimensions?|channels?|[1-5]D)\b|broadcast", re.IGNORECASE)
+_OF_META = re.compile(r"\b(meta|fake|device|uninitialized|strides?|symbol\w*)\b", re.IGNORECASE)
+"""What else torch says of tensors without memory, with words of shapes in it."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class _Maker:
         except (ModelError, Unsupported, TooLong):
             raise
         except Exception as error:
-            raise no_reference(self.source, error, self.specs, _parameters(session)) from error
+            model = getattr(session, "model", None)
+            taken = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
+            raise no_reference(self.source, error, self.specs, taken) from error
         return _Outputs(names, outputs, self._changed(arrays, items), Taken(device, items), seconds, mib)
 
     def _changed(self, arrays: Sequence[Array], items: int) -> str:
@@ -186,8 +193,14 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-_OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
-"""What torch, numpy and ONNX Runtime say of an index that is too large: the inputs' values are at fault."""
+def is_of_shapes(error: Exception) -> bool:
+    """Whether torch, or the model's own check, says that shapes do not fit."""
+    text = message(error)
+    return (
+        type(error) in (RuntimeError, ValueError, AssertionError)
+        and bool(_OF_SHAPES.search(text))
+        and not _OF_META.search(text)
+    )
 
 
 def no_reference(
@@ -200,6 +213,9 @@ def no_reference(
         why += f"; {how_seeded(specs)}"
     if "device" in message(error):
         why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
+    elif specs and is_of_shapes(error):
+        items = "" if fixed_batch(specs) else f", of which a reference takes up to {REFERENCE_ITEMS} items"
+        why += f"; given: {described(specs)}{items}: correct the inputs in the job, or the model"
     elif source.inputs:
         why += f"; given: {described(specs)}"
         why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
@@ -207,10 +223,10 @@ def no_reference(
         why += (
             f"; forward takes {', '.join(taken)}: give `inputs` for each (on the command line --input, once for each)"
         )
+    elif specs and source.input_shape and not isinstance(error, TypeError):
+        why += f"; given: {described(specs)}: write `inputs` for another type"
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
-    elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in message(error):
-        why += f"; given: {described(specs)}: correct the shape, or write `inputs` for another type"
     return source.error(f"its reference outputs cannot be made: {why}")
 
 
@@ -227,10 +243,4 @@ def _reference_key(source: ModelSource) -> str:
     """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
     code = [file_sha256(Path(module.__file__ or "")) for module in (inputs, calls, kept)]
     parts = [source_key(source), *code, str(REFERENCE_ITEMS)]
-    return key_of(*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__))
-
-
-def _parameters(session: Session | None) -> list[str]:
-    """What the session's module takes; nothing where it has none."""
-    model = getattr(session, "model", None)
-    return list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
+    return digest([*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__)])

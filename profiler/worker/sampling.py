@@ -13,6 +13,7 @@ from typing import Protocol
 from engines.base import Mark, Warning, ignore
 from profiler import processor
 from profiler.job.case import Budget
+from profiler.results.warning_kinds import CONTRADICTION
 from profiler.stats.samples import StopRule, median
 from profiler.tables.numbers import milliseconds
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
@@ -30,7 +31,6 @@ _FEWEST = 3
 _THROUGHPUT_SECONDS = 0.5
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
-_CONTRADICTION = 1.1
 _IN_THE_LOOP = "in the back-to-back loop"
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
@@ -47,7 +47,6 @@ class Runnable(Protocol):
 class Measurement:
     """What was measured; `throughput` in calls per second."""
 
-    clock: str
     samples: Samples = field(default_factory=dict)
     throughput: float | None = None
     stop_reason: str | None = None
@@ -99,7 +98,7 @@ def measure(
     """Sample every clock of the device, or only the headline's. `expected_ms` is the warm-up's; `report` gets partial
     samples. The processors are read before and after, never while something is timed."""
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
-    sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, Measurement(clock.headline))
+    sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, Measurement())
     before = read()
     sampling.headline()
     between = read()
@@ -292,7 +291,7 @@ def parts_contradict(samples: Samples, whole: str) -> list[Warning]:
 
 
 def _contradict(one: float, other: float) -> bool:
-    return max(one / other, other / one) > _CONTRADICTION
+    return max(one / other, other / one) > CONTRADICTION
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:

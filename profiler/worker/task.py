@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import EIGHT_BITS, ENGINES, Device, Options, Reference
-from exporters.flops import Cost
+from exporters.cost import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs
 from exporters.onnx_export import Export
@@ -103,6 +103,14 @@ class Task:
     """Whether to time the layers once everything has been measured."""
 
 
+@dataclass(frozen=True)
+class FirstCall:
+    """The milliseconds of the first call at a case's shape, or why they are not known."""
+
+    ms: float | None = None
+    why_not: str = ""
+
+
 def usual_items(specs: Sequence[TensorSpec]) -> int:
     """How many items reference outputs have where that is affordable."""
     return fixed_batch(specs) or REFERENCE_ITEMS
@@ -160,7 +168,7 @@ def check_inputs(task: Task) -> None:
 def make_job(
     task: Task,
     phase: Callable[[Phase], None],
-    at_peak: Callable[[], None] = lambda: None,
+    at_peak: Callable[[], object] = lambda: None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Job[Options]:
     """What an engine opens for the case, one batch of inputs among it.

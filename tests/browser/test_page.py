@@ -154,12 +154,9 @@ def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[
         "resnet50 training, batch 1: nothing was faster than fp32 eager",
         "resnet50 training, batch 16: compiled fp16 is 5.7× fp32 eager",
     ]
-    commands = "[...document.querySelectorAll('#answer p:not([hidden]) code')].map(one => one.textContent)"
     title = "document.querySelector('#table-training').closest('details').hidden"
-    assert [command.rpartition(" ")[2] for command in tab.evaluate(commands)] == ["resnet50"]
     assert tab.evaluate(title) is False
     tab.choose(model="All", **{"pass": "inference"})
-    assert [command.rpartition(" ")[2] for command in tab.evaluate(commands)] == ["alexnet"]
     assert tab.evaluate(title) is True
     tab.choose(model="All", **{"pass": "All"})
     assert tab.evaluate("document.querySelectorAll('#table-speedups tbody tr[hidden]').length") == 0

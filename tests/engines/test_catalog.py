@@ -222,7 +222,7 @@ def test_a_command_names_the_cuda_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cuda: str
 ) -> None:
     (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
-    monkeypatch.setattr(requirements, "_folders", lambda module: [str(tmp_path)])
+    monkeypatch.setattr(requirements, "package_folders", lambda module: [str(tmp_path)])
     requirements._cuda_of_torch.cache_clear()
     try:
         assert requirements.install_command("pip install x-{cuda}") == f"pip install x-{cuda}"

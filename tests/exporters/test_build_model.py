@@ -13,18 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from exporters import load_model
-from exporters.build_model import (
-    CALIBRATION_ITEMS,
-    SEED,
-    build,
-    calibrate,
-    initialize,
-    load,
-    restore,
-    structure,
-)
+from exporters.build_model import CALIBRATION_ITEMS, SEED, build, load, restore, structure
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
+from exporters.random_weights import calibrate, initialize
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
@@ -82,7 +74,8 @@ def test_seeded_resnet_is_well_conditioned() -> None:
     model = structure(ModelSource("resnet152")).eval()
     generator = torch.Generator().manual_seed(SEED)
     initialize(model, generator)
-    calibrate(model, torch.randn(CALIBRATION_ITEMS, 3, 64, 64, generator=generator))
+    items = torch.randn(CALIBRATION_ITEMS, 3, 64, 64, generator=generator)
+    calibrate(model, lambda: model(items))
     x = torch.randn(1, 3, 64, 64, generator=generator)
     with torch.no_grad():
         actual = model(x).double()
@@ -201,12 +194,29 @@ def test_factory(small: ModelSource) -> None:
         ("smal_factories:f", "no module 'smal_factories' in {folder}.*import_from.*; did you mean 'small_factories'"),
         ("absent:f", r"'absent:f': there is no module 'absent' in {folder}.* \(import_from\), nor installed$"),
         ("lacking:f", "raised ModuleNotFoundError: No module named 'absent' at .*lacking.py:1"),
+        (
+            "inside:f",
+            'no known parent package at .*inside.py:1 .*; write factory: "{name}.inside:f" and put {above} into im',
+        ),
+        ("package:f", '__init__.py:1 .*; write factory: "{name}.package:f" and put {above} into import_from$'),
+        (
+            "package.part:f",
+            '__init__.py:1 .*; write factory: "{name}.package.part:f" and put {above} into import_from$',
+        ),
         ("small_factories", "is not 'package.module:function'"),
     ],
 )
 def test_factory_errors(factories: Path, factory: str, words: str) -> None:
-    (factories.parent / "lacking.py").write_text("import absent\n")
-    with pytest.raises(ModelError, match=words.replace("{folder}", re.escape(str(factories.parent)))):
+    folder = factories.parent
+    (folder / "lacking.py").write_text("import absent\n")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("from ..small_factories import small as f\n")
+    (folder / "package" / "part.py").write_text("f = None\n")
+    (folder / "inside.py").write_text("from .small_factories import small as f\n")
+    places = {"{folder}": folder, "{above}": folder.parent, "{name}": folder.name}
+    for key, place in places.items():
+        words = words.replace(key, re.escape(str(place)))
+    with pytest.raises(ModelError, match=words):
         build(ModelSource("mine", factory=factory, input_shape=(3, 16, 16)))
 
 

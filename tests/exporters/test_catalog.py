@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from exporters.build_model import structure
-from exporters.catalog import CATALOG, architecture
+from exporters.catalog import CATALOG, network_of
 from exporters.source import ModelError, ModelSource
 
 PUBLISHED_PARAMETERS = {
@@ -128,7 +128,7 @@ def test_auxiliary_heads_train_and_do_not_infer() -> None:
 
 def test_unknown_name_suggests_a_known_one() -> None:
     with pytest.raises(ModelError, match=r"unknown model 'resnet5o'; did you mean 'resnet50'"):
-        architecture("resnet5o")
+        network_of(ModelSource("resnet5o"))
 
 
 def test_importing_catalog_and_inputs_leaves_torch_out() -> None:

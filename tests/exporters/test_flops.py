@@ -18,8 +18,9 @@ from torch import nn
 from exporters import flops
 from exporters.cache import Cache
 from exporters.catalog import CATALOG
+from exporters.cost import Cost, Flops
 from exporters.declared_inputs import declared_inputs
-from exporters.flops import Cost, Flops, cached_cost
+from exporters.flops import cached_cost
 from exporters.graph_flops import node_flops
 from exporters.inputs import input_specs
 from exporters.onnx_export import export_onnx
@@ -602,12 +603,12 @@ def test_cost_is_counted_again_after_a_change_of_what_counts(tmp_path: Path, mon
 def test_failure_is_told_every_time_and_kept_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def no_memory(*_: object) -> int:
+    def no_memory(*_: object) -> dict[str, Flops]:
         raise MemoryError("no room")
 
     source = from_factory("plain")
     with monkeypatch.context() as patch:
-        patch.setattr(flops, "training_flops", no_memory)
+        patch.setattr(flops, "training_part", no_memory)
         for _ in range(2):
             found = cached_cost(source, input_specs(source), Cache(tmp_path / "cache"), trains=True)
             assert found.flops("inference")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from exporters.build_model import build
+from exporters.build_model import build, load
 from exporters.calls import call, named_outputs
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.libraries.catalog import LIBRARIES, Library, library_of, model_entry
@@ -51,7 +51,7 @@ def test_a_word_becomes_an_entry() -> None:
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Library("hf", "no_such_library", "hf", "exporters.libraries.transformers_models", "hf:BertModel")
+    row = Library("hf", "no_such_library", "exporters.libraries.transformers_models", "hf:BertModel")
     monkeypatch.setitem(LIBRARIES, "hf", row)
     with pytest.raises(ModelError, match=r"needs no_such_library, .* pip install 'cnn-runtime-profiler\[hf\]'"):
         input_specs(model("hf:BertModel"))
@@ -65,7 +65,8 @@ from exporters.libraries.catalog import Known
 
 
 def build(name, options):
-    return nn.Embedding(options.get("words", 10), int(name))
+    embedding = nn.Embedding(options.get("words", 10), int(name))
+    return nn.Sequential(embedding, nn.BatchNorm1d(4)) if options.get("norm") else embedding
 
 
 def inputs(name, options):
@@ -80,7 +81,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_library.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_library", raising=False)
-    row = Library("own", "torch", "own", "own_library", "own:8")
+    row = Library("own", "torch", "own_library", "own:8")
     monkeypatch.setitem(LIBRARIES, "own", row)
 
 
@@ -93,6 +94,16 @@ def test_a_library_is_a_row_and_two_functions() -> None:
         input_specs(model("own:8", dimensions={"lenght": 7}))
     with pytest.raises(ModelError, match=r"own:eight: torch raised .*invalid literal"):
         build(model("own:eight"))
+
+
+@pytest.mark.usefixtures("own")
+def test_random_weights_are_no_constants_and_the_same_at_every_shape() -> None:
+    first = load(model("own:8", options={"norm": True})).state_dict()
+    assert not (first["1.weight"] == 1).any()
+    assert not (first["1.running_var"] == 1).any()
+    for given in ({"dimensions": {"length": 7}}, {"input_shape": (3,)}):
+        again = load(model("own:8", options={"norm": True}, **given)).state_dict()
+        assert all(torch.equal(first[name], again[name]) for name in first), given
 
 
 @pytest.mark.usefixtures("own")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exporters import load_model
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, plain
 from exporters.weights import source_key
 
 
@@ -32,6 +32,13 @@ def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> No
     assert source_key(sources[-1]) != keys[-1]
     with pytest.raises(ModelError, match="no such file"):
         source_key(ModelSource("googlenet", weights=tmp_path / "absent.pt"))
+
+
+def test_options_with_sets_have_the_same_text_however_the_sets_are_listed() -> None:
+    # 8 and 16 share a place in a table of eight, so that the first that came is the first.
+    one, other = ({"steps": [{8, 16}], frozenset({8, 16}): 1}, {"steps": [{16, 8}], frozenset({16, 8}): 1})
+    assert (one, str(one) != str(other)) == (other, True)
+    assert plain(one) == plain(other) != plain({"steps": [{8, 24}], frozenset({8, 16}): 1})
 
 
 def test_factory_key_follows_options_and_code(small: ModelSource, factories: Path) -> None:

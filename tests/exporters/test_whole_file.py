@@ -13,9 +13,12 @@ from exporters.whole_file import write_whole
 def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
     write_whole(tmp_path / "a", "12 µs\n")
     write_whole(tmp_path / "b", b"\x00\xff")
+    with (tmp_path / "b").open("rb") as file:
+        write_whole(tmp_path / "copy", file)
     assert (tmp_path / "a").read_bytes() == "12 µs\n".encode()
     assert (tmp_path / "b").read_bytes() == b"\x00\xff"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert (tmp_path / "copy").read_bytes() == b"\x00\xff"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "copy"]
 
 
 def test_half_of_a_pair_is_written_as_its_escape(tmp_path):

@@ -25,7 +25,9 @@ class Text(nn.Module):
         self.head = nn.Linear(64, 5)
 
     def forward(self, ids, mask):
-        hidden = self.layer(self.table(ids)) * mask[..., None]
+        # For parts of several sizes ONNX Runtime's kernels copy from pinned memory, which its session has to free.
+        first, *others = self.layer(self.table(ids)).split([10, 22, 32], -1)
+        hidden = torch.cat([*others, first], -1) * mask[..., None]
         return {"logits": self.head(hidden.sum(1)), "hidden": hidden, "cache": None}
 
 
@@ -72,6 +74,7 @@ def test_every_engine_runs_it_or_says_why(model: str, tmp_path: Path, command_li
     rows = pl.read_parquet(results).to_dicts()
     wrong = {row["case_id"]: row["reason"] for row in rows if row["status"] not in ("ok", "unsupported")}
     assert wrong == {}
+    assert [row["case_id"] for row in rows if any(w.startswith("unclosed") for w in row["warnings"])] == []
     compared = {row["variant"] for row in rows if row["rel_l2_error"] is not None}
     assert compared >= {"eager", "eager-tuned", "compiled", "ort", "ort-tuned"}
     tuned = [json.loads(row["proof"]) for row in rows if row["variant"] == "eager-tuned" and row["status"] == "ok"]

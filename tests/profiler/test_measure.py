@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import polars as pl
 import pytest
+from not_installed import hide
 from onnx import TensorProto, helper
 
 import profiler
@@ -48,15 +49,14 @@ def scaled(x):
 model = nn.Sequential(Block(), nn.Linear(144, 5))
 """
 SCRIPT = f"""
-import polars as pl
-
 import profiler
 {CELL}
 with open("started.txt", "a") as file:
     file.write("once ")
-options = {{"engines": ["eager"], "device": "cpu", "budget": {BUDGET}}}
-frames = [profiler.measure(made, (3, 8, 8), **options)[0] for made in (model, lambda: 7)]
-pl.concat(frames).collect().write_parquet("rows.parquet")
+rows, _ = profiler.measure(
+    model, (3, 8, 8), engines=["eager", "ort"], precisions=["fp32", "int8"], device="cpu", budget={BUDGET}
+)
+rows.collect().write_parquet("rows.parquet")
 """
 
 
@@ -123,16 +123,23 @@ def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.Cap
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.html").exists()
     assert profiler.load(run)[0].collect().equals(rows)
-    assert "1 of 2 cases can run" in capfd.readouterr().out
+    assert "2 cases, 1 of them unsupported here; into" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_a_model_that_fails_is_a_row(notebook: Any) -> None:
-    exec("def make():\n    raise ValueError('no luck')", vars(notebook))
-    results, samples = profiler.measure(notebook.make, (3, 8, 8), engines=["eager"], device="cpu", budget=BUDGET)
+@pytest.mark.parametrize(
+    ("code", "name", "why"),
+    [
+        ("def made():\n    raise ValueError('no luck')", "made", "raised ValueError: no luck"),
+        ("made = lambda: 7", "lambda", "returned builtins.int, not a torch.nn.Module"),
+    ],
+)
+def test_a_model_that_fails_is_a_row(notebook: Any, code: str, name: str, why: str) -> None:
+    exec(code, vars(notebook))
+    results, samples = profiler.measure(notebook.made, (3, 8, 8), engines=["eager"], device="cpu", budget=BUDGET)
     (row,) = results.collect().to_dicts()
-    assert (row["model"], row["status"]) == ("make", "failed")
-    assert "raised ValueError: no luck" in row["reason"]
+    assert (row["model"], row["status"]) == (name, "failed")
+    assert why in row["reason"]
     assert samples.collect().is_empty()
 
 
@@ -192,17 +199,21 @@ def test_examples_become_inputs_by_name_or_place_and_integers_are_kept(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_script_that_guards_nothing(tmp_path: Path) -> None:
+def test_a_script_that_guards_nothing_without_onnx_runtime(tmp_path: Path, everyones_folder: Path) -> None:
+    """Only what needs it is unsupported."""
+    hide(["onnxruntime", "onnxruntime-gpu"], ["onnxruntime"], everyones_folder)
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(everyones_folder), str(ROOT)])}
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "started.txt").read_text() == "once "
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "script.py", "started.txt"]
-    first, second = pl.read_parquet(tmp_path / "rows.parquet").to_dicts()
-    assert (first["model"], first["status"]) == ("Sequential", "ok"), first["reason"]
-    assert (second["model"], second["status"]) == ("lambda", "failed")
-    assert "returned builtins.int, not a torch.nn.Module" in second["reason"]
+    rows = pl.read_parquet(tmp_path / "rows.parquet").sort("variant", "precision").to_dicts()
+    assert (rows[0]["model"], rows[0]["variant"], rows[0]["status"]) == ("Sequential", "eager", "ok"), rows[0]["reason"]
+    assert rows[0]["rel_l2_error"] is not None
+    why = "onnxruntime is not installed: pip install 'onnxruntime>=1.22'"
+    found = [(row["variant"], row["precision"], row["status"], row["reason"]) for row in rows[2:]]
+    assert found == [("ort", "fp32", "unsupported", why), ("ort", "int8", "unsupported", why)]
 
 
 def onnx_file(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A run goes on where its output goes away: a pipe's reader that leaves, a full disk, a closed terminal, ASCII."""
+"""A process goes on where its output goes away: a pipe's reader that leaves, a full disk, ASCII."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ print("but this is read", file=sys.stderr)
 {end}
 sys.exit(7)
 """
-JOB = f"""
-engines: [eager]
-models: [{{name: tiny, factory: "net:make", input: [8]}}]
-batch_sizes: {[*range(1, 41)]}
-budget: {{seconds: 1, repeats: 0}}
-"""
-"""What takes longer than a busy machine may take to see that a case has ended."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -96,39 +88,3 @@ def test_control_c_during_imports_is_silent(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
-
-
-def test_a_run_whose_terminal_closes_ends_with_its_tables(tmp_path: Path) -> None:
-    """In an ASCII locale, with a reader that left after a line, and with temporary files in a folder whose name is too
-    long for sockets; a shell and the kernel send SIGHUP each."""
-    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef make():\n    return nn.Linear(8, 4)\n")
-    (tmp_path / "job.yaml").write_text(JOB)
-    temporary = tmp_path / ("l" * 100)
-    temporary.mkdir()
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "profiler", "job.yaml"],
-        cwd=tmp_path,
-        env=environment(**locale, TMPDIR=str(temporary)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)],
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        while process.poll() is None and not any(b'"ok"' in each.read_bytes() for each in journals(tmp_path)):
-            time.sleep(0.05)
-        for _ in range(2):
-            process.send_signal(signal.SIGHUP)
-            time.sleep(0.05)
-        errors = process.stderr.read()
-        assert (process.wait(), errors) == (130, b"")
-    (run,) = (tmp_path / "results").iterdir()
-    assert {"results.parquet", "report.html", "tables"} <= {each.name for each in run.iterdir()}
-    assert list((run / "tables").iterdir())
-
-
-def journals(folder: Path) -> list[Path]:
-    return list(folder.glob("results/*/journal.jsonl"))

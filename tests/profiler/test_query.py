@@ -71,6 +71,7 @@ def test_layers_are_a_table_where_a_run_has_them() -> None:
         ("selct from", "only queries that read"),
         ("select model,, from results", "sql parser error"),
         ("select model from results group by", "for example: select"),
+        ("select list_filter(warnings, 'x') from results", "is taken apart by unnest"),
         ("select nosuchfunction(model) from results", "nosuchfunction"),
         ("select model + 1 from results", "query: "),
         ("", "only queries that read are allowed"),

@@ -241,14 +241,14 @@ def _become(told: dict[str, Any]) -> NoReturn:
 def _end_soon(models: list[str]) -> None:
     from profiler.processes.process import Child
 
-    remaining = Child._remaining
+    remaining = Child.remaining
 
     def sooner(child: Child) -> float:
         hangs = any(name in child.call.log.name for name in models)
         left = HANGING_SECONDS - (time.monotonic() - child._phase_started)
         return min(remaining(child), left) if hangs else remaining(child)
 
-    Child._remaining = sooner  # type: ignore[method-assign]
+    Child.remaining = sooner  # type: ignore[method-assign]
 
 
 def _fork_script(path: bytes, arguments: list[str], fds: list[int]) -> int:

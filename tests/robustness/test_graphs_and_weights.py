@@ -22,7 +22,7 @@ from exporters.single_layers import Linear
 from exporters.source import ModelSource
 from profiler.job.case import Budget
 from profiler.processes.process import Call, run_one
-from profiler.run.prepare import _Stages
+from profiler.run.prepare import Stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LAYER = Linear(in_features=4, out_features=3)
@@ -82,7 +82,7 @@ def test_a_loop_that_may_never_end_has_the_time_of_a_case(
     source = graph(hostile_graphs.written(hostile_graphs.endless(None, False), folder))
     end_once(lambda child: child.phase == Phase.OPEN, monkeypatch)
     budget = Budget(timeout=500, build_timeout=600)
-    prepared = _Stages({"m": source}, budget, folder, (), lambda what, done, total: None).models()["m"]
+    prepared = Stages({"m": source}, budget, folder, (), lambda what, done, total: None).models()["m"]
     (why,) = prepared.failures.values()
     assert why.status == "timeout"
     assert str(why.reason).startswith("the model could not be prepared: ended after 500 s; raise ")

@@ -189,10 +189,10 @@ def floods_its_log(_, report):
 
 PARENT = """
 import json, os, signal, subprocess, sys
-from collections import Counter
 from pathlib import Path
+from hanging import end_once
 from profiler.processes import process
-from profiler.processes.process import Call, Child, run_all, run_one, start_forkserver
+from profiler.processes.process import Call, run_all, run_one, start_forkserver
 
 folder, hanging = Path(sys.argv[1]), sys.argv[2].split()
 preload = process._CONTEXT.set_forkserver_preload
@@ -209,15 +209,8 @@ def call(name):
     return Call(f"attacks:{name}", None, log, timeout=600, path=(str(folder),))
 
 
-remaining, looks = Child._remaining, Counter()
-
-
-def sooner(child):  # Nothing, a few looks after what hangs has reported, for however long that took.
-    looks[child] += child._salvage is not None and child.call.function.partition(":")[2] in hanging
-    return 0.0 if looks[child] > 3 else remaining(child)
-
-
-Child._remaining = sooner
+# What hangs does so once it has reported.
+end_once(lambda child: child._salvage is not None and child.call.function.partition(":")[2] in hanging)
 
 
 def said(name, outcome):
@@ -294,7 +287,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> list[dict[str, Any]]:
     """What came of each attack, and of the good call after it."""
-    path = os.pathsep.join([str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(folder), os.environ.get("PYTHONPATH", "")])
     hanging = " ".join(name for name, (status, _) in ATTACKS.items() if status == "timeout")
     with (folder / "errors").open("w") as errors:  # No pipe, which whatever outlives it would hold open.
         done = subprocess.run(

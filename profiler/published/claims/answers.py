@@ -23,6 +23,12 @@ from profiler.results.replicates import without_probes
 from profiler.tables.numbers import compact, count, counted, decimals, listed, milliseconds
 
 _MACHINES = Subject("machines")
+_WITHOUT = "without cuDNN"
+_REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
+_ON_DEVICE = ", on the device's own time"
+"""Said where the host holds some minibatches up."""
+_MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
+_BY = ["machine", "pass", "variant", "precision"]
 
 
 def networks_own(evidence: Evidence) -> list[str]:
@@ -96,9 +102,6 @@ def percent(error: float) -> str:
     return f"{decimals(error, 2)} %"
 
 
-_WITHOUT = "without cuDNN"
-
-
 def without_cudnn(evidence: Evidence) -> list[str]:
     """Own machines' variant that stands for the published library against the same without cuDNN."""
     found: list[Comparison] = []
@@ -119,9 +122,6 @@ def without_cudnn(evidence: Evidence) -> list[str]:
                 pairs = [pair for pair, bare in sides if len(bare) > 1]
                 found += [replace(p, subject=subject, machine=str(machine), article=False) for p in pairs]
     return [pair.sentence() for pair in found]
-
-
-_REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
 
 
 def framework_own(evidence: Evidence) -> list[str]:
@@ -275,12 +275,6 @@ def _peaks(evidence: Evidence, network: str, batch_size: int) -> pl.DataFrame:
     least = pl.coalesce(several, searches, pl.lit(""))
     ranked = known.with_columns(least=least).sort("peak_memory_mib", maintain_order=True)
     return ranked.unique("machine", keep="first", maintain_order=True)
-
-
-_ON_DEVICE = ", on the device's own time"
-"""Said where the host holds some minibatches up."""
-_MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
-_BY = ["machine", "pass", "variant", "precision"]
 
 
 def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.DataFrame]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,15 @@ from profiler.published.studies import STUDIES, Study
 
 Claim = Mapping[str, Any]
 """A row of references/conclusions.csv: what is named in several is a list."""
+
+
+class Outcome(StrEnum):
+    """What the published rows say of a statement, its `verdict`."""
+
+    HOLDS = "Holds"
+    IN_PART = "Not quite"
+    FAILS = "Does not hold"
+    UNDECIDED = "Cannot be checked"
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,10 +131,10 @@
       // A title to unfold names what is in the table.
       if (place.parentElement.tagName === "DETAILS") place.parentElement.hidden = shown === 0;
     }
-    // What is about rows that are not chosen goes with them; under a key that ends in "!" it is only for that choice.
+    // What is about rows that are not chosen goes with them.
     document.querySelectorAll("[data-about]").forEach(element => {
       element.hidden = !Object.entries(JSON.parse(element.dataset.about)).every(([key, place]) =>
-        key.endsWith("!") ? picks[key.slice(0, -1)] === place : !(key in picks) || picks[key] === place);
+        !(key in picks) || picks[key] === place);
     });
   }
 

@@ -47,6 +47,12 @@ def test_what_differs_is_a_row(change: dict[str, Any], rows: dict[str, tuple[str
     assert found({**ONE, **change}) == rows
 
 
+def test_roofs_that_other_work_lowered_are_no_difference_of_the_machines() -> None:
+    low = {**ONE, "roofs": {"fp32_tflops": 0.04}, "roofs_disturbance": "other processes took 70 % of 2 processors"}
+    rows = found(low, {**ONE, "roofs": {"fp32_tflops": 0.22}})
+    assert rows == {"roofs.fp32_tflops": ("0.22", "0.04 (beside other work)")}
+
+
 def test_what_a_run_did_not_record_is_no_difference() -> None:
     assert found({"gpu": "NVIDIA H200"}) == {}
 

@@ -254,6 +254,10 @@ def test_a_module_with_a_graph_next_to_it_is_a_module_whose_graph_is_given(confi
         *("fp32", "int8"),
         *("native", "int8"),
     ]
+    eager = [case.precision for case in make_plan(config(text), "cpu") if case.variant == "eager"]
+    assert eager == ["fp32", "native"], "the file is no reason to quantize the module"
+    asked = make_plan(config(f"{text}precisions: [fp32, int8]\n"), "cpu")
+    assert [c.precision for c in asked if (c.model, c.variant) == ("x", "eager")] == ["fp32", "int8"]
 
 
 def test_an_onnx_file_runs_once_at_its_own_precision(config):

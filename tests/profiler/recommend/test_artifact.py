@@ -453,15 +453,17 @@ def test_requirements_without_a_proof_take_the_runs_version() -> None:
 
 
 def test_the_papers_say_how_far_the_figures_are_to_be_relied_on(tmp_path: Path) -> None:
-    frame, _ = handmade.run(handmade.row("ort", warnings=["disturbed: x"]))
+    frame, _ = handmade.run(handmade.row("ort", warnings=["disturbed: x", "below-floor: y"]))
     found = recommend(frame, Request("net"))
     assert found.choice is not None
     said = cautions([found.choice], found.choice.figures)
     deployed = Deployed({}, "model.onnx is the model.")
     write_papers(found.choice, case("ort", "cpu", "fp32"), deployed, tmp_path, said)
-    readme = " ".join((tmp_path / "README.txt").read_text().split())
-    assert "ms per call at the median. Caution: disturbed (ort fp32, batch 1): other work had" in readme
-    assert json.loads((tmp_path / "config.json").read_text())["measured"]["cautions"] == said
+    readme = (tmp_path / "README.txt").read_text()
+    assert "\n    venv/bin/pip install -r requirements.txt\n    venv/bin/python run.py\n\n" in readme
+    assert "\n- Caution: disturbed (ort fp32, batch 1): other work ran" in readme
+    assert readme.endswith("\n- Caution: below-floor (ort fp32, batch 1): faster than the roofline.\n")
+    assert json.loads((tmp_path / "config.json").read_text())["measured"]["cautions"][0] == said[0]
 
 
 def test_requirements_name_the_plugin_as_it_was_measured() -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from scipy import stats
 
 from profiler.errors import ConfigError
 from profiler.recommend.answer import Answer, make_answer
@@ -23,7 +22,7 @@ from profiler.recommend.choice import OBJECTIVES, Limit, Recommendation, Request
 from profiler.recommend.command import execute
 from profiler.recommend.options import Options, check, make_request
 from profiler.recommend.reasons import reason
-from profiler.recommend.writers import as_json, as_markdown, print_answer
+from profiler.recommend.writers import as_data, as_markdown, print_answer
 from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import read_runs, with_all_columns
@@ -185,6 +184,8 @@ def same(one: Sequence[float], other: Sequence[float], margin: float) -> bool | 
     if max(map(np.ptp, logs)) < 1e-12:
         low = high = middle
     else:
+        from scipy import stats  # For a second, which every worker would take while it collects.
+
         found = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
         low, high = found.low, found.high
     low, high = min(low, middle), max(high, middle)
@@ -510,7 +511,7 @@ def test_a_build_pays_off_after_so_many_items():
         "each start takes longer (1.0 s, against 0.50 s): as long as 500 items save.",
     ]
     assert answer.facts[-2:] == [("set-up once", "43 s (export 2.0 s, build 41 s)"), ("every start", "1.0 s (load)")]
-    data = json.loads(as_json(found, answer))
+    data = json.loads(json.dumps(as_data(found, answer)))
     costs = [(loser["pays_off_items"], loser["restart_items"]) for loser in data["losers"]]
     assert costs == [(pytest.approx(164_000), 0), (pytest.approx(43_000), pytest.approx(500))]
     assert [data["choice"]["figures"][part] for part in ("once_s", "start_s")] == [43.0, 1.0]
@@ -670,7 +671,7 @@ def test_markdown_and_json_hold_the_same(name: str, wanted: dict[str, Any]) -> N
     page = as_markdown(answer)
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in rows)
-    data = json.loads(as_json(found, answer))
+    data = json.loads(json.dumps(as_data(found, answer)))
     assert len(data["losers"]) == len(found.losers)
     for loser in data["losers"]:
         if loser["why"] != "unmeasured":
@@ -728,7 +729,7 @@ def ask(folder: Path | str, **order: Any) -> tuple[int, str]:
     ("order", "words"),
     [
         ({"model": "ne"}, "--model: 'ne' is not in these runs; did you mean 'net'?"),
-        ({}, "--model is missing: the runs have 2: net, other"),
+        ({"export": Path("x")}, "--model is missing: the runs have 2: net, other"),
         ({"objective": "speed"}, "--objective: unknown 'speed'; valid: latency, throughput"),
         ({"objective": "energie"}, "--objective: unknown 'energie'; did you mean 'energy'?"),
         ({"format": "htm"}, "--format: unknown 'htm'"),
@@ -758,13 +759,12 @@ def ask(folder: Path | str, **order: Any) -> tuple[int, str]:
         ({"usd_per_hour": ("H100=2",)}, "--usd-per-hour: no run is of the machine 'H100'; did you mean 'H200'?"),
         ({"objective": "cost"}, "--objective cost: the runs have no price; give --usd-per-hour"),
         ({"objective": "energy"}, "--objective energy: no row has energy_mj_per_item"),
-        ({"pass_": "training"}, "--extra is missing: these runs have optimizer=sgd, optimizer=adamw"),
         ({"pass_": "training", "extra": "optimizer=lion"}, "--extra: no case has 'optimizer=lion'"),
         ({"pass_": "training", "export": Path("x")}, "--export: an artifact runs inference"),
     ],
 )  # fmt: skip
 def test_an_order_that_cannot_be_used_says_how_to_mend_it(folder: Path, order: dict[str, Any], words: str) -> None:
-    model = {} if not order or "model" in order else {"model": "net"}
+    model = {} if order.keys() & {"model", "export"} else {"model": "net"}
     with pytest.raises(ConfigError, match=re.escape(words)):
         ask(folder, **model, **order)
 
@@ -801,6 +801,43 @@ def test_exit_codes_and_the_command_to_measure_it_again(folder: Path) -> None:
     code, text = ask(folder, model="net", pass_="training", extra="optimizer=sgd")
     assert code == 0
     assert "batch_size=1,optimizer=sgd" in text
+
+
+def test_each_of_several_models_has_a_short_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = ask(folder)
+    assert code == 0
+    assert "\nnet: ort fp16, batch 1 (1.00 ms per call, error 4.0e-4)\nThe runner-up, eager fp32, batch 16, is" in text
+    assert "\nother: ort fp16, batch 1 (1.00 ms per call, error 4.0e-4)\nIt is the only candidate" in text
+    assert f"\nWhy not the others: python -m profiler recommend {folder} --model net (" in text
+    assert "--export" not in text
+    noisy = run(row("ort"), row("eager", ms=2.0, warnings=["unsteady: x"]), row("ort", model="other"))
+    text = ask(written(folder.parent / "noisy", noisy))[1]
+    assert "\nCaution: unsteady (net: eager fp16, batch 1): " in text
+    code, text = ask(folder, max_latency_ms=("0.5",), precision="fp16")
+    assert code == 3
+    assert (
+        "\nother: The only candidate misses the limit\nThe nearest is ort fp16, batch 1: over the latency lim" in text
+    )
+    assert f"recommend {folder} --model net --precision fp16 --max-latency-ms 0.5 (" in text
+    capsys.readouterr()
+    assert ask(folder, format="json")[0] == 0
+    assert [(one["model"], one["choice"]["variant"]) for one in json.loads(capsys.readouterr().out)] == [
+        ("net", "ort"), ("other", "ort"),
+    ]  # fmt: skip
+
+
+def test_each_kind_of_work_has_a_short_answer_and_a_model_without_one_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "optimizer adamw: eager fp16" in ask(folder, model="net", pass_="training")[1]
+    capsys.readouterr()
+    code, text = ask(folder, pass_="training")
+    assert code == 0
+    assert "\nWhat to deploy of net\n\nLowest latency, optimizer sgd: eager fp16, batch 1 (4.00 ms" in text
+    assert "\nLowest latency, optimizer adamw: eager fp16, batch 1 (4.00 ms" in text
+    assert capsys.readouterr().err.startswith("--pass training: other was not measured in that pass in these runs")
+    with pytest.raises(ConfigError, match="--batch 64: net was not measured at that size"):
+        ask(folder, batch="64")
 
 
 def test_of_a_disturbed_run_it_is_said_first_and_how_to_mend_it(tmp_path: Path) -> None:
@@ -841,6 +878,13 @@ def test_the_shape_is_named_and_measured_again(tmp_path: Path) -> None:
     assert code == 0
     assert "Deploy ort fp16, batch 1, width 16" in text
     assert "batch_size=1,shape=width=16\n" in text
+    with pytest.raises(ConfigError, match="--extra is missing: these runs have width=8, width=16"):
+        ask(path, export=tmp_path / "x")
+    for more in ({}, {"model": "net"}):
+        text = ask(path, **more)[1]
+        assert text.startswith(f"\nWhat to deploy{' of net' * bool(more)}\n")
+        assert "\nLowest latency, width 8: ort fp16, batch 1 (8.00 ms" in text
+        assert "--extra width=8 --export deploy/\n" in text
 
 
 def test_rough_figures_and_too_few_samples_are_measured_for_longer(tmp_path: Path) -> None:
@@ -849,7 +893,7 @@ def test_rough_figures_and_too_few_samples_are_measured_for_longer(tmp_path: Pat
         row("eager", "fp32", ms=2.0, samples=30, is_base=True),
     )  # fmt: skip
     path = written(tmp_path / "run", results)
-    start = "model=net,variant=ort,variant=trt,variant=eager,pass=inference,precision=fp16,precision=fp32,batch_size=1"
+    start = "model=net,variant=ort,variant=trt,variant=eager,pass=inference,batch_size=1"  # At both precisions.
     assert "--seconds" not in ask(path)[1]
     (path / "environment.json").write_text(json.dumps({"gpu": "H200", "sampling_seconds": 0.3}))
     assert f"--only {start} --seconds 3\n" in ask(path)[1], "the choice, its runner-up and the base"
@@ -931,6 +975,19 @@ def test_of_a_disturbed_candidate_no_factor_is_given_and_the_first_sentence_says
     assert reasons(found)["trt fp16, batch 1"].startswith("3.00× slower")
 
 
+def test_of_two_figures_that_contradict_each_other_the_worse_one_ranks_and_both_are_named() -> None:
+    odd = row("ort", ms=0.918, throughput=168.0, warnings=["inconsistent: x"])
+    found = choose(odd, row("eager", ms=5.8))
+    assert found.choice and found.choice.row["variant"] == "eager"
+    why = "slower (no factor: it was inconsistent, but 5.95 ms by its throughput)"
+    assert reasons(found) == {"ort fp16, batch 1": why}
+    found = choose(odd, row("eager", ms=6.0))
+    assert dict(make_answer(found, "").facts)["latency"].endswith(", but 5.95 ms by its throughput")
+    same = row("ort", ms=0.918, throughput=1000 / 0.918, warnings=["inconsistent: of its parts"])
+    found = choose(same, row("eager", ms=1.0))
+    assert "throughput" not in dict(make_answer(found, "").facts)["latency"]
+
+
 def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     busy = {"warnings": ["disturbed: x"]}
     found = choose(row("ort", **busy), row("eager", ms=2.0, **busy), row("trt", ms=3.0, **busy))
@@ -938,7 +995,7 @@ def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     assert set(reasons(found).values()) == {"slower (no factor)"}
     assert answer.notes == []
     (caution,) = answer.cautions
-    assert caution.startswith("Caution: disturbed (ort fp16, batch 1 and eager fp16, batch 1): other work had the")
+    assert caution.startswith("Caution: disturbed (ort fp16, batch 1 and eager fp16, batch 1): other work ran on the")
 
 
 def test_an_interval_is_not_named_where_no_factor_is_shown() -> None:
@@ -1102,8 +1159,8 @@ def test_what_else_is_said_of_a_disturbed_candidate_says_so(side: str) -> None:
     assert answer.cautions[0].startswith(f"Caution: disturbed ({side} fp16, batch 1): ")
     assert "pays off" not in " ".join(make_answer(choose(*cases(0.5)), "").sentences)
     unfit = choose(*cases(2.0), limits=(Limit("latency_ms", 0.5),))
-    assert [why.endswith(f"; {doubt}") for name, why in reasons(unfit).items() if name.startswith(side)] == [True]
-    assert [why for why in reasons(unfit).values() if "disturbed" in why and doubt not in why] == []
+    whys = {name.partition(" ")[0]: why.endswith("; it was disturbed") for name, why in reasons(unfit).items()}
+    assert whys == {"trt": side == "trt", "ort": side == "ort"}
     small = choose(*cases(2.0), limits=(Limit("peak_memory_mib", 500.0),))
     assert not any("disturbed" in why for why in reasons(small).values())
 

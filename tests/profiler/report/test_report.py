@@ -667,9 +667,13 @@ def test_roofs_bound_what_is_drawn_below_them(h200_report: Report, tmp_path: Pat
     assert text.startswith("The lines are limits")
     facts = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps({**facts, "roofs_disturbance": "the GPU slowed down"}))
-    (text,) = next(s.text for s in compose(gather(read_runs([folder]))).sections if s.name == "roofline")
+    doubted = compose(gather(read_runs([folder])))
+    (text,) = next(s.text for s in doubted.sections if s.name == "roofline")
     assert "limits" not in text
-    assert "too high: while they were measured, the GPU slowed down. A point" in text
+    (calm,) = report.findings["roofline"]
+    assert "roof, with 50.0 % of it; " in calm["text"]
+    assert doubted.findings["roofline"] == [], "an older run has shares of a peak that was too low"
+    assert "no share of the peak is given: while they were measured, the GPU slowed down. A point" in text
     assert "roofline" not in {chart.name for chart in h200_report.charts}
     (said,) = next(section.text for section in h200_report.sections if section.name == "roofline")
     assert said.startswith("No chart: the device's peaks")

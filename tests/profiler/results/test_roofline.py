@@ -43,13 +43,12 @@ def found_place(
     precision: str | None,
     roofs: roofline.Roofs,
 ) -> SimpleNamespace:
-    unknown = dict.fromkeys(("flops_per_item", "moved_mib", "tflops", "fraction_of_peak", "floor_ms"))
+    unknown = dict.fromkeys(("tflops", "fraction_of_peak", "floor_ms"))
     return SimpleNamespace(**unknown | place(Work(flops, batch, moved, precision), latency, roofs))
 
 
 def test_case_bound_by_computation() -> None:
     found = found_place(8e9, 16, 6.0, 150 * MIB, "fp32", ROOFS)
-    assert found.flops_per_item == 8e9
     assert found.tflops == pytest.approx(16 * 8e9 / 6e-3 / 1e12)
     assert found.fraction_of_peak == pytest.approx(16 * 8e9 / 6e-3 / 50e12)
     assert found.floor_ms == pytest.approx(16 * 8e9 / 50e12 * 1e3)
@@ -83,7 +82,7 @@ def test_unknown_flops_leave_everything_unknown() -> None:
 @pytest.mark.parametrize("precision", ["bf16", None])
 def test_unknown_roof_leaves_what_is_relative_to_it_unknown(precision: str | None) -> None:
     found = found_place(8e9, 1, 8.0, 1e6, precision, ROOFS)
-    assert (found.flops_per_item, found.tflops) == (8e9, pytest.approx(1.0))
+    assert found.tflops == pytest.approx(1.0)
     assert (found.fraction_of_peak, found.floor_ms) == (None, None)
 
 

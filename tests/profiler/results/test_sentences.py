@@ -197,6 +197,15 @@ def test_where_other_work_had_the_machine_the_sentence_says_whose_row_that_was_a
     assert said(run(*rows)) == [f"net, batch 1: ort fp32 looks fastest; {says}, so no factor"]
 
 
+def test_of_two_figures_that_contradict_each_other_the_larger_one_ranks_and_both_are_named():
+    rows = [row("eager", ms=5.8), row("ort", ms=0.918, throughput=168.0, warnings=["inconsistent: x"])]
+    ((_, lines),) = speedups.groups(speedups.summary(*run(*rows)))
+    assert [line["variant"] for line in lines] == ["eager", "ort"]
+    rows[0] = row("eager", ms=6.0)
+    looks = "ort fp32 looks fastest (0.918 ms, but 5.95 ms by its throughput); it was inconsistent, so no factor"
+    assert said(run(*rows)) == [f"net, batch 1: {looks}"]
+
+
 def test_where_nothing_looks_faster_than_the_base_whoever_was_disturbed_might_be():
     rows = [row("eager", ms=1.0), row("ort", ms=1.5), row("trt", ms=3.0)]
     rows[1] |= {"warnings": ["disturbed: a", "drift: b"], "disturbance": 0.5}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engines.base import Warning
@@ -45,10 +47,10 @@ def test_the_less_disturbed_take_counts_and_never_the_faster_one(first: Result, 
 
 def test_a_take_says_what_disturbed_the_first_one_though_others_were_between() -> None:
     takes = Takes({}, share=1.0)
-    counted = [takes.add(take(share), again=share != 0.48) for share in (0.48, 0.3, 0.9, 0.2)]
+    counted = [takes.add(take(share)) for share in (0.48, 0.3, 0.9, 0.2)]
     assert counted == [True, True, False, True]
     last = take(0.0, doubtful=False)
-    assert takes.add(last, again=True)
+    assert takes.add(last)
     assert [str(warning) for warning in last.warnings] == ["remeasured: first taken while other processes took 0.48"]
     assert not takes.disturbed
 
@@ -57,21 +59,43 @@ def test_what_a_resumed_run_measures_a_third_time_replaces_only_what_was_disturb
     second = take(0.3)
     second.warnings.append(Warning("remeasured", "first taken while other processes took 0.5"))
     takes = Takes({ID: second}, share=1.0)
-    assert not takes.add(take(0.4), again=False)
-    assert takes.add(take(0.0, doubtful=False), again=False)
+    assert not takes.add(take(0.4))
+    assert takes.add(take(0.0, doubtful=False))
 
 
 @pytest.mark.parametrize("status", ["failed", "crashed", "unsupported"])
 def test_what_failed_is_not_measured_again_though_it_was_disturbed(status: Status) -> None:
     takes = Takes({}, share=1.0)
-    assert takes.add(take(0.5, status), again=False)
+    assert takes.add(take(0.5, status))
     assert not takes.disturbed
+
+
+def test_after_two_takes_in_vain_no_case_is_due() -> None:
+    others = [replace(ID, batch_size=batch) for batch in (2, 4, 8, 16)]
+    takes = Takes({}, share=9.0)
+    for id_ in others:
+        takes.add(replace(take(0.9), case_id=id_, phases={"measure": 1.0}))
+    for share in (0.85, 0.3, 0.95):  # The second one found the machine quieter.
+        takes.add(replace(take(share), case_id=others[0]))
+        assert all(takes.is_due(id_) for id_ in others)
+    takes.add(replace(take(0.9), case_id=others[1]))
+    assert takes.is_in_vain
+    assert not any(takes.is_due(id_) for id_ in others)
+
+
+def test_a_resumed_run_measures_a_disturbed_case_again_once_whatever_the_time() -> None:
+    takes = Takes({ID: take(0.9)}, share=0.0)
+    assert takes.is_due(ID)
+    takes.add(replace(take(0.8), phases={"measure": 1.0}))
+    takes.share = 9.0
+    assert takes.disturbed == {ID}
+    assert not takes.is_due(ID)
 
 
 def test_a_long_run_keeps_no_samples_of_what_was_disturbed() -> None:
     takes = Takes({}, share=1.0)
     result = take(0.4)
-    takes.add(result, again=False)
+    takes.add(result)
     assert takes.disturbed == {ID}
     assert not any(each.samples for kept in (takes._counted, takes._first) for each in kept.values())
     assert result.samples == {"host": [1.0]}
@@ -81,7 +105,9 @@ def test_a_resumed_run_says_what_is_left_and_what_is_measured_again() -> None:
     source = ModelSource("net")
     cases = [Case("net", "ort", "ort", "inference", "fp32", batch, "cpu", 0, source) for batch in range(1, 19)]
     done = {case.id: take(doubtful=False) for case in cases[:2]} | {case.id: take(0.4) for case in cases[2:9]}
-    assert to_measure({}, cases, cases) == "18 of 18 cases can run"
+    assert to_measure({}, cases, cases) == "18 cases"
+    lacking = [replace(case, unsupported="not installed") for case in cases[:2]]
+    assert to_measure({}, lacking, lacking) == "2 cases, 2 of them unsupported here"
     assert to_measure(done, cases, cases[2:]) == "9 of 18 cases are left; 7 disturbed ones are measured again"
     assert to_measure(done, cases[:9], cases[2:9]) == (
         "nothing is left of 9 cases; 7 disturbed ones are measured again"

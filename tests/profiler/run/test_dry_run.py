@@ -19,7 +19,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 from profiler.run import fits
-from profiler.run.dry_run import _kinds, check_output, look_at_models, planned, print_plan
+from profiler.run.dry_run import _kinds, check_output, look_at_models, print_plan, refusal
 from profiler.run.estimate import Estimates
 from profiler.worker.task import Look, Prepared
 
@@ -35,7 +35,8 @@ def printed(cases: list[Case], looks: Mapping[str, Look], idle: float | None = N
     output = io.StringIO()
     console = Console(file=output, width=120)
     estimates = Estimates(Path("nowhere"), {}, Budget())
-    code = print_plan(console, "EPYC", planned(cases, looks, Budget()), looks, estimates, idle)
+    plan = [(each, refusal(each, looks, Budget())) for each in cases]
+    code = print_plan(console, "EPYC", plan, looks, estimates, idle)
     return code, output.getvalue()
 
 
@@ -89,12 +90,12 @@ def test_what_was_looked_at_and_what_was_not_is_told() -> None:
     looks = {"mine": Look(seen="its factory was called"), "other": Look(unseen="not looked at: too long"), "x": Look()}
     text = printed([case()], looks)[1]
     assert re.search(r"mine +its factory was called *\n +other +not looked at: too long *\n", text)
-    assert "whether the models run, take inputs of these shapes" in text
+    assert "Not looked at: whether the models run, can be exported" in text
     assert "x " not in text.split("Looked at")[1].split("\n\n")[0]
 
 
 def test_a_canonical_network_needs_no_process(tmp_path: Path) -> None:
-    looks = look_at_models([case(ModelSource("alexnet"))], Budget(), (), tmp_path / "log")
+    looks = look_at_models([case(ModelSource("alexnet"))], Budget(), ())
     assert looks == {"alexnet": Look(Prepared((TensorSpec("x", ("batch", 3, 224, 224), "float32"),)))}
 
 
@@ -106,10 +107,10 @@ def test_what_is_counted_while_it_is_looked_at_is_named() -> None:
 
 def test_a_reference_with_other_inputs_is_refused(tmp_path: Path) -> None:
     pruned = replace(case(ModelSource("alexnet")), reference=ModelSource("L1", layer=LAYERS["L1"]))
-    looks = look_at_models([pruned], Budget(), (), tmp_path / "log")
-    (plan,) = planned([pruned], looks, Budget())
-    assert plan[1] is not None
-    assert "model 'alexnet': reference L1 has the inputs floats (1, 3, 128, 128), not floats" in plan[1][1]
+    looks = look_at_models([pruned], Budget(), ())
+    why = refusal(pruned, looks, Budget())
+    assert why is not None
+    assert "model 'alexnet': reference L1 has the inputs floats (1, 3, 128, 128), not floats" in why[1]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_look_that_took_too_long_refuses_only_what_a_run_would(
     monkeypatch.setattr(
         fits, "run_all", lambda calls, slots, tick: [Outcome("timeout", f"after {calls[0].timeout:g} s")]
     )
-    look = look_at_models([case()], Budget(build_timeout=limit), (), tmp_path / "log")["mine"]
+    look = look_at_models([case()], Budget(build_timeout=limit), ())["mine"]
     assert bool(look.prepared.failures) == refused
     if refused:
         assert look.prepared.failures["model"].reason == "the model could not be prepared: after 30 s"

@@ -10,7 +10,8 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
-from profiler.job.plan import estimate_seconds
+from profiler.job.config import Config
+from profiler.job.plan import estimate_seconds, make_plan
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.run.estimate import Basis, Estimate, Estimates
@@ -103,6 +104,18 @@ def test_a_run_is_more_than_its_cases(tmp_path: Path) -> None:
     assert made.total([case("vgg16"), case("resnet18")]) == pytest.approx(1.0 + 1.0 + 20.0 + 3.0)
     guessed = estimate_seconds(case(variant="new"), Budget())
     assert made.total([case(), case(variant="new")]) == pytest.approx(1.0 + guessed + 10.0 + 3.0)
+
+
+def test_first_calls_at_new_shapes_count_as_in_the_run_before_or_by_a_guess(tmp_path: Path) -> None:
+    model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8]}}
+    four, eight = make_plan(Config.model_validate({"models": [model], "engines": [{"name": "eager"}]}), "cpu")
+    measuring = 2 * estimate_seconds(four, Budget())
+    assert estimates(tmp_path).total([four]) == measuring / 2
+    guessed = estimates(tmp_path).total([four, eight]) - measuring
+    assert guessed == 2 * estimate_seconds(four, Budget(seconds=0.0, min_samples=1))
+    earlier(tmp_path, "run", result(four), result(eight), wall_seconds={"first calls": 50.0})
+    assert estimates(tmp_path).total([four, eight]) == pytest.approx(4.5 + 4.5 + 50.0)
+    assert estimates(tmp_path).total([four]) == pytest.approx(4.5)
 
 
 def test_the_words_say_how_many_cases_are_known(tmp_path: Path) -> None:

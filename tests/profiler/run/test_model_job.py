@@ -11,7 +11,8 @@ import pytest
 import yaml
 from onnx import TensorProto, helper
 
-from engines.catalog import ENGINES, PRESETS, Device
+from engines import requirements
+from engines.catalog import PRESETS, Device
 from profiler.errors import ConfigError
 from profiler.job.config import Config, load_config
 from profiler.options import Run
@@ -136,8 +137,7 @@ def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = ENGINES["openvino"].requirements
-    monkeypatch.setattr(model_job, "missing", lambda engine, device: lacking if engine.name == "openvino" else [])
+    monkeypatch.setattr(requirements, "_is_installed", lambda module: module != "openvino")
     given = model_job.model_job("resnet18", options("resnet18"))
     config = given.config("cpu", {})
     assert "openvino" not in [entry.label for entry in config.engines]

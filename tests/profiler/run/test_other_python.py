@@ -62,10 +62,10 @@ tried = pathlib.Path(__file__).with_name("tried")
 if not tried.exists():
     tried.touch()
     os.kill(os.getpid(), signal.SIGKILL)
-from profiler.processes.messages import Outcome, Ready
+from profiler.processes.messages import Outcome
 from profiler.processes.pipe import Receiver, Sender
 calls, send = Receiver(int(sys.argv[3])), Sender(int(sys.argv[4]))
-send(Ready({}))
+send({})
 os.kill(os.getpid(), signal.SIGSTOP)
 while True:
     for call in calls.messages():

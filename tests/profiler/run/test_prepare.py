@@ -16,7 +16,7 @@ import pytest
 from exporters.source import ModelSource
 from profiler.job.case import Budget
 from profiler.run.fits import of_several
-from profiler.run.prepare import _Stages
+from profiler.run.prepare import Stages
 
 FACTORY = """
 import helper
@@ -79,7 +79,7 @@ def test_a_changed_helper_is_a_new_graph_and_an_unchanged_one_is_none(start: Sta
 
 @pytest.mark.parametrize(("most", "option"), [(math.inf, "budget.build_timeout"), (8.0, None)])
 def test_the_option_to_raise_is_the_one_that_limits(tmp_path: Path, most: float, option: str | None) -> None:
-    stages = _Stages({"m": ModelSource("m")}, Budget(timeout=8, build_timeout=20), tmp_path, (), lambda *_: None)
+    stages = Stages({"m": ModelSource("m")}, Budget(timeout=8, build_timeout=20), tmp_path, (), lambda *_: None)
     call = stages._call("prepare_model", "log", "m", most=most)
     assert (call.timeout, call.option) == (min(most, 20), option)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.result import Result
-from profiler.run.progress import LiveDisplay, PlainDisplay, with_progress
+from profiler.run.progress import LiveDisplay, PlainDisplay
 
 CASE = Case("alexnet", "ort", "ort", "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
 
@@ -56,9 +56,3 @@ def test_what_is_announced_fits_the_width(display: type[PlainDisplay] | type[Liv
     output = io.StringIO()
     display(Console(file=output, width=40)).announce("peak FLOP/s may be too low: " + "and other processes " * 9)
     assert max(map(len, output.getvalue().splitlines())) <= 40
-
-
-def test_what_is_counted_ends_with_all_of_it() -> None:
-    output = io.StringIO()
-    assert list(with_progress(PlainDisplay(Console(file=output, width=80)), "libraries", ["a", "b"])) == ["a", "b"]
-    assert output.getvalue().splitlines() == [f"prepare: libraries, {done} of 2" for done in range(3)]

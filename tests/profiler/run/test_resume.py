@@ -216,9 +216,10 @@ def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environm
     # A model without a measured row may be mended.
     (begun / "other.py").write_text(MENDED)
 
-    for _ in range(1 if version == "this" else 2):
+    for number in range(1 if version == "this" else 2):
         done = resume("--retry")
         assert done.returncode == 0, done.stdout + done.stderr
+        assert ("measured at an earlier start of this run" in done.stdout) == (number == 0), "then none is new"
         rows = rows_of(run)
         assert {row["status"] for row in rows.values() if row["model"] == "broken"} == {"ok"}
         measured = [row for row in rows.values() if row["model"] != "broken" and row["status"] == "ok"]

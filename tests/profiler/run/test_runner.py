@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from profiler.job.plan import make_plan
 from profiler.machine import Target
 from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
+from profiler.processes.other_python import OtherPython
 from profiler.processes.process import Call
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
@@ -29,7 +30,7 @@ from profiler.run import runner as module
 from profiler.run import supervise
 from profiler.run.quiet import Quiet
 from profiler.worker.prepare_model import build_ahead
-from profiler.worker.task import Prepared, Task
+from profiler.worker.task import FirstCall, Prepared, Task
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,8 @@ def run(
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         job = {"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}], "budget": {"repeats": repeats}}
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
-        runner = module.Runner(folder, Config.model_validate(job), Target("cpu"), cases, {"roofs": roofs}, display)
+        config, environment = Config.model_validate(job), {"roofs": roofs}
+        runner = module.Runner(folder, config, Target("cpu"), cases, cases, environment, display)
         with contextlib.suppress(KeyboardInterrupt):
             runner.measure(cases)
         display.repeated = runner.repeated, runner.why_not_all
@@ -103,7 +105,7 @@ def test_a_resumed_run_adds_first_calls_and_takes_a_disturbed_one_again(
 ) -> None:
     model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8, 16]}}
     config = Config.model_validate({"models": [model], "engines": [{"name": "eager"}]})
-    four, eight, sixteen = make_plan(config, "cpu")
+    four, eight, sixteen = plan = make_plan(config, "cpu")
     prepared: list[list[CaseId]] = []
 
     def prepare(cases: list[Case], *_: object) -> dict[str, Prepared]:
@@ -112,17 +114,59 @@ def test_a_resumed_run_adds_first_calls_and_takes_a_disturbed_one_again(
 
     monkeypatch.setattr(module, "prepare", prepare)
     monkeypatch.setattr(supervise.Supervisor, "measure_one", lambda _, task, *__: result(task.case, 1.0))
-    walked = iter([{eight.id: 2.0, sixteen.id: "it took 9 ms while others"}, {eight.id: 9.0, sixteen.id: 3.0}])
-    monkeypatch.setattr(supervise.Supervisor, "first_calls", lambda *_: next(walked))
+    disturbed = FirstCall(why_not="it took 9 ms while others")
+    walked = iter(
+        [{eight.id: FirstCall(2.0), sixteen.id: disturbed}, {eight.id: FirstCall(9.0), sixteen.id: FirstCall(3.0)}]
+    )
+    measured: list[int] = []
+
+    def first_calls(_: object, tasks: list[Task]) -> dict[CaseId, FirstCall]:
+        measured.append(len(folder.results()))
+        return next(walked)
+
+    monkeypatch.setattr(supervise.Supervisor, "first_calls", first_calls)
     folder = RunFolder.create(tmp_path)
     folder.append(result(eight, 1.0))
     roofs = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}
-    runner = module.Runner(folder, config, Target("cpu"), [four, eight, sixteen], roofs, Silent())
-    runner.measure([four, sixteen])
-    assert prepared == [[four.id, eight.id, sixteen.id]]
-    found = {id_: each.figures.get("first_call_ms") for id_, each in folder.results().items()}
-    assert found == {four.id: None, eight.id: 2.0, sixteen.id: 3.0}
+    for waiting, third in (([four, sixteen], None), ([], 3.0), ([], 3.0)):
+        runner = module.Runner(folder, config, Target("cpu"), plan, plan, roofs, Silent())
+        runner.measure(waiting)
+        found = {id_: each.figures.get("first_call_ms") for id_, each in folder.results().items()}
+        assert found == {four.id: None, eight.id: 2.0, sixteen.id: third}
+    assert prepared == [[four.id, eight.id, sixteen.id]] * 2, "nothing was left for the third start"
+    assert measured == [3, 3], "the rows are there before their first calls"
     assert not any(each.warnings for each in folder.results().values()), "the one that was disturbed is known now"
+
+
+def test_first_calls_are_taken_of_the_chosen_cases_alone_in_their_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
+) -> None:
+    model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8]}}
+    engines = [{"name": "eager"}, {"name": "eager", "label": "there", "python": sys.executable}]
+    config, folder = Config.model_validate({"models": [model], "engines": engines}), RunFolder.create(tmp_path)
+    plan = make_plan(config, "cpu")
+    for each in plan:
+        folder.append(result(each, 1.0))
+    started: list[Path] = []
+    called: list[CaseId] = []
+
+    @contextlib.contextmanager
+    def other_pythons(pythons: list[Path], _: Path) -> Iterator[dict[Path, OtherPython]]:
+        started.extend(pythons)
+        yield {}
+
+    def first_calls(_: object, tasks: list[Task]) -> dict[CaseId, FirstCall]:
+        called.extend(task.case.id for task in tasks)
+        return {task.case.id: FirstCall(1.0) for task in tasks[1:]}
+
+    monkeypatch.setattr(module, "other_pythons", other_pythons)
+    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.subject: Prepared() for case in cases})
+    monkeypatch.setattr(supervise.Supervisor, "first_calls", first_calls)
+    roofs = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}
+    there = [case for case in plan if case.variant == "there"]
+    module.Runner(folder, config, Target("cpu"), plan, there, roofs, Silent()).measure([])
+    assert called == [case.id for case in there]
+    assert set(started) == {Path(sys.executable)}
 
 
 def result(case: Case, ms: float, throttled: bool = False) -> Result:
@@ -203,6 +247,20 @@ def test_a_repeat_that_was_no_less_disturbed_is_named(run) -> None:
     folder, display, _ = run([one], {one.id: takes})
     assert folder.results()[one.id].samples == {"host": [9.0]}
     assert display.stayed == [one.id]
+
+
+def test_nothing_more_is_measured_again_where_the_machine_is_as_busy_as_before(run) -> None:
+    cases = [case(name) for name in "abcd"]
+    takes = {c.id: [result(c, 9.0) for _ in range(9)] for c in cases}
+    for take in (take for of_case in takes.values() for take in of_case):
+        take.figures["disturbance"] = 0.9
+        take.warnings.append(Warning("disturbed", "other processes took 90 % of 2 processors"))
+    folder, display, wall = run(cases, takes, repeats=9)
+    why = "the machine was as busy as before"
+    assert display.announced[1:] == [f"2 of 4 disturbed cases measured again, 2 not ({why})"]
+    assert display.repeated == ({str(c.id) for c in cases[:2]}, why)
+    assert wall.seconds["measure"] == 6 * SECONDS
+    assert run(cases, takes, repeats=9, folder=folder)[2].seconds["measure"] == 2 * SECONDS, "resumed: none of it twice"
 
 
 def test_of_a_sweep_the_batches_that_were_disturbed_share_a_process_again(run) -> None:

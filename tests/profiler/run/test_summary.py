@@ -185,11 +185,11 @@ def test_the_share_of_the_peak_is_a_column_where_it_is_known():
     assert "peak" not in printed(row("eager"), row("ort"))
 
 
-def test_a_peak_that_was_measured_beside_other_work_is_doubted_below_its_shares():
+def test_a_peak_that_was_measured_beside_other_work_is_has_no_shares_and_says_why():
     how = {"roofs_disturbance": "other processes took 70 % of 2 processors"}
-    text = shown(*frames(row("eager", fraction_of_peak=0.0123), row("ort", fraction_of_peak=0.9)), **how)
+    text = shown(*frames(row("eager", tflops=0.0123), row("ort", tflops=0.9)), **how)
     said = " ".join(text.split())
-    assert "may be too low, and so shares of the peak too high: while they were measured, other processes" in said
+    assert "may be too low, so no share of the peak is given: while they were measured, other processes" in said
     assert "too low" not in shown(*frames(row("eager"), row("ort")), **how)
 
 
@@ -370,10 +370,11 @@ def test_disturbed_cases_that_were_not_measured_again_are_not_said_to_be():
 
 def test_what_is_said_of_disturbed_cases_names_the_kinds_that_the_list_of_warnings_has():
     took = "other processes took 40 % of 2 processors"
-    again = f"remeasured: first taken while {took}, and while clocks contradicted each other"
+    again = f"remeasured: first taken while {took}, and while latency and throughput contradicted each other"
     rows = [row("eager", warnings=[again]), row("ort", warnings=[f"disturbed: {took}"]), row("trt")]
     assert "\n2 of 3 cases were disturbed or inconsistent: 1 came right" in printed(*rows)
     rows[0]["warnings"] = ["inconsistent: a", again]
+    assert "latency and throughput (on a CPU a call's median and mean) contradict" in " ".join(printed(*rows).split())
     assert (
         "\n2 of 3 cases were disturbed or inconsistent: 0 came right when measured again, 2 remain; 1 of "
         in printed(*rows)

@@ -19,7 +19,7 @@ from profiler.run.prepare import prepare
 from profiler.run.quiet import Quiet
 from profiler.run.supervise import Supervisor
 from profiler.run.telemetry import Watcher
-from profiler.worker.task import Prepared, Task
+from profiler.worker.task import FirstCall, Prepared, Task
 
 FACTORY = """
 import os
@@ -166,12 +166,13 @@ def test_a_shape_that_was_not_timed_says_why_beside_one_that_was(
     folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, alone: Quiet
 ) -> None:
     monkeypatch.setenv("FAILING_BATCH", "4")
+    monkeypatch.setattr(alone, "busy", lambda: None)
     timed, *failed = first_calls(folder, prepared, alone, 1, 2, 4, 8)
-    assert timed > 0 if isinstance(timed, float) else timed.startswith("it took ")  # Where this machine is busy.
-    assert all(isinstance(why, str) and "cannot compute" in why for why in failed)
+    assert timed.ms or timed.why_not.startswith("it took ")  # Where this machine is busy.
+    assert all(call.ms is None and "cannot compute" in call.why_not for call in failed)
 
 
-def first_calls(folder: Path, prepared: Prepared, alone: Quiet, *batches: int) -> list[float | str]:
+def first_calls(folder: Path, prepared: Prepared, alone: Quiet, *batches: int) -> list[FirstCall]:
     tasks = [Task(case(batch, Role.CELL), prepared, BUDGET) for batch in batches]  # A batch is a shape, too.
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
         found = Supervisor(folder, (str(folder),), watcher, alone).first_calls(tasks)
@@ -185,8 +186,13 @@ def test_a_first_call_beside_other_work_is_no_figure(
     folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, alone: Quiet
 ) -> None:
     monkeypatch.setenv("SLOW", "0.5")  # The kernel's counts may be 0.1 s late.
-    [why] = first_calls(folder, prepared, alone, 1, 2)
-    assert re.fullmatch(r"it took [\d,.]+ ms while other processes took \d+ % of .*", str(why))
+    [call] = first_calls(folder, prepared, alone, 1, 2)
+    assert call.ms is None
+    assert re.fullmatch(r"not timed: other processes took \d+ % of .*", call.why_not)
+    monkeypatch.setattr(alone, "busy", lambda: None)  # As where the other work begins later.
+    [call] = first_calls(folder, prepared, alone, 1, 2)
+    assert call.ms is None
+    assert re.fullmatch(r"it took [\d,.]+ ms while other processes took \d+ % of .*", call.why_not)
 
 
 @pytest.mark.parametrize(

@@ -384,7 +384,9 @@ def interrupt(start: Callable[..., Finished], folder: Path, happened: Callable[[
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PlainDisplay, "measuring", then)
-            start(folder, None, *arguments, code=130)
+            output = start(folder, None, *arguments, code=130).output
+            assert "--resume" in output
+            assert "Traceback" not in output
     finally:
         signal.signal(signal.SIGINT, handler)
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.signal import lfilter
 
 from profiler.stats.ratios import (
     MARGINS,
@@ -66,6 +64,8 @@ def of_samples(processes: Sequence[Floats]) -> Times:
 
 def correlated(size: int, seed: int, spread: float = 0.02, rho: float = 0.5) -> Floats:
     """Samples in milliseconds as a process gives them: autocorrelated, skewed, with a median near 1."""
+    from scipy.signal import lfilter
+
     rng = RNG(seed)
     noise = lfilter([np.sqrt(1 - rho**2)], [1, -rho], rng.normal(size=size))
     return np.asarray(np.exp(spread * noise + spread / 5 * rng.exponential(size=size)))
@@ -140,6 +140,8 @@ def test_there_is_no_interval_without_the_processes_own_and_without_three() -> N
 
 
 def test_without_a_common_spread_the_interval_is_welchs() -> None:
+    from scipy import stats  # For a second, which every worker would take while it collects.
+
     rng = RNG(0)
     base, side = (
         rng.normal(0, 0.02, (PRIOR_CONFIGURATIONS - 1, 3)),
@@ -367,6 +369,8 @@ def test_so_many_replicates_settle_it_about_as_often_as_not(truth: float) -> Non
 
 def half_width(base: Sequence[float], side: Sequence[float], number: int) -> float:
     """Of Welch's interval, were there so many processes a side of the same variances."""
+    from scipy import stats
+
     parts = [np.var(np.log(each), ddof=1) / number for each in (base, side)]
     free = sum(parts) ** 2 / sum(part**2 / (number - 1) for part in parts)
     return float(stats.t.ppf(0.975, free) * np.sqrt(sum(parts)))

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from engines.base import Mark
-from profiler.worker.clock import CudaClock
+from profiler.worker.clock import CpuClock, CudaClock
 
 QUEUE = 100
 """Calls that the launch queue holds; enqueueing another waits until one has run."""
@@ -151,3 +151,12 @@ def test_throughput_counts_whole_loops(
     monkeypatch.setattr("profiler.worker.clock.time.perf_counter", lambda: device.now / 1000)
     # What a call is said to take may be far off: the loop is then lengthened.
     assert clock.throughput(Call(device, enqueue_ms, device_ms), 0.5, 10.0) == pytest.approx(1000 / longest, rel=0.02)
+
+
+@pytest.mark.parametrize("said_ms", [1.0, 9.0, 100.0])
+def test_on_the_cpu_the_time_ends_the_loop_whatever_a_call_was_said_to_take(
+    device: Device, monkeypatch: pytest.MonkeyPatch, said_ms: float
+) -> None:
+    monkeypatch.setattr("profiler.worker.clock.time.perf_counter", lambda: device.now / 1000)
+    assert CpuClock().throughput(Call(device, 10.0, 0.0), 0.5, said_ms) == pytest.approx(100)
+    assert device.now == pytest.approx(500, abs=10)

@@ -6,8 +6,8 @@ import pytest
 
 from engines.base import Warning
 from profiler.nvml import Nvml
-from profiler.processor import Load
-from profiler.worker.disturbance import Card, CardLoad, counts, disturbed, reasons, share
+from profiler.processor import Load, Reading, _Processor
+from profiler.worker.disturbance import Card, CardLoad, Moment, beside_call, counts, disturbed, reasons, share
 
 QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01)
 
@@ -142,8 +142,7 @@ def test_who_else_had_the_gpu(pids, used, busy, says) -> None:
     slept: list[float] = []
     card = Card(Recorded(pids, used, busy), slept.append)
     card.opened()
-    card.start()
-    found = card.load()
+    found = card.load(0.0)
     assert found.reasons() == says
     assert [warning.text for warning in disturbed([], found)] == says
     assert sum(slept) < 1.3
@@ -152,5 +151,24 @@ def test_who_else_had_the_gpu(pids, used, busy, says) -> None:
 def test_without_a_gpu_nothing_is_seen_of_one() -> None:
     card = Card(Nvml(None))
     card.opened()
-    assert card.load() == CardLoad()
-    assert share([], card.load()) is None
+    assert card.load(0.0) == CardLoad()
+    assert share([], card.load(0.0)) is None
+
+
+def at(seconds: float, others: float) -> Reading:
+    """One processor, which others had for so many seconds until then."""
+    return Reading(seconds, {0: _Processor(idle=seconds - others, stolen=0.0)}, own=0.0, waited={})
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (at(2.4, 0.9), ["other processes took 75 % of the one processor"]),  # The second call's, within a second of it.
+        (at(4.1, 0.9), []),
+        (at(4.1, 1.9), ["other processes took 48 % of the one processor"]),
+    ],
+)
+def test_a_call_is_judged_by_what_ran_beside_it_and_a_short_one_by_the_second_before(now, says) -> None:
+    """Others had the processor while the second of three calls ran, which began at 1.2 s."""
+    moments = [Moment(0.0, at(0.0, 0.0)), Moment(1.2, at(1.2, 0.0)), Moment(2.0, at(2.0, 0.9))]
+    assert [warning.text for warning in beside_call(moments, now, Card(Nvml(None)))] == says

@@ -14,12 +14,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from engines.base import Unsupported
 from exporters.declared_inputs import BATCH, DeclaredInput, declared_inputs
 from exporters.inputs import TensorSpec
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
-from profiler.worker.prepare_model import prepare_model
+from profiler.worker.prepare_model import check_source, prepare_model
 from profiler.worker.reference_outputs import no_reference
 from profiler.worker.task import Look
 
@@ -31,7 +32,7 @@ def small():
     return nn.Linear(3, 2)
 
 def huge():
-    return nn.Linear(1 << 20, 1 << 20)
+    return nn.Linear(3, 1 << 38)
 
 def needs_values():
     rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
@@ -42,6 +43,16 @@ def raising():
 
 def width(value):
     raise ValueError("no luck")
+
+def wide():
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(4, 1))
+
+class Picky(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else super().forward(x[:, :2])
+
+def picky():
+    return Picky(3, 2)
 
 class Pair(nn.Linear):
     def forward(self, image, mask, *, scale=1):
@@ -73,7 +84,7 @@ def test_a_factory_is_called_without_memory_for_weights() -> None:
     found = look(factory("huge"))
     assert found.prepared.specs == (TensorSpec("x", ("batch", 3), "float32"),)
     assert "without memory for weights" in found.seen
-    assert f"{2**40 + 2**20:,} parameters" in found.seen
+    assert f"{2**40:,} parameters" in found.seen
     assert "input x float32 [batch, 3]" in found.seen
 
 
@@ -98,6 +109,26 @@ def test_inputs_that_forward_does_not_take_are_said_without_running_it(
     source = replace(factory("pair"), inputs=declared, input_shape=None if declared else (3,))
     with pytest.raises(ModelError, match=says) if says else nullcontext():
         assert "forward has a place for each input" in look(source).seen
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_shape_that_does_not_fit_is_said_without_computing_anything() -> None:
+    assert (
+        "forward has a place for each input and takes these shapes; input x float32 [batch, 3]"
+        in look(factory("huge")).seen
+    )
+    why = (
+        r"RuntimeError: .*\b2\].*4, 1\]; given: input x float32 \[batch, 3\], of which a "
+        "reference takes up to 8 items: correct the inputs in the job, or the model"
+    )
+    with pytest.raises(ModelError, match=why):
+        look(factory("wide"))
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_forward_that_asks_for_values_is_left_to_a_run() -> None:
+    """Its second branch would not fit; torch has no values there to choose by."""
+    assert "but only a run shows whether it takes these shapes" in look(factory("picky")).seen
 
 
 @pytest.mark.usefixtures("factories")
@@ -199,3 +230,12 @@ def test_what_integers_hold_is_said_only_of_errors_that_come_of_values(text: str
     source = ModelSource("mine", factory="a:b", inputs=declared_inputs({"ids": {"shape": [4], "dtype": "int64"}}))
     error = no_reference(source, IndexError(text), [TensorSpec("ids", (4,), "int64", range=(0, 9))])
     assert ("`ids` is drawn from 0" in str(error)) is is_of_values
+
+
+def test_an_onnx_file_is_unsupported_where_what_makes_its_reference_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    why = "outputs of an ONNX file are checked against ONNX Runtime's: onnxruntime is not installed: pip install"
+    with pytest.raises(Unsupported, match=why):
+        check_source(ModelSource("theirs", onnx=write(tmp_path / "a.onnx").onnx))

@@ -142,6 +142,11 @@ def test_what_is_not_finite_in_another_way_is_wrong_and_counted(
     assert found([array(*ours)], [array(*reference)])["max_abs_error"] is None
 
 
+def test_what_fp16_cannot_hold_is_said_to_fit_into_bf16() -> None:
+    found = {p: str(judge(p, compare([array(INF)], [array(7e4)]), SEEDED)) for p in ("fp16", "bf16")}
+    assert found["fp16"] == f"{found['bf16']}; fp16 ends at 65,504, bf16 does not"
+
+
 def test_every_kind_is_counted_by_itself_and_the_output_named() -> None:
     ours, reference = array(NAN, NAN, INF, 1.0), array(1.0, 1.0, -INF, 1.0)
     found = str(judge("fp32", compare([LOGITS, ours], [LOGITS, reference]), SEEDED))

@@ -266,7 +266,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any])
         return pl.read_parquet(path / "results.parquet"), environment
 
     done = finish("job.yaml", "--only", "precision=fp32", "--only", "pass=training")
-    assert "prepare: measuring peak FLOP/s and bandwidth, 1 of 1" in done.stdout
+    assert "prepare: measuring peak FLOP/s and bandwidth\n" in done.stdout
     (path,) = (folder / "results").iterdir()
     first = state()
     roofs = {**first[1]["roofs"], "fp32_tflops": 123.0}
@@ -305,12 +305,13 @@ def test_rows_of_both_passes_have_the_columns(runs: tuple[Finished, Finished]) -
         assert row["status"] == "ok", row["reason"]
         assert row["flops_per_item"] == flops[row["pass"]]
         assert row["tflops"] == pytest.approx(2 * row["flops_per_item"] / row["latency_ms"] / 1e9)
-        assert row["fraction_of_peak"] > 0
         assert row["floor_ms"] > 0
 
 
 def test_rows_are_relative_to_the_roofs_at_the_end(runs: tuple[Finished, Finished]) -> None:
-    roofs = runs[1][1]["roofs"]
-    for row in runs[1][0].to_dicts():
-        peak = roofs[f"{row['precision']}_tflops"]
-        assert row["fraction_of_peak"] == pytest.approx(row["tflops"] / peak), row["case_id"]
+    rows, environment = runs[1]
+    for row in rows.to_dicts():
+        share = row["tflops"] / environment["roofs"][f"{row['precision']}_tflops"]
+        # Of roofs that other work may have lowered there is no share.
+        expected = None if environment.get("roofs_disturbance") else pytest.approx(share)
+        assert row["fraction_of_peak"] == expected, row["case_id"]

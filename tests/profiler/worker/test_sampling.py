@@ -182,7 +182,6 @@ def test_the_first_run_lets_the_clock_see_its_boundaries():
 def test_on_the_cpu_there_is_the_host_clock_alone():
     world = World("host", call_ms=2.0)
     result = world.measure()
-    assert result.clock == "host"
     assert set(result.samples) == {"host"}
     assert result.samples["host"] == pytest.approx([2.0] * len(result.samples["host"]))
     assert result.stop_reason == "precision"
@@ -251,7 +250,6 @@ def test_no_more_samples_are_taken_than_allowed():
 def test_on_a_gpu_every_clock_has_samples():
     world = World("event", call_ms=4.0, enqueue_ms=0.5)
     result = world.measure()
-    assert result.clock == "event"
     assert set(result.samples) == {"event", "host", "enqueue", "gpu"}
     assert {name: values[0] for name, values in result.samples.items()} == {
         "event": 4.0,
