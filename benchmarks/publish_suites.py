@@ -161,7 +161,7 @@ def _lacking(one: Submitted) -> str:
     """How many cases that today's suite has were run, and the networks and variants that are not among them."""
     device: Device = "cpu" if one.run.environment.get("device") == "cpu" else "cuda"
     suite = load_config(jobs()[one.suite], device)
-    cases = make_plan(suite, device, capability=one.run.environment.get("compute_capability"))
+    cases = make_plan(suite, device, hardware=one.run.environment.get("compute_capability"))
     # Not by their ids, to which versions add settings.
     keys = ["model", "variant", "pass", "precision", "batch_size"]
     planned = pl.DataFrame(

@@ -26,6 +26,9 @@ EIGHT_BITS = ("int8", "fp8")
 LEAST_CAPABILITY = {"fp8": (8, 9)}
 """Of the GPUs that have a precision, by torchao's own check (0.18)."""
 
+CPU_VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
+"""By what /proc/cpuinfo calls them."""
+
 OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
 HEADS: tuple[Head, ...] = ("cross-entropy", "logits")
 
@@ -171,8 +174,9 @@ class Engine:
     """Which of the graphs of exporters/qdq_placement.py it runs at int8."""
     layers_are_modules: bool = False
     """Whether its profiled layers have the paths of PyTorch's modules as names."""
-    compute_capabilities: tuple[str, ...] | None = None
-    """Of the GPUs that it runs on; None where the library decides."""
+    hardware: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
+    """By device the compute capabilities of the GPUs, or the vendors of the CPUs, that it runs on; without, the library
+    decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Whether `python -m profiler build` can have it build an engine ahead of time, and where."""
     deployment: Deployment | None = None
@@ -477,6 +481,7 @@ ENGINES: dict[str, Engine] = {
             requirements=(_ORT, Requirement("onnxruntime_ep_openvino", "pip install 'onnxruntime-ep-openvino>=1.8'")),
             options=OrtPackageOptions,
             packages=("onnxruntime-ep-openvino",),
+            hardware={"cpu": ("GenuineIntel",)},  # GetSupportedDevices in its ov_factory.cc (1.8).
             deployment=Deployment(
                 "engines.onnx_runtime.session:write_graph",
                 {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino{plugin}")},
@@ -509,7 +514,7 @@ ENGINES: dict[str, Engine] = {
             options=OrtPackageOptions,
             int8_graph="int8-operands",
             packages=("onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12"),
-            compute_capabilities=_RTX_CARDS[1:],  # Its README begins with Ampere.
+            hardware={"cuda": _RTX_CARDS[1:]},  # Its README begins with Ampere.
             compiles=True,
         ),
         _trt_engine(
@@ -542,7 +547,7 @@ ENGINES: dict[str, Engine] = {
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
             packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", *CUDA_DRIVERS.values()),
-            compute_capabilities=_RTX_CARDS,
+            hardware={"cuda": _RTX_CARDS},
             builds="anywhere",
             deployment=Deployment(
                 "engines.tensorrt_engines.session:write_engine",
@@ -653,26 +658,26 @@ def known(name: str) -> Engine:
 
 
 def unsupported(
-    engine: Engine, pass_: str, device: Device, precision: str, kind: str, capability: str | None = None
+    engine: Engine, pass_: str, device: Device, precision: str, kind: str, hardware: str | None = None
 ) -> str | None:
     """The reason why `engine` cannot do this, from the catalog only; None if it can.
 
-    `kind` is the model source's: a user's ONNX file cannot run in an engine that needs a torch module. `capability` is
-    the GPU's compute capability, such as "9.0", where it is known.
+    `kind` is the model source's: a user's ONNX file cannot run in an engine that needs a torch module. `hardware` is
+    the GPU's compute capability, such as "9.0", or the CPU's vendor, such as "GenuineIntel", where it is known.
     """
     if engine.needs == "torch" and kind == "onnx":
         return f"{engine.name} needs a torch module; an ONNX file has none"
     if kind == "layer" and precision.startswith("amp-"):
         return f"AMP chooses types by operator; a layer is a single one: ask for {precision.removeprefix('amp-')}"
-    if reason := foreign_capability(engine, device, capability):
+    if reason := foreign_hardware(engine, device, hardware):
         return reason
     able = {p for (of_pass, on), ps in engine.precisions.items() if of_pass == pass_ and on == device for p in ps}
     if engine.needs == "torch":
         able = able - {"native"}
     if precision in able:
         least = LEAST_CAPABILITY.get(precision)
-        if device == "cuda" and least and capability and tuple(map(int, capability.split("."))) < least:
-            return f"{precision} needs compute capability {least[0]}.{least[1]} or more; this GPU has {capability}"
+        if device == "cuda" and least and hardware and tuple(map(int, hardware.split("."))) < least:
+            return f"{precision} needs compute capability {least[0]}.{least[1]} or more; this GPU has {hardware}"
         return None
     if (device, pass_) in engine.reasons:
         return engine.reasons[device, pass_]
@@ -686,9 +691,13 @@ def unsupported(
     return f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"
 
 
-def foreign_capability(engine: Engine, device: Device, capability: str | None) -> str | None:
-    """The reason why `engine` runs on no GPU of this compute capability; None if it does, or if it is not known."""
-    supported = engine.compute_capabilities
-    if device == "cpu" or supported is None or capability is None or capability in supported:
+def foreign_hardware(engine: Engine, device: Device, hardware: str | None) -> str | None:
+    """The reason why `engine` runs on no GPU of this compute capability, or no CPU of this vendor; None if it does, or
+    if that is not known."""
+    supported = engine.hardware.get(device)
+    if supported is None or hardware is None or hardware in supported:
         return None
-    return f"{engine.name} does not support this GPU's compute capability {capability}; it has {', '.join(supported)}"
+    if device == "cpu":
+        makers = " and ".join(CPU_VENDORS[each] for each in supported)
+        return f"{engine.name} runs only on {makers}'s processors; this one is of {CPU_VENDORS.get(hardware, hardware)}"
+    return f"{engine.name} does not support this GPU's compute capability {hardware}; it has {', '.join(supported)}"

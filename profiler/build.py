@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.base import Phase, Unsupported
-from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_capability, unsupported
+from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_hardware, unsupported
 from engines.option_values import parse_batches
 from engines.requirements import explain, missing
 from engines.tensorrt_engines.build import (
@@ -119,7 +119,7 @@ def find_engine(word: str, option: str = "--engine") -> Engine:
 def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gpu | None:
     """The GPU to build on and for; None with a target, or without a GPU. Raises ConfigError where one is needed."""
     if target is not None:
-        if engine.compute_capabilities is None:
+        if "cuda" not in engine.hardware:
             raise ConfigError(f"--target: {engine.name} builds only for the GPU that it runs on; leave out --target")
         return None
     gpu = next(iter(nvml.visible_gpus()), None)
@@ -128,7 +128,7 @@ def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gp
             f"{option} {engine.name}: its builder times kernels on the GPU, and no NVIDIA GPU answers here; build on "
             "the machine that the engine is for"
         )
-    reason = foreign_capability(engine, "cuda", gpu.compute_capability if gpu else None)
+    reason = foreign_hardware(engine, "cuda", gpu.compute_capability if gpu else None)
     if reason is not None:
         raise ConfigError(f"{option} {engine.name}: {reason}; to build for another GPU give --target, such as sm89")
     return gpu

@@ -10,7 +10,7 @@ from typing import get_args
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_capability
+from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_hardware
 from engines.requirements import explain, missing
 from exporters.cache import Entry, default_root, entries
 from exporters.catalog import CATALOG
@@ -19,8 +19,7 @@ from profiler.bundled import bundled
 from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
-from profiler.machine import check_device, describe, resolve_device
-from profiler.nvml import Gpu
+from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Cache, Engines, Environment, Models, Suites
 from profiler.processes.forkserver import libraries
 from profiler.published.studies import STUDIES
@@ -117,7 +116,7 @@ def engines_table(requested: str) -> Table:
     rows = []
     for preset in PRESETS.values():
         engine = ENGINES[preset.engine]
-        why_not = _why_not(preset, device, gpu, bool(nvml.visible_gpus()))
+        why_not = _why_not(preset, target, bool(nvml.visible_gpus()))
         able = [engine.precisions.get((pass_, device), ()) if why_not is None else () for pass_ in get_args(Pass)]
         passes = [" ".join(precision for precision in PRECISIONS if precision in of_pass) for of_pass in able]
         rows.append([preset.name, engine.name, *passes, preset.summary, _missing(engine, device, why_not)])
@@ -169,13 +168,13 @@ def _missing(engine: Engine, device: Device, why_not: str | None) -> str:
     return f"{why_not}; {_ahead_of_time(engine)}" if engine.builds == "anywhere" else why_not
 
 
-def _why_not(preset: Preset, device: Device, gpu: Gpu | None, driver: bool) -> str | None:
+def _why_not(preset: Preset, target: Target, driver: bool) -> str | None:
     """Why the preset cannot run on the device, whatever were installed; None if it can."""
     engine = ENGINES[preset.engine]
-    if device in preset.options:
-        return foreign_capability(engine, device, gpu.compute_capability if gpu else None)
+    if target.kind in preset.options:
+        return foreign_hardware(engine, target.kind, target.hardware)
     needs_a_gpu = not any(on == "cpu" for _, on in engine.precisions)
-    return preset.reasons[device] + ("; no NVIDIA driver answers" if needs_a_gpu and not driver else "")
+    return preset.reasons[target.kind] + ("; no NVIDIA driver answers" if needs_a_gpu and not driver else "")
 
 
 def _ahead_of_time(engine: Engine) -> str:
@@ -208,7 +207,7 @@ def suites_table(requested: str) -> Table:
     ]
     rows = []
     for path, config in read_suites(device):
-        cases = make_plan(config, device, capability=target.compute_capability)
+        cases = make_plan(config, device, hardware=target.hardware)
         runnable = sum(case.unsupported is None for case in cases)
         number = str(len(cases)) if runnable == len(cases) else f"{runnable} of {len(cases)}"
         study, what = STUDIES.get(config.published or ""), _first_comment(path)

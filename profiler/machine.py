@@ -53,8 +53,11 @@ class Target:
         return self.gpu.name if self.gpu else cpu_model()
 
     @property
-    def compute_capability(self) -> str | None:
-        """The GPU's, such as "9.0"."""
+    def hardware(self) -> str | None:
+        """What an engine may ask of it: the GPU's compute capability, such as "9.0", or the CPU's vendor, such as
+        "GenuineIntel"; None where it is not known."""
+        if self.kind == "cpu":
+            return _proc("cpuinfo", "vendor_id") or None
         return self.gpu.compute_capability if self.gpu else None
 
 

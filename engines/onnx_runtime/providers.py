@@ -169,7 +169,8 @@ class Plugin:
         if found := [each for each in self.devices if each.device.type.name == kind]:
             return found[0]
         here = ", ".join(dict.fromkeys(f"{each.ep_name} on {each.device.type.name}" for each in self.devices))
-        raise Unsupported(f"{self.path.name} offers no {kind} here, only {here or 'nothing'}: it needs other hardware")
+        offers = f"no {kind} here, only {here}" if here else "nothing here"
+        raise Unsupported(f"{self.path.name} offers {offers}: it needs other hardware")
 
 
 @functools.cache

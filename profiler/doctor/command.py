@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from engines.base import Proof
-from engines.catalog import ENGINES, PRESETS, Preset, foreign_capability
+from engines.catalog import ENGINES, PRESETS, Preset, foreign_hardware
 from engines.requirements import explain, missing
 from exporters.cache import CacheError, check_root, default_root
 from profiler.errors import PROGRAM, WHEN_IDLE
@@ -155,7 +155,7 @@ def lacks(preset: Preset, target: Target) -> Check | None:
     engine, device = ENGINES[preset.engine], target.kind
     if device not in preset.options:
         return Check("note", preset.name, preset.reasons[device])
-    if why := foreign_capability(engine, device, target.compute_capability):
+    if why := foreign_hardware(engine, device, target.hardware):
         return Check("note", preset.name, why)
     lacking = missing(engine, device)
     return Check("missing", preset.name, explain(lacking)) if lacking else None
@@ -174,7 +174,8 @@ def of_engines(results: Sequence[Result], target: Target) -> list[Check]:
             if preset.engine in TENSORRT:
                 found += tensorrt_steps(ran)
         elif own:  # What only shows once it is tried, as a driver that is older than the library's CUDA.
-            found.append(Check("failed", preset.name, str(own[0].reason)))
+            plain = next((each for each in own if each.case_id.precision == "fp32"), own[0])
+            found.append(Check("failed", preset.name, str(plain.reason)))
     return found
 
 

@@ -28,10 +28,10 @@ _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
 
-def make_plan(config: Config, device: Device, capability: str | None = None) -> list[Case]:
+def make_plan(config: Config, device: Device, hardware: str | None = None) -> list[Case]:
     """Every cell of the config's matrix, in running order.
 
-    `capability` is the GPU's compute capability, where it is known.
+    `hardware` is what engines ask of the device (machine.Target.hardware), where it is known.
 
     Replicates are rounds through the whole matrix (A B C A B C), so that a drift of the machine spreads over all cells
     and shows in the spread between a cell's replicates.
@@ -40,7 +40,7 @@ def make_plan(config: Config, device: Device, capability: str | None = None) -> 
     """
     if why := config.too_many():
         raise config.error(why)
-    once = [case for entry in config.subjects for case in _cells(config, entry, device, capability)]
+    once = [case for entry in config.subjects for case in _cells(config, entry, device, hardware)]
     cases = [replace(case, replicate=number) for number in range(config.replicates) for case in once]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
@@ -123,7 +123,7 @@ def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]
     return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
 
 
-def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capability: str | None) -> Iterator[Case]:
+def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, hardware: str | None) -> Iterator[Case]:
     """The cells of one model or layer, of the first replicate."""
     of_job, reference = entry.source(), config.reference_of(entry)
     precisions = precisions_of(of_job, config.precisions)
@@ -139,7 +139,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
             if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
                 continue  # What asks for this precision is a file that the engine does not take.
             reason = reason or _untrainable(source, pass_)
-            reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
+            reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
             if ENGINES[engine].needs == "onnx":
                 reason = reason or not_made(source, precision)
             # What another interpreter lacks is asked where it may be started (profiler/run/interpreters.py).

@@ -58,7 +58,7 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}; give another run's folder") from None
     config = load_config(folder / "bench.yaml")  # As resolved for the run's device.
     kind: Device = "cpu" if config.device == "cpu" else "cuda"
-    plan = make_plan(config, kind, capability=environment.get("compute_capability"))
+    plan = make_plan(config, kind, hardware=environment.get("compute_capability"))
     frames = run.frames(config.suite, [*plan, *probes_among(plan, results)], environment)
     _check_begun(folder, not frames["results"].is_empty())
     who = writer(folder)

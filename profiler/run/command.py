@@ -108,7 +108,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     words = {entry.network or "" for kind in DEVICE_BLOCKS for entry in job.read(kind).models}
     with libraries({library.module for library in map(library_of, words) if library}) as facts:
         target = resolve_device(job.device, facts)
-        start = resolved(options, console, job.read(target.kind, target.compute_capability), target, facts, only)
+        start = resolved(options, console, job.read(target.kind, target.hardware), target, facts, only)
         if job.model is not None:
             _look_at(job.model, start)
         if options.dry_run:
@@ -158,7 +158,7 @@ class _Job:
 
     device: str
     read: Callable[..., Config]
-    """Takes the kind of device and a GPU's compute capability."""
+    """Takes the kind of device and its hardware (machine.Target)."""
     model: ModelJob | None = None
 
 
@@ -174,8 +174,8 @@ def _open_job(options: Options) -> _Job:
         check_new_file(options.write_yaml)
     model = model_job(str(options.config), options)
 
-    def read(kind: Device, capability: str | None = None) -> Config:
-        return _with_options(options, model.config(kind, _overrides(options), capability))
+    def read(kind: Device, hardware: str | None = None) -> Config:
+        return _with_options(options, model.config(kind, _overrides(options), hardware))
 
     return _Job(check_device(options.device or "auto"), read, model)
 
@@ -187,7 +187,7 @@ def resolved(
     with open_display(console) as display:
         config = with_shapes(job, display.preparing)
     require(config.published)
-    plan = make_plan(config, target.kind, capability=target.compute_capability)
+    plan = make_plan(config, target.kind, hardware=target.hardware)
     plan, others = with_interpreters(config, plan, only_of(plan, only), target.kind)
     print_interpreters(console, others)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)} | others
@@ -201,7 +201,7 @@ def _look_at(model: ModelJob, start: Start) -> None:
         for look in start.looks(start.cases).values():
             if outcome := look.prepared.failures.get("model"):
                 raise ConfigError(str(outcome.reason))
-    if text := model.not_installed(config, target.kind, target.compute_capability):
+    if text := model.not_installed(config, target.kind, target.hardware):
         start.say(text, "dim")
     if file is not None:
         write_job(config, file)

@@ -71,7 +71,7 @@ class ModelJob:
         """Whether it is an .onnx file of which no other precisions are made."""
         return "onnx" in self._entry and not is_float32(Path(self._entry["onnx"]))
 
-    def config(self, device: Device, more: Mapping[str, Any], capability: str | None = None) -> Config:
+    def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
         """The job on such a device, with `more` keys, checked as a YAML is. Raises ConfigError, which names options."""
         usual = dict(_USUAL[device])
         if self.fixed_batch is not None:
@@ -80,22 +80,22 @@ class ModelJob:
             del usual["precisions"]
         job = {"suite": self._entry["name"], **usual, "budget": _BUDGET, **self.given, **more}
         if "engines" not in job:
-            job["engines"] = [preset.name for preset in self._usual_presets(job, device, capability)[0]]
+            job["engines"] = [preset.name for preset in self._usual_presets(job, device, hardware)[0]]
         keys = ("models", "engines", "passes", "precisions", "batch_sizes", "shapes")
         in_order = {key: job.pop(key) for key in keys if key in job}
         return config_of(in_order | job, self.typed)
 
-    def not_installed(self, config: Config, device: Device, capability: str | None) -> str | None:
+    def not_installed(self, config: Config, device: Device, hardware: str | None) -> str | None:
         """What would be measured, too, if it were installed, and how to; None where nothing is lacking."""
         if "engines" in self.given:
             return None
         job = {"passes": config.passes, "precisions": config.precisions}
-        lacking = dict.fromkeys(preset.engine for preset in self._usual_presets(job, device, capability)[1])
+        lacking = dict.fromkeys(preset.engine for preset in self._usual_presets(job, device, hardware)[1])
         needs = [f"{name} ({explain(missing(ENGINES[name], device))})" for name in lacking]
         return f"Left out: {'; '.join(needs)}" if needs else None
 
     def _usual_presets(
-        self, job: Mapping[str, Any], device: Device, capability: str | None
+        self, job: Mapping[str, Any], device: Device, hardware: str | None
     ) -> tuple[list[Preset], list[Preset]]:
         """The presets that can do some of the job on the device: those that are installed, and those that are not.
 
@@ -107,7 +107,7 @@ class ModelJob:
 
         def does(preset: Preset) -> bool:
             engine = ENGINES[preset.engine]
-            return any(unsupported(engine, p, device, precision, kind, capability) is None for p, precision in cells)
+            return any(unsupported(engine, p, device, precision, kind, hardware) is None for p, precision in cells)
 
         usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
         # Where an unknown word leaves none, the word is the mistake.

@@ -156,7 +156,7 @@ def _incomplete(run: Run, folder: Path, may_lack: bool) -> Iterator[str]:
     """Cases of the job without a row, and a run in which nothing could be measured."""
     try:
         device, config = _device(run), load_config(folder / "bench.yaml", _device(run))
-        cases = make_plan(config, device, capability=run.environment.get("compute_capability"))
+        cases = make_plan(config, device, hardware=run.environment.get("compute_capability"))
     except ConfigError as error:
         yield f"its job cannot be planned by this version ({error}): submit it with the version that measured it"
         return

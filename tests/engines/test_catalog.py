@@ -245,13 +245,22 @@ def test_compute_capability_of_the_card() -> None:
     assert unsupported(ENGINES["ort"], "inference", "cuda", "fp16", "canonical", "9.0") is None
 
 
+def test_the_processors_maker() -> None:
+    def why(hardware: str | None, preset: str = "ort-openvino") -> str | None:
+        return unsupported(ENGINES[preset], "inference", "cpu", "fp32", "canonical", hardware)
+
+    assert why("AuthenticAMD") == "ort-openvino runs only on Intel's processors; this one is of AMD"
+    assert why("HygonGenuine") == "ort-openvino runs only on Intel's processors; this one is of HygonGenuine"
+    assert why("GenuineIntel") is why(None) is why("AuthenticAMD", "openvino") is None
+
+
 @pytest.mark.slow
 def test_compute_capabilities_are_the_librarys() -> None:
     from engines.tensorrt_engines.build import targets
     from engines.tensorrt_engines.session import library
 
     known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]
-    assert list(ENGINES["trt-rtx"].compute_capabilities or ()) == known
+    assert list(ENGINES["trt-rtx"].hardware["cuda"]) == known
 
 
 def test_missing_leaves_out_what_the_device_does_not_need() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from able_engines import if_able
 from onnx import TensorProto, helper, numpy_helper
 
 import engines
@@ -74,20 +74,7 @@ def outputs(session: Session) -> Any:
     return output
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "ort",
-        pytest.param(
-            "openvino",
-            marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
-        ),
-        pytest.param(
-            "ort-openvino",
-            marks=pytest.mark.skipif(not importlib.util.find_spec("onnxruntime_ep_openvino"), reason="no such plugin"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("engine", map(if_able, ("ort", "openvino", "ort-openvino")))
 def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:
     session, expected = open_session(engine), outputs(open_session("ort", "fp32"))
     error = np.linalg.norm(outputs(session) - expected) / np.linalg.norm(expected)

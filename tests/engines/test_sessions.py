@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from able_engines import if_able
 
 import engines
 from engines.base import Job, Session
@@ -50,21 +49,7 @@ COUNTER_BYTES = 8
 
 Open = Callable[..., Session]
 
-has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
-COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not has_compiler, reason="no C++ compiler"))
-OPENVINO = pytest.param(
-    "openvino",
-    marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
-)
-
-PLUGIN = pytest.param(
-    "ort-openvino",
-    marks=pytest.mark.skipif(importlib.util.find_spec("onnxruntime_ep_openvino") is None, reason="no such plugin"),
-)
-
-JAX = pytest.param(
-    "jax", marks=pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
-)
+COMPILED, OPENVINO, PLUGIN, JAX = map(if_able, ("compiled", "openvino", "ort-openvino", "jax"))
 
 
 @pytest.fixture(scope="module")
@@ -228,11 +213,10 @@ def test_proof_of_eager_counts_convolutions_and_products_by_type(
     assert proof.device == "cpu"
 
 
-def test_proof_of_compiled_counts_its_graphs(open_session: Open) -> None:
-    if not has_compiler:
-        pytest.skip("no C++ compiler")
+@pytest.mark.parametrize("engine", [COMPILED])
+def test_proof_of_compiled_counts_its_graphs(open_session: Open, engine: str) -> None:
     phases: list[str] = []
-    session = open_session("compiled", phase=phases.append)
+    session = open_session(engine, phase=phases.append)
     assert phases == ["build", "load"]
     proof = session.proof()
     assert proof.details["compiled_graphs"] >= 1

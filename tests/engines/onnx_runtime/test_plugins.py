@@ -10,8 +10,10 @@ import onnxruntime
 import pytest
 
 from engines.base import Unsupported
+from engines.catalog import ENGINES, foreign_hardware
 from engines.onnx_runtime.providers import load_plugin
 from engines.option_values import is_path, key_values
+from profiler.machine import Target
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +59,12 @@ def test_what_cannot_be_loaded_says_what_mends_it(broken: Path, library: str, sa
 
 
 @pytest.mark.skipif(not has_openvino, reason="no such plugin")
-def test_a_plugin_without_the_device_says_what_it_has() -> None:
+def test_a_plugin_without_the_device_says_what_it_has_and_openvinos_has_intels_processors() -> None:
     plugin = load_plugin("onnxruntime_ep_openvino")
+    if foreign_hardware(ENGINES["ort-openvino"], "cpu", Target("cpu").hardware):
+        with pytest.raises(Unsupported, match="offers nothing here: it needs other hardware"):
+            plugin.on("cpu")
+        return
     assert plugin.on("cpu").ep_name == "OpenVINOExecutionProvider"
     with pytest.raises(Unsupported, match="offers no GPU here, only OpenVINOExecutionProvider on CPU"):
         plugin.on("cuda")

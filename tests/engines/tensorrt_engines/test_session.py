@@ -863,7 +863,7 @@ def test_a_gpu_that_tensorrt_for_rtx_has_no_kernels_for_is_unsupported_before_py
     release = ".".join(real.__version__.split(".")[:3])
     assert str(caught.value) == (
         f"TensorRT for RTX {release} does not support compute capability 9.0 (NVIDIA H200); "
-        f"it supports {', '.join(ENGINES['trt-rtx'].compute_capabilities or ())}"
+        f"it supports {', '.join(ENGINES['trt-rtx'].hardware['cuda'])}"
     )
     assert "driver ready" not in library.events
 

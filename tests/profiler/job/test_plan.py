@@ -226,10 +226,10 @@ def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(config, 
 
 def test_a_card_that_the_library_does_not_support_is_a_reason(config):
     text = "models: [alexnet]\nengines: [trt-rtx]\n"
-    (case,) = make_plan(config(text), "cuda", capability="9.0")
+    (case,) = make_plan(config(text), "cuda", hardware="9.0")
     assert "compute capability 9.0" in (case.unsupported or "")
     for capability in ("8.9", None):
-        (case,) = make_plan(config(text), "cuda", capability=capability)
+        (case,) = make_plan(config(text), "cuda", hardware=capability)
         assert "compute capability" not in (case.unsupported or "")
 
 
