@@ -8,6 +8,8 @@ from benchmarks.verify_gpu import Row
 from exporters.source import ModelSource
 from profiler.job.case import Case
 
+pytestmark = pytest.mark.slow
+
 CASE = Case("net", "eager", "eager", "inference", "fp32", 16, "cuda", 0, ModelSource("net"))
 QUIET = {"event": 2.0, "gpu": 1.99, "enqueue": 0.3}
 

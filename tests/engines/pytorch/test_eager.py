@@ -14,6 +14,8 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 
+pytestmark = pytest.mark.slow
+
 MODULES = """
 from torch import nn
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from odd_jobs import LONG, ODD, check, is_fit, odd_folder
 
+from exporters.bounds import LARGEST
 from exporters.weights import has_own_weights
-from profiler.job.config import Config, ConfigError, load_config
+from profiler.errors import ConfigError
+from profiler.job.config import Config, config_of, load_config
+from profiler.job.plan import make_plan
 from profiler.results.run_folder import RunFolder
 
 HEAD = "models: [alexnet]\nengines: [eager]\n"
@@ -254,22 +258,18 @@ def write(tmp_path: Path):
 
 
 def refusal(path: Path, device: str = "cpu") -> str:
+    """What is said of a file that is no job, on as many lines as it has mistakes."""
     with pytest.raises(ConfigError) as caught:
-        load_config(path, device)
+        check(load_config(path, device))
     return str(caught.value)
 
 
 @pytest.mark.parametrize(("text", "line", "says"), MISTAKES)
-def test_a_mistake_is_named_with_file_line_key_and_remedy(write, text, line, says):
+def test_a_mistake_is_one_line_with_file_key_and_remedy_in_the_users_words(write, text, line, says):
     path = write(text)
     message = refusal(path)
     assert message.startswith(f"{path}:{line}: ")
     assert [word for word in says if word not in message] == [], message
-
-
-@pytest.mark.parametrize(("text", "line", "says"), MISTAKES)
-def test_a_mistake_is_one_line_in_the_users_words(write, text, line, says):
-    message = refusal(write(text))
     assert len(message.splitlines()) == 1
     # The YAML's own words are list, number and true: not pydantic's or Python's types.
     assert not re.search(
@@ -283,7 +283,6 @@ def test_a_mistake_is_one_line_in_the_users_words(write, text, line, says):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("none.yaml", None, "No such file"),
         ("binary.yaml", b"\x89PNG\xff\x00", "not UTF-8"),
         ("zeros.yaml", b"a\x00b\n", "YAML"),
         *((name, b"models: [alexnet]\n", "a YAML file that names it") for name in ("my.onnx", "my.pt")),
@@ -291,16 +290,11 @@ def test_a_mistake_is_one_line_in_the_users_words(write, text, line, says):
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, says):
     path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     message = refusal(path)
     assert message.startswith(f"{path}:")
     assert says in message
     assert len(message.splitlines()) == 1
-
-
-def test_a_folder_is_no_config(tmp_path):
-    assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read: Is a directory")
 
 
 def test_every_mistake_is_told_at_once(write):
@@ -470,3 +464,63 @@ def test_paths_are_told_without_steps_up_and_a_link_at_the_end_stays(tmp_path: P
     config = load_config(job, "cpu")
     assert config.engines[0].python == tmp_path / "python"
     assert config.output == tmp_path / "a" / "results", "the folder above a link's is its target's"
+
+
+# A file that is no job is refused in words, in moments, and what others may write still is one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return odd_folder(tmp_path_factory.mktemp("odd"))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_job_is_refused_in_words(folder: Path, name: str) -> None:
+    text, says = ODD[name]
+    path = folder / "bench.yaml"
+    path.write_text(text)
+    said = refusal(path)
+    assert said.startswith(str(path)), said
+    assert re.search(says, said), said
+    assert is_fit(said), said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        *(("pipe", "it is no regular file"), ("/dev/zero", "it is no regular file"), ("folder.yaml", "Is a directory")),
+        *(("loop", "symbolic links"), (f"{LONG}.yaml", "too long"), ("no.yaml", "No such file")),
+    ],
+)
+def test_what_is_no_file_is_refused_and_not_waited_for(folder: Path, name: str, says: str) -> None:
+    said = refusal(folder / name)
+    assert said.startswith(f"{folder / name}: cannot be read: "), said
+    assert says in said, said
+
+
+def test_long_names_have_logs_of_their_own() -> None:
+    """Of the longest names, label, setting and shape that a job may have; a log's name says more after that."""
+    long, most = "ü" * 60, 2**31 - 1
+    engines = [{"name": "ort", "label": f"{long[:-1]}{letter}", "threads": 1} for letter in "ab"]
+    shape = {"height" * 5: [most], "width" * 5: [most]}
+    inputs = {"a": {"shape": ["batch", *shape]}}
+    entry = {"name": long, "factory": "a:b", "inputs": inputs, "shapes": shape}
+    config = config_of({"models": [entry], "engines": engines, "batch_sizes": [most]})
+    check(config)
+    names = {case.id.file_name for case in make_plan(config, "cpu")}
+    assert len(names) == 2
+
+
+def test_what_others_may_write_is_a_job(folder: Path) -> None:
+    """Bounds are for what nothing could measure: aliases, merges, dates and keys of numbers stay what they were."""
+    path = folder / "bench.yaml"
+    path.write_text(
+        "suite: 2020-13-45\nengines: [eager, {name: ort, label: two, threads: 0x2}]\nbatch_sizes: &b [1, 1_0]\n"
+        f"budget: &t {{seconds: 1e-3}}\nmodels:\n  - {{name: x, factory: 'a:b', input: [{LARGEST}], "
+        'options: {names: {0: no, 1: yes}, text: "two\\nlines"}}\n'
+        "exclude: [{engine: two, batch_size: *b}]\ncpu: {budget: {<<: *t, repeats: 0}}\n"
+    )
+    config = load_config(path, "cpu")
+    assert (config.suite, config.batch_sizes, config.budget.seconds) == ("2020-13-45", [1, 10], 1e-3)
+    assert config.models[0].options == {"names": {0: False, 1: True}, "text": "two\nlines"}
+    assert len(make_plan(config, "cpu")) == 2

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import polars as pl
 import pytest
 from rich.console import Console
 
+from profiler.errors import ConfigError
 from profiler.tables.numbers import aligned, whole
 from profiler.tables.table import Field, Section, Table, excerpt, figure, name, of_frame, of_rows, prose, under, words
 from profiler.tables.writers import (
     TEXTS,
     csv,
+    deliver,
     escape_markdown,
     html,
     left_out,
@@ -253,3 +256,34 @@ def test_a_field_says_all_of_itself() -> None:
     field = figure("Speed-up", ("speedup", "low"), aligned(4), style="bold")
     assert (field.columns, field.kind, field.style) == (("speedup", "low"), "figure", "bold")
     assert isinstance(field, Field)
+
+
+# Where a document goes
+
+
+def delivered(document: str | bytes, output: Path | None, about: str = "") -> str:
+    console = Console(file=io.StringIO(), width=40)
+    deliver(document, output, console, about)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_without_a_file_a_text_is_printed_as_it_is_and_nothing_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert delivered("[bold]a,b\n", None, ", 3 rows") == ""
+    assert capsys.readouterr().out == "[bold]a,b\n"
+
+
+@pytest.mark.parametrize("document", ["é\n", "é\n".encode()])
+def test_a_file_is_written_in_utf_8_and_named_on_one_line(
+    document: str | bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"[red]{'x' * 60}"
+    assert delivered(document, path, ", 3 rows") == f"Written: {path}, 3 rows\n"
+    assert path.read_bytes() == "é\n".encode()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--output \S+/no/such: No such file or directory; give another file$"):
+        delivered("", tmp_path / "no" / "such")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        delivered(b"", tmp_path)

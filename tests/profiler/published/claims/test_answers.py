@@ -21,7 +21,7 @@ from profiler.published.studies import STUDIES
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
 
-README = Path(__file__).resolve().parents[3] / "references" / "README.md"
+README = Path(__file__).resolve().parents[4] / "references" / "README.md"
 HOST_BOUND = ["gate-overrun: the launches of one call outlast any gate", "host-bound: a"]
 
 
