@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import onnx
 import pytest
 from able_engines import if_able
 from onnx import TensorProto, helper, numpy_helper
+from sessions import cache_beside, error, outputs
 
 import engines
 from engines.base import Job, Session
@@ -45,13 +45,7 @@ PRODUCTS = 6
 Open = Callable[..., Session]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    folder = tmp_path_factory.mktemp("int8")
-    (folder / "net_for_int8.py").write_text(FACTORY)
-    sys.path.insert(0, str(folder))
-    yield Cache(folder / "cache")
-    sys.path.remove(str(folder))
+cache = cache_beside("net_for_int8", FACTORY)
 
 
 @pytest.fixture
@@ -67,18 +61,10 @@ def open_session(cache: Cache) -> Open:
     return start
 
 
-def outputs(session: Session) -> Any:
-    session.run(lambda name: None)
-    (output,) = session.outputs()
-    assert output.dtype == np.float32
-    return output
-
-
 @pytest.mark.parametrize("engine", map(if_able, ("ort", "openvino", "ort-openvino")))
 def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:
     session, expected = open_session(engine), outputs(open_session("ort", "fp32"))
-    error = np.linalg.norm(outputs(session) - expected) / np.linalg.norm(expected)
-    assert 1e-3 < error < 0.1
+    assert 1e-3 < error(outputs(session), expected) < 0.1
     # Blocks whose input has two readers are where ONNX Runtime would leave convolutions in float.
     assert session.proof().compute_types == {"int8": PRODUCTS}
 

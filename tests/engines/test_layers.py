@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from able_engines import if_able
+from able_engines import needs
+from sessions import cache_beside, switches_put_back
 from torch.nn.modules import module as torch_module
 
 import engines
@@ -75,25 +72,11 @@ OPERATORS = [
 
 Open = Callable[..., Any]
 
-has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
+
+cache = cache_beside("tiny_for_layers", FACTORY)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    folder = tmp_path_factory.mktemp("layers")
-    (folder / "tiny_for_layers.py").write_text(FACTORY)
-    sys.path.insert(0, str(folder))
-    yield Cache(folder / "cache")
-    sys.path.remove(str(folder))
-
-
-@pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    yield
-    matmul.allow_tf32, cudnn.allow_tf32 = before
+switches = switches_put_back()
 
 
 @pytest.fixture
@@ -216,7 +199,7 @@ def test_openvino_tells_what_it_fused(open_session: Open, exported: list[str], e
     assert sum(layer.ms for layer in layers) > 0
 
 
-@pytest.mark.skipif(not has_compiler, reason="no C++ compiler")
+@needs("compiled")
 def test_compiled_shows_its_generated_kernels_and_the_operators_between(open_session: Open) -> None:
     session = open_session("compiled")
     layers: list[Layer] = session.layers()

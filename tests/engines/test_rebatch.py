@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from able_engines import needs
+from sessions import cache_beside, outputs
 from torch._dynamo.utils import counters
 
 import engines
@@ -31,18 +30,11 @@ def tiny():
 """
 SOURCE = ModelSource("tiny", factory="tiny_to_rebatch:tiny", input_shape=(3, 8, 8))
 SGD = Training("sgd")
-has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
 
 MakeJob = Callable[..., Job]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    folder = tmp_path_factory.mktemp("rebatch")
-    (folder / "tiny_to_rebatch.py").write_text(FACTORY)
-    sys.path.insert(0, str(folder))
-    yield Cache(folder / "cache")
-    sys.path.remove(str(folder))
+cache = cache_beside("tiny_to_rebatch", FACTORY)
 
 
 @pytest.fixture
@@ -53,11 +45,6 @@ def make_job(cache: Cache) -> MakeJob:
         return Job(SOURCE, pass_, "fp32", batch, "cpu", EagerOptions(**options), inputs, state, training=training)
 
     return make
-
-
-def first_output(session: Session) -> Any:
-    session.run(lambda name: None)
-    return session.outputs()[0]
 
 
 def rebatch(session: Session, job: Job) -> None:
@@ -72,9 +59,9 @@ def test_outputs_are_those_of_a_session_opened_at_that_batch(make_job: MakeJob, 
     for batch, job in jobs.items():
         if batch != 2:
             rebatch(session, job)
-        expected = first_output(engines.open_session("eager", job))
+        expected = outputs(engines.open_session("eager", job))
         assert expected.shape == (batch, 10)
-        np.testing.assert_array_equal(first_output(session), expected)
+        np.testing.assert_array_equal(outputs(session), expected)
         proof = session.proof()
         assert proof.compute_types == {"float32": 2}
         assert proof.details["channels_last"] == channels_last
@@ -83,7 +70,7 @@ def test_outputs_are_those_of_a_session_opened_at_that_batch(make_job: MakeJob, 
 @pytest.mark.parametrize("training", [PLAIN, SGD, Training("adamw", "logits")])
 def test_a_training_iteration_is_that_of_a_session_opened_at_that_batch(make_job: MakeJob, training: Training) -> None:
     session = engines.open_session("eager", make_job(2, "training", training))
-    first_output(session)
+    outputs(session)
     job = make_job(6, "training", training)
     rebatch(session, job)
     assert isinstance(session, EagerSession)
@@ -103,11 +90,11 @@ def test_the_weights_stay_where_they_are(make_job: MakeJob) -> None:
     assert isinstance(session, EagerSession)
     before = [weight.data_ptr() for weight in session.model.parameters()]
     rebatch(session, make_job(4, "training", SGD))
-    first_output(session)
+    outputs(session)
     assert [weight.data_ptr() for weight in session.model.parameters()] == before
 
 
-@pytest.mark.skipif(not has_compiler, reason="no C++ compiler")
+@needs("compiled")
 def test_a_compiled_session_compiles_for_each_batch_anew(make_job: MakeJob) -> None:
     """With its own counters: after torch's limit of recompilations it would run in eager without a word."""
     seen: list[str] = []
@@ -117,6 +104,6 @@ def test_a_compiled_session_compiles_for_each_batch_anew(make_job: MakeJob) -> N
     rebatch(session, jobs[1])
     assert seen == ["build", "load"] * 2
     np.testing.assert_allclose(
-        first_output(session), first_output(engines.open_session("eager", make_job(3))), rtol=1e-4, atol=1e-5
+        outputs(session), outputs(engines.open_session("eager", make_job(3))), rtol=1e-4, atol=1e-5
     )
     assert session.proof().details["compiled_graphs"] == counters["stats"]["unique_graphs"] == 1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from able_engines import if_able
+from sessions import cache_beside, error, outputs, switches_put_back
 
 import engines
 from engines.base import Job, Session
@@ -52,23 +52,10 @@ Open = Callable[..., Session]
 COMPILED, OPENVINO, PLUGIN, JAX = map(if_able, ("compiled", "openvino", "ort-openvino", "jax"))
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    folder = tmp_path_factory.mktemp("sessions")
-    (folder / "tiny_for_sessions.py").write_text(FACTORY)
-    sys.path.insert(0, str(folder))
-    yield Cache(folder / "cache")
-    sys.path.remove(str(folder))
+cache = cache_beside("tiny_for_sessions", FACTORY)
 
 
-@pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    yield
-    # These set what torch's newer interface reads, too.
-    matmul.allow_tf32, cudnn.allow_tf32 = before
+switches = switches_put_back()
 
 
 @pytest.fixture
@@ -98,18 +85,6 @@ def expected(cache: Cache) -> Any:
     with torch.no_grad():
         model = restore(SOURCE, cached_state(SOURCE, cache))
         return model(torch.from_numpy(seeded_inputs(input_specs(SOURCE), BATCH)[0])).numpy()
-
-
-def outputs(session: Session) -> Any:
-    session.run(lambda name: None)
-    (output,) = session.outputs()
-    assert output.dtype == np.float32
-    return output
-
-
-def error(actual: Any, expected: Any) -> float:
-    assert actual.shape == expected.shape
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, PLUGIN, JAX])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sessions import cache_beside
 from torch import nn
 
 from exporters import gradient_reference
@@ -96,13 +95,7 @@ def drops():
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    folder = tmp_path_factory.mktemp("gradients")
-    (folder / "gradients_factories.py").write_text(FACTORIES)
-    sys.path.insert(0, str(folder))
-    yield Cache(folder / "cache")
-    sys.path.remove(str(folder))
+cache = cache_beside("gradients_factories", FACTORIES)
 
 
 def source(name: str) -> ModelSource:

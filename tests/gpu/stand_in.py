@@ -4,7 +4,7 @@ TensorRT itself cannot be installed where the tests run. What tensorrt_engines d
 runs the graph on exactly the addresses and the stream that it is given (its scratch memory is its own, but it
 overwrites all of the block that it asked for), and it refuses what TensorRT refuses: shapes outside of the profile,
 addresses that are not there or not aligned, too little scratch. Its names are TensorRT's, with which
-tests/engines/test_trt.py compares them.
+tests/engines/tensorrt_engines/test_session.py compares them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from sessions import switches_put_back
 
 import engines
 from engines.base import Job
@@ -73,12 +74,12 @@ def clock() -> CudaClock:
     return CudaClock()
 
 
+switches = switches_put_back()
+
+
 @pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark
+def forgets_what_was_compiled() -> Iterator[None]:
     yield
-    matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark = before
     torch._dynamo.reset()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from sessions import switches_put_back
 
 import engines
 from engines.base import Job
@@ -178,13 +179,7 @@ def clock() -> CudaClock:
     return CudaClock()
 
 
-@pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    yield
-    matmul.allow_tf32, cudnn.allow_tf32 = before
+switches = switches_put_back()
 
 
 Open = Callable[..., Any]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from able_engines import if_able
+from sessions import switches_put_back
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,8 +36,6 @@ PARTS = ["forward", "grad_input", "grad_weight"]
 
 Open = Callable[..., Any]
 
-has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
-COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not has_compiler, reason="no C++ compiler"))
 layers = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 
 
@@ -46,13 +44,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     return Cache(tmp_path_factory.mktemp("layers"))
 
 
-@pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    yield
-    matmul.allow_tf32, cudnn.allow_tf32 = before
+switches = switches_put_back()
 
 
 @pytest.fixture
@@ -104,7 +96,7 @@ def test_gradients_are_autograds(layer: Layer, options: dict[str, Any], open_lay
         assert max(map(error, found, truth)) < 1e-5
 
 
-@pytest.mark.parametrize("engine", [COMPILED])
+@pytest.mark.parametrize("engine", [if_able("compiled")])
 @pytest.mark.parametrize("layer", [LAYERS["grouped"], LAYERS["linear-without-bias"]], ids=["grouped", "without-bias"])
 def test_each_part_is_compiled(layer: Layer, engine: str, open_layer: Open, cache: Cache) -> None:
     torch._dynamo.reset()
@@ -169,7 +161,7 @@ def test_profile_shows_both_gradients(open_layer: Open) -> None:
     assert kinds.count("convolution_backward") == 2
 
 
-@pytest.mark.parametrize("engine", ["eager", COMPILED])
+@pytest.mark.parametrize("engine", ["eager", if_able("compiled")])
 def test_inference_keeps_one_output(engine: str, open_layer: Open) -> None:
     """An engine with a buffer for its output needs one; a session that kept the last would seem to need two."""
     session = open_layer(engine, LAYERS["grouped"], pass_="inference")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from able_engines import needs
+from sessions import error, outputs
 from torch import nn
 
 from engines.base import Job, Phase, Unsupported
@@ -38,7 +37,6 @@ class Tokens(nn.Module):
 """
 SOURCE = ModelSource("tokens", factory="to_quantize:Tokens", input_shape=(32, 64))
 WEIGHTS, BIASES = 64 * 96 + 96 * 64 + 64 * 10, 96 + 64 + 10
-has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
 MakeJob = Callable[..., Job]
 
 
@@ -56,15 +54,6 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeJob]:
 
     yield make
     sys.path.remove(str(folder))
-
-
-def outputs(session: EagerSession) -> np.ndarray:
-    session.run(lambda name: None)
-    return session.outputs()[0]
-
-
-def error(of: np.ndarray, to: np.ndarray) -> float:
-    return float(np.linalg.norm(of - to) / np.linalg.norm(to))
 
 
 def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job: MakeJob) -> None:
@@ -86,7 +75,7 @@ def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job: Mak
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_compiler, reason="there is no C++ compiler")
+@needs("compiled")
 def test_the_compiler_takes_quantized_layers_whole(make_job: MakeJob) -> None:
     torch._dynamo.reset()
     session = CompiledSession(make_job("int8", CompiledOptions()))

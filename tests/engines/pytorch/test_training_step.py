@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import os
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from able_engines import needs
+from sessions import cache_beside
 
 import engines
 from engines.base import Job, Trainable
@@ -43,18 +41,10 @@ def loud():
 """
 PARAMETERS = 3 * 8 * 9 + 8 + 8 + 8 + 8 * 8 * 9 + 8 + 288 * 10 + 10
 BATCH = 6
-HAS_COMPILER = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
-JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
-    folder = tmp_path_factory.mktemp("training")
-    (folder / "training_factories.py").write_text(FACTORIES)
-    sys.path.insert(0, str(folder))
-    yield Cache(folder / "cache")
-    sys.path.remove(str(folder))
+cache = cache_beside("training_factories", FACTORIES)
 
 
 def source(name: str) -> ModelSource:
@@ -208,7 +198,7 @@ def test_the_iteration_that_was_measured_shows_the_references_gradients(
     assert found.zeros == []
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+@needs("compiled")
 def test_a_compiled_iteration_does_and_shows_all_of_it(open_session: Open, cache: Cache) -> None:
     session = open_session("amp-bf16", "compiled", "adamw", input_gradient=True)
     step_thrice(session)
@@ -237,7 +227,7 @@ def test_any_batch_and_memory_order_has_the_same_gradients(
         ("bf16", "none", 6, {"head": "logits"}),
         ("amp-fp16", "adamw", 6, {}),
         ("amp-fp16", "none", 4, {"name": "loud"}),
-        pytest.param("fp32", "sgd", 4, {"engine": "jax", "head": "logits"}, marks=JAX),
+        pytest.param("fp32", "sgd", 4, {"engine": "jax", "head": "logits"}, marks=needs("jax")),
     ],
 )
 def test_the_gradient_of_the_input_is_the_references(
