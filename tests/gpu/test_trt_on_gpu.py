@@ -303,16 +303,6 @@ def test_where_capture_fails_the_session_goes_on_without(library: StandIn, tmp_p
     torch.cuda.empty_cache()
 
 
-def test_layers_are_those_of_the_engine(library: StandIn, tmp_path: Path) -> None:
-    session = trt.open_session(job_of(graphs.convolution(tmp_path / "net.onnx"), cuda_graph=True))
-    run(session, 2)
-    session.proof()
-    layers = session.layers()
-    assert [layer.nodes for layer in layers] == [("conv",), ("relu",), ("pool",), ("flatten",), ("fc",)]
-    assert [layer.ms for layer in layers] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
-    session.close()
-
-
 # What it holds, and gives back
 
 

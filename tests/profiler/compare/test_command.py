@@ -88,8 +88,6 @@ def test_two_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, profiler:
         (["main"], {}, "only one side"),
         (["main", "missing"], {}, "missing: there is no such folder"),
         (["main", "slow"], {"fail_on_regression": "5"}, "expected a percentage such as 5%"),
-        (["main", "slow"], {"by": "drivr"}, "did you mean 'driver'"),
-        (["main", "slow"], {"base": "mian"}, "did you mean 'main'"),
         (["main", "slow"], {"only": ("modle=resnet50",)}, "did you mean 'model'"),
         (["main", "slow"], {"only": ("model=resnet18,batch_size=7",)}, "no row of these runs matches"),
         (

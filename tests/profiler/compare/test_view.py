@@ -12,7 +12,6 @@ from profiler.compare.view import sentences, totals
 from profiler.published.references import published_as_results
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
-from profiler.tables.numbers import times
 
 
 def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **columns: Any) -> pl.DataFrame:
@@ -110,8 +109,3 @@ def test_the_published_machines_stand_to_each_other_as_their_tables_say() -> Non
     k520 = by_side["GRID K520"]
     assert k520.high < 1
     assert k520.sentence() == "Across the 4 models that both ran, GRID K520 is 1.81× to 2.2× slower than Tesla K80."
-
-
-@pytest.mark.parametrize(("ratio", "text"), [(1.049, "1.05x"), (2.24, "2.2x"), (25.3, "25.3x"), (142.6, "143x")])
-def test_ratios_have_as_many_digits_as_tell(ratio: float, text: str) -> None:
-    assert times(ratio, sign="x") == text

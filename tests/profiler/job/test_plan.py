@@ -122,13 +122,7 @@ def test_replicates_are_rounds_through_the_whole_matrix(config):
     ("condition", "left_out"),
     [
         ("{model: resnet18}", lambda case: case.model == "resnet18"),
-        ("{engine: ort}", lambda case: case.engine == "ort"),
-        ("{engine: ort-two}", lambda case: case.variant == "ort-two"),
-        ("{variant: ort-two}", lambda case: case.variant == "ort-two"),
-        ("{pass: training}", lambda case: case.pass_ == "training"),
         ("{precision: [bf16, fp16]}", lambda case: case.precision == "bf16"),
-        ("{batch_size: 4}", lambda case: case.batch_size == 4),
-        ("{replicate: 1}", lambda case: case.replicate == 1),
         ("{pass: training, batch_size: 4}", lambda case: case.pass_ == "training" and case.batch_size == 4),
     ],
 )
@@ -187,35 +181,20 @@ def test_an_exclude_that_leaves_nothing_is_an_error(config):
         make_plan(config(f"{MATRIX}exclude: [{{replicate: [0, 1]}}]\n"), "cpu")
 
 
-@pytest.mark.parametrize("engine", ["eager", "compiled", "ort", "openvino"])
-def test_tf32_is_unsupported_on_the_cpu(config, engine):
-    assert "TF32" in reason(config, "cpu", engine=engine, precision="tf32")
-
-
 @pytest.mark.parametrize(
     ("device", "wanted", "says"),
     [
         ("cpu", {"engine": "ort", "precision": "fp16"}, "fp32"),
-        ("cuda", {"engine": "ort", "precision": "bf16"}, "no bf16 convolution"),
-        ("cpu", {"engine": "ort", "pass_": "training"}, "no training"),
-        ("cuda", {"engine": "ort", "pass_": "training"}, "no training"),
         ("cpu", {"engine": "ort-tuned"}, "ort-tuned"),
         ("cpu", {"engine": "eager-nocudnn"}, "cuDNN"),
-        ("cuda", {"engine": "openvino"}, "NVIDIA"),
-        ("cpu", {"engine": "eager", "pass_": "training", "precision": "fp16"}, "fp16 training on cpu"),
         ("cpu", {"engine": "eager", "model": "{name: x, onnx: theirs.onnx}"}, "torch module"),
-        ("cpu", {"engine": "compiled", "model": "{name: x, onnx: theirs.onnx}"}, "torch module"),
         ("cpu", {"engine": "{name: eager, label: x, cuda_graph: true}"}, "option cuda_graph of eager"),
         ("cuda", {"engine": "{name: ort, label: x, threads: 2}"}, "option threads of ort"),
     ],
 )
 def test_what_cannot_run_is_a_case_with_a_reason(config, device, wanted, says):
     assert says in (reason(config, device, **wanted) or "")
-
-
-@pytest.mark.parametrize("engine", ["eager", "eager-tuned", "ort"])
-def test_what_can_run_on_the_cpu_has_no_reason(config, engine):
-    assert reason(config, "cpu", engine=engine) is None
+    assert reason(config, "cpu", engine="ort") is None
 
 
 def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(config, monkeypatch):

@@ -26,7 +26,7 @@ from profiler.published.command import (
     write,
 )
 from profiler.published.pictures import published_pictures
-from profiler.published.printed import Printed, label, measures, milliseconds, money, rates
+from profiler.published.printed import Printed, measures, milliseconds, money, rates
 from profiler.published.studies import STUDIES
 from profiler.published.tables import markdown, published_tables
 from profiler.results.columns import RESULTS
@@ -615,12 +615,6 @@ def test_published_milliseconds_that_are_all_whole_stay_whole(times, texts):
     assert [cells for _, cells in table_.columns()] == [texts]
 
 
-def test_a_bar_in_a_name_does_not_end_a_cell():
-    rows = pl.DataFrame({"name": ["a | b"], "ours": [True]})
-    printed = Printed("name", "Title", rows, [label("name", "Name")])
-    assert printed.markdown().splitlines()[-1] == r"| ▸ a \| b |"
-
-
 def test_a_terminal_has_the_brief_note_and_a_file_the_whole():
     failed = sixty_four("resnet50", "training", None, status="failed", reason="the outputs are wrong")
     found = table("gpu-study", "frameworks", sixty_four("vgg16", "training", 100.0), failed)
@@ -661,21 +655,6 @@ def test_the_terminal_marks_ours_and_cuts_no_figure(width):
     assert [line.split()[1] for line in lines if "▸" in line] == ["H200", "H200"]
     for figure in ("5,663.67", "2,831.83", "8,495.50", "8,495.48", "6,627.25", "101.21"):
         assert figure in text
-
-
-@pytest.mark.parametrize("width", [120, 80, 60])
-def test_a_table_too_wide_for_the_terminal_comes_in_parts(width):
-    names = list(references.network_names("gpu-study"))
-    rows = [sixty_four(name, "training", 1234.0 + place) for place, name in enumerate(names)]
-    console = Console(file=io.StringIO(), width=width)
-    print_published(console, table("gpu-study", "frameworks", *rows))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    for place in range(len(names)):
-        assert text.count(f"{1234 + place:,}.00") == 1
-    parts = text.count("▸")
-    assert parts == 1 if width == 120 else parts > 1
 
 
 def test_results_of_other_networks_are_an_error_that_says_so(tmp_path):

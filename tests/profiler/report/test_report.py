@@ -565,11 +565,6 @@ def test_each_setting_has_a_largest_batch_of_its_own(tmp_path: Path) -> None:
     ]
 
 
-def test_only_takes_a_variants_name_for_an_engines(tmp_path: Path) -> None:
-    page = Reader(page_of(GOLDEN / "cpu", folder=tmp_path, only=("engine=eager-tuned",)))
-    assert {line["Engine"] for line in page.tables["latency"]} == {"eager-tuned"}
-
-
 def test_only_refuses_a_value_that_no_row_has_beside_one_that_some_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--only engine=eager-tuuned: no row of these runs matches; did you mean"):
         page_of(GOLDEN / "cpu", folder=tmp_path, only=("engine=eager-tuned,engine=eager-tuuned",))

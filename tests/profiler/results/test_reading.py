@@ -17,10 +17,9 @@ from object_store import bucket
 
 from profiler import load, load_layers
 from profiler.errors import ConfigError
-from profiler.job.conditions import Filter
 from profiler.published.references import published_as_results
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.reading import chosen, read_runs, with_all_columns
+from profiler.results.reading import read_runs, with_all_columns
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -275,26 +274,6 @@ def test_an_object_store_without_environment_is_read_all_the_same(store: str, re
 def test_an_address_that_holds_nothing_is_a_config_error(store: str, address: str) -> None:
     with pytest.raises(ConfigError, match=r"s3://.*/results/missing.*cannot be read"):
         read_runs([f"{store}{address}"])
-
-
-def test_only_takes_values_as_alternatives_and_keys_together() -> None:
-    """As Filter.matches does for cases, which has the same tests."""
-    rows = pl.DataFrame(
-        {
-            "model": ["a", "a", "b"],
-            "engine": ["ort", "eager", "ort"],
-            "variant": ["ort-tuned", "eager", "ort"],
-            "batch_size": [1, 16, 16],
-        }
-    )
-
-    def left(**conditions: list[Any]) -> list[int]:
-        return rows.with_row_index("row").filter(chosen(Filter.model_validate(conditions)))["row"].to_list()
-
-    assert left(model=["a"], batch_size=[16]) == [1]
-    assert left(model=["a", "b"], engine=["ort"]) == [0, 2]
-    assert left(engine=["ort-tuned"]) == [0], "people write the variant's name"
-    assert left(variant=["ort"]) == [2]
 
 
 @pytest.mark.parametrize("study", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks", "gpu-study"])

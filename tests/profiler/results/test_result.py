@@ -13,7 +13,6 @@ from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
 from profiler.results.columns import RESULTS
-from profiler.results.reading import load
 from profiler.results.result import Result, layer_warnings, printable, sample_warnings
 from profiler.results.run_folder import RunFolder
 
@@ -102,62 +101,15 @@ def test_an_earlier_version_can_read_the_journal(run):
     assert (line["reason"], line["parity"], line["proof"]["conv_search"]) == ("TF32 was on at fp32", {}, None)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        full().to_json()[:-20],
-        "",
-        "[1]",
-        "3",
-        f'{{"case_id": "{CASE.id}"}}',
-        '{"case_id": "a", "status": "ok"}',
-        '{"unknown": 1}',
-        json.dumps(json.loads(full().to_json()) | {"samples": {"event": {}}}),
-    ],
-)
-def test_a_line_that_is_not_whole_is_an_error(line):
-    with pytest.raises((ValueError, TypeError)):
-        Result.from_json(line)
-
-
-ONE, TWO, THREE = (replace(CASE.id, model=model) for model in ("one", "two", "three"))
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path)
-
-
-def test_a_journal_line_that_was_cut_off_is_skipped(run):
-    run.append(full(ONE))
-    run.append(full(TWO))
-    text = run.journal.read_text()
-    run.journal.write_text(text[:-30])
-    assert list(run.results()) == [ONE]
-
-
-def test_what_is_appended_after_a_line_that_was_cut_off_is_kept(run):
-    run.append(full(ONE))
-    run.journal.write_text(run.journal.read_text() + full(TWO).to_json()[:50])
-    run.append(full(TWO))
-    run.append(full(THREE))
-    assert list(run.results()) == [ONE, TWO, THREE]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
 def test_a_reason_with_any_line_separator_stays_one_journal_line(run, separator):
     run.append(Result(CASE.id, "failed", [f"first{separator}second"]))
     assert run.results()[CASE.id].reason == printable(f"first{separator}second")
-
-
-def test_the_last_line_of_a_case_counts(run):
-    run.append(full(status="failed"))
-    run.append(full())
-    assert run.results()[CASE.id].status == "ok"
-
-
-def test_a_run_without_a_journal_has_no_results(run):
-    assert run.results() == {}
 
 
 def test_a_rows_statistics_are_those_of_the_headline_clock():
@@ -265,20 +217,6 @@ def test_the_row_of_a_case_that_is_not_ok_has_a_reason_and_no_figures(status):
     row = full(status=status).row("run", "suite", CASE, ENVIRONMENT)
     assert {column: row[column] for column in FIGURES if row.get(column) is not None} == {}
     assert (row["status"], row["reason"]) == (status, full(status=status).reason)
-
-
-def test_results_are_written_in_the_plans_order_and_read_back_with_the_schema(run):
-    first, second, never = (
-        Case(name, "ort", "ort", "inference", "fp32", 1, "cuda", 0, ModelSource(name)) for name in "abc"
-    )
-    run.append(full(second.id))
-    run.append(Result(first.id, "failed", ["why"]))
-    run.write_parquet("suite", [first, second, never], ENVIRONMENT)
-    results, samples = (frame.collect() for frame in load(run.path))
-    assert results["case_id"].to_list() == [str(first.id), str(second.id)]
-    assert dict(results.schema) == RESULTS
-    assert samples.filter(clock="event")["ms"].to_list() == [2.0, 1.0, 3.0]
-    assert samples.filter(clock="event")["index"].to_list() == [0, 1, 2]
 
 
 def test_a_row_of_few_samples_has_no_interval():

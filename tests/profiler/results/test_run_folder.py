@@ -9,10 +9,9 @@ import pytest
 
 from engines.base import Warning
 from exporters.source import ModelSource
-from profiler import load
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.results.columns import RESULTS, SAMPLES, whole_row
+from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
@@ -131,9 +130,15 @@ def test_lines_of_a_version_without_checksums_count(run: RunFolder) -> None:
         "{}",
         '{"case_id": 5}',
         "[" * 5000,
+        "3",
+        '{"case_id": "net/eager/inference/fp32/b1/r0"}',
+        '{"case_id": "a", "status": "ok"}',
+        '{"unknown": 1}',
+        measured("a", 1.0).to_json()[:-20],
         '"\\ud800"',
         measured("a", 1.0).to_json().replace('"host": [1.0]', '"host": ["x"]'),
         measured("a", 1.0).to_json().replace('"host": [1.0]', '"host": 7'),
+        measured("a", 1.0).to_json().replace('"host": [1.0]', '"host": {}'),
         measured("a", 1.0).to_json().replace('"ok"', '"fine"'),
         measured("a", 1.0).to_json().replace('"warnings": [', '"warnings": [5, '),
     ],
@@ -180,13 +185,6 @@ def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
     assert results.equals(pl.read_parquet(run.path / "results.parquet"))
 
 
-def test_a_figure_that_is_no_column_is_an_error_and_not_lost(run: RunFolder) -> None:
-    result = measured("a", 1.0)
-    result.figures["cache_mib"] = 3.0
-    with pytest.raises(KeyError, match="no column is called 'cache_mib'"):
-        whole_row(result.row(run.run_id, "suite", case("a"), {}))
-
-
 @pytest.mark.parametrize("lost", [{"figures": {"cache_mib": 3.0}}, {"samples": {"host": [1.0], "sundial": [9.0]}}])
 def test_what_has_no_column_is_an_error_before_the_next_case_starts(run: RunFolder, lost) -> None:
     with pytest.raises(KeyError, match=r"no column is called '(cache_mib|sundial_ms)'"):
@@ -210,24 +208,3 @@ def test_run_without_rows_still_has_the_columns(run: RunFolder) -> None:
     assert (len(results), len(samples)) == (0, 0)
     assert dict(pl.read_parquet_schema(run.path / "results.parquet")) == RESULTS
     assert dict(pl.read_parquet_schema(run.path / "samples.parquet")) == SAMPLES
-
-
-@pytest.fixture
-def two_runs(tmp_path: Path) -> list[RunFolder]:
-    runs = [RunFolder.create(tmp_path / "results") for _ in range(2)]
-    for run, ms in zip(runs, (1.0, 2.0), strict=True):
-        run.append(measured("a", ms, ms, ms))
-        run.write_parquet("suite", [case("a")], {})
-    return runs
-
-
-@pytest.mark.parametrize("how", ["pattern", "folders", "texts"])
-def test_load_reads_runs_as_one_table(two_runs: list[RunFolder], how: str) -> None:
-    folders = [run.path for run in two_runs]
-    given = {"pattern": [folders[0].parent / "*"], "folders": folders, "texts": [f"{f}/" for f in folders]}[how]
-    results, samples = load(*given)
-    assert isinstance(results, pl.LazyFrame)
-    assert dict(results.select("run_id", "latency_ms").collect().rows()) == {
-        run.run_id: ms for run, ms in zip(two_runs, (1.0, 2.0), strict=True)
-    }
-    assert samples.select(pl.len()).collect().item() == 6
