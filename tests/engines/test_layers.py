@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from able_engines import needs
+from able_engines import if_able, needs
 from sessions import cache_beside, switches_put_back
 from torch.nn.modules import module as torch_module
 
