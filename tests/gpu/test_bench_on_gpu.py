@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 from profiler import load
 
@@ -33,14 +33,9 @@ BOUNDS = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16":
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
     folder: Path = tmp_path_factory.mktemp("gpu")
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    (path,) = (folder / "results").iterdir()
-    return path
+    return run_job(profiler, folder, JOB)
 
 
 @pytest.fixture(scope="module")

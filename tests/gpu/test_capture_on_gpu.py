@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import onnx
 import polars as pl
 import pytest
 from onnx import TensorProto, helper
+from runs import Profiler, run_job
 
 pytestmark = pytest.mark.gpu
 JOB = """
@@ -24,14 +23,9 @@ budget: {seconds: 0.2}
 """
 
 
-def test_a_branch_on_a_value_is_enqueued_at_every_call(
-    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_a_branch_on_a_value_is_enqueued_at_every_call(tmp_path: Path, profiler: Profiler) -> None:
     (tmp_path / "bad_models.py").write_text((Path(__file__).parents[1] / "bad_models.py").read_text())
-    (tmp_path / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = tmp_path.glob("results/*")
+    run = run_job(profiler, tmp_path, JOB)
     for row in pl.read_parquet(run / "results.parquet").to_dicts():
         assert row["status"] == "ok", (row["case_id"], row["reason"])
         told = [warning for warning in row["warnings"] if warning.startswith("no-cuda-graph")]
@@ -39,9 +33,7 @@ def test_a_branch_on_a_value_is_enqueued_at_every_call(
         assert all("y.sum() > 0" in warning for warning in told)
 
 
-def test_a_result_that_the_model_keeps_fails_with_what_to_do(
-    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_a_result_that_the_model_keeps_fails_with_what_to_do(tmp_path: Path, profiler: Profiler) -> None:
     (tmp_path / "kept.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Kept(nn.Module):\n    last = None\n\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(8, 8)\n\n"
@@ -60,19 +52,15 @@ def test_a_result_that_the_model_keeps_fails_with_what_to_do(
     assert "clone" not in (reasons["no-graphs"] or "")
 
 
-def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(
-    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(tmp_path: Path, profiler: Profiler) -> None:
     shapes = ["batch", 3, 3], ["batch"]  # Its CUDA provider has no Det.
     values = [helper.make_tensor_value_info(*each) for each in zip("xy", [TensorProto.FLOAT] * 2, shapes, strict=True)]
     graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "g", values[:1], values[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "d.onnx")
-    (tmp_path / "job.yaml").write_text(
+    job = (
         "models: [{name: det, onnx: d.onnx}]\nengines: [ort-tuned]\nbatch_sizes: [2]\ndevice: cuda\n"
         "budget: {seconds: 0.2}\n"
     )
-    done = profiler("job.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = tmp_path.glob("results/*")
+    run = run_job(profiler, tmp_path, job)
     (row,) = pl.read_parquet(run / "results.parquet").to_dicts()
     assert [warning.partition(":")[0] for warning in row["warnings"]].count("no-cuda-graph") == 1

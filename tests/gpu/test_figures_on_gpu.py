@@ -6,13 +6,14 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from other_work import on_gpu
+from runs import Profiler
 
 from profiler import load
 from profiler.nvml import visible_gpus
@@ -62,7 +63,7 @@ class NvidiaSmi:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Iterator[tuple[Path, NvidiaSmi]]:
+def run(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Iterator[tuple[Path, NvidiaSmi]]:
     folder = tmp_path_factory.mktemp("figures")
     (folder / "job.yaml").write_text(JOB)
     outside = NvidiaSmi()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 pytestmark = pytest.mark.gpu
 
@@ -110,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(folder: Path, profiler: Callable[..., CompletedProcess[str]]) -> list[Row]:
+def rows(folder: Path, profiler: Profiler) -> list[Row]:
     """One job's rows in running order, a good model before and after each bad one."""
     (folder / "hostile_models.py").write_text(MODELS)
     names = ["good_first", *(name for bad in BAD for name in (bad, f"good_after_{bad}"))]
@@ -127,11 +126,7 @@ def rows(folder: Path, profiler: Callable[..., CompletedProcess[str]]) -> list[R
         f"  - {{variant: eager-tuned, model: [{', '.join(plain)}]}}\n"
         "budget: {seconds: 0.2, min_samples: 5, timeout: 20, build_timeout: 60}\n"
     )
-    (folder / "job.yaml").write_text(job)
-    done = profiler("job.yaml", cwd=folder, PID_OF_THE_HOLDER=str(folder / "pid"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    (run,) = folder.glob("results/*")
+    run = run_job(profiler, folder, job, PID_OF_THE_HOLDER=str(folder / "pid"))
     found = pl.read_parquet(run / "results.parquet").to_dicts()
     assert sorted(row["model"] for row in found) == sorted(names)
     return found

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 from profiler import load
 
@@ -33,12 +32,9 @@ PARAMETERS_MIB = 11_689_512 * 4 / 2**20
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> list[Any]:
+def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[Any]:
     folder = tmp_path_factory.mktemp("jax")
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = (folder / "results").iterdir()
+    run = run_job(profiler, folder, JOB)
     found = load(run)[0].collect()
     with pl.Config(tbl_cols=20, fmt_str_lengths=80, tbl_width_chars=200):
         print(found.select("case_id", "status", "latency_ms", "enqueue_ms", "build_s", "slack_mib", "warnings"))

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from runs import Profiler, run_job
 from sessions import switches_put_back
 
 import engines
@@ -256,13 +257,9 @@ exclude:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> pl.DataFrame:
+def results(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> pl.DataFrame:
     folder: Path = tmp_path_factory.mktemp("layers")
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (folder / "results").iterdir()
+    path = run_job(profiler, folder, JOB)
     return load(path)[0].collect()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler
 
 from profiler import load, load_layers
 
@@ -32,7 +32,7 @@ CONVOLUTIONS = 20
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
     folder: Path = tmp_path_factory.mktemp("layers")
     (folder / "job.yaml").write_text(JOB)
     done = profiler("job.yaml", "--profile", cwd=folder)
@@ -110,7 +110,7 @@ def test_compiled_shows_its_kernels(rows: pl.DataFrame) -> None:
     assert all(ms > 0 for ms in row["ms"])
 
 
-def test_the_command_prints_them_side_by_side(run: Path, profiler: Callable[..., Any]) -> None:
+def test_the_command_prints_them_side_by_side(run: Path, profiler: Profiler) -> None:
     done = profiler("layers", str(run), "--precision", "fp16", "--pass", "inference", "--top", "12", cwd=run)
     assert done.returncode == 0, done.stderr
     print(done.stdout)

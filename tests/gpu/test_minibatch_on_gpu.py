@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 from profiler import load
 from profiler.job.case import CaseId, Role
@@ -76,14 +77,9 @@ exclude: [{engine: compiled, pass: training}, {engine: compiled, precision: fp16
 """
 
 
-def start(profiler: Callable[..., Any], folder: Path, job: str) -> Path:
+def start(profiler: Profiler, folder: Path, job: str) -> Path:
     (folder / "minibatch_models.py").write_text(FACTORIES)
-    (folder / "job.yaml").write_text(job)
-    done = profiler("job.yaml", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    (path,) = (folder / "results").iterdir()
-    return path
+    return run_job(profiler, folder, job)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -91,7 +87,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def ladder(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Callable[[str], Path]:
+def ladder(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Callable[[str], Path]:
     """The run of an engine, started when a test first asks for it."""
 
     @cache
@@ -102,7 +98,7 @@ def ladder(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Path:
+def many(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
     return start(profiler, tmp_path_factory.mktemp("many"), MANY)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from runs import Profiler
 
 from engines.catalog import ENGINES
 from engines.requirements import explain, missing
@@ -28,7 +27,7 @@ exclude: [{variant: no-graph, precision: [tf32, fp16, int8]}]
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> list[Any]:
+def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[Any]:
     folder = tmp_path_factory.mktemp("providers")
     (folder / "job.yaml").write_text(JOB)
     done = profiler("job.yaml", cwd=folder)

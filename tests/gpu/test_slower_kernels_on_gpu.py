@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 pytestmark = pytest.mark.gpu
 NETS = """
@@ -31,17 +30,13 @@ class Twofold(nn.Module):
 """
 
 
-def test_a_captured_path_with_other_kernels_is_named(
-    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_a_captured_path_with_other_kernels_is_named(tmp_path: Path, profiler: Profiler) -> None:
     (tmp_path / "nets.py").write_text(NETS)
-    (tmp_path / "job.yaml").write_text(
+    job = (
         'models: [{name: twofold, factory: "nets:Twofold", input: [2048]}]\nengines: [eager, eager-tuned]\n'
         "precisions: [fp16]\nbatch_sizes: [2048]\ndevice: cuda\nbudget: {seconds: 0.5}\n"
     )
-    done = profiler("job.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = tmp_path.glob("results/*")
+    run = run_job(profiler, tmp_path, job)
     rows = {row["variant"]: row for row in pl.read_parquet(run / "results.parquet").to_dicts()}
     told = {v: [w for w in row["warnings"] if w.startswith("slower-kernels")] for v, row in rows.items()}
     assert told["eager"] == []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 from profiler import load
 
@@ -53,13 +52,10 @@ QUANTIZED = {"int8": "int8", "fp8": "float8"}
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> list[Any]:
+def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[Any]:
     folder = tmp_path_factory.mktemp("torchao")
     (folder / "net.py").write_text(NET)
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = (folder / "results").iterdir()
+    run = run_job(profiler, folder, JOB)
     found = load(run)[0].collect()
     with pl.Config(tbl_cols=20, fmt_str_lengths=80, tbl_width_chars=200):
         shown = ("case_id", "status", "latency_ms", "gpu_ms", "build_s", "weights_mib", "rel_l2_error", "warnings")

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from runs import Profiler
 from sessions import switches_put_back
 
 import engines
@@ -71,7 +72,7 @@ HALF = ("fp16", "bf16")
 
 @pytest.fixture(scope="module", params=JOBS)
 def frames(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, profiler: Profiler
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Rows and samples of one of the jobs."""
     folder = tmp_path_factory.mktemp(request.param)

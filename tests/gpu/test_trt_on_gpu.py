@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from runs import Profiler
 
 from engines.base import Unsupported, Warning
 from engines.catalog import CUDA_DRIVERS
@@ -471,7 +472,7 @@ def test_a_row_that_computed_in_fp32_instead_of_fp16_is_failed(measure: Measure,
 # Where TensorRT is not
 
 
-def test_what_cannot_run_here_is_an_unsupported_row(tmp_path: Path, profiler: Callable[..., Any]) -> None:
+def test_what_cannot_run_here_is_an_unsupported_row(tmp_path: Path, profiler: Profiler) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     done = profiler("job.yaml", cwd=tmp_path)
     (path,) = (tmp_path / "results").iterdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import Profiler
 
 from engines.base import Warning
 from engines.catalog import Training
@@ -69,8 +69,6 @@ def refusing():
 def dying():
     return Shy(die)
 """
-
-Profiler = Callable[..., CompletedProcess[str]]
 
 
 # The command and the frames.

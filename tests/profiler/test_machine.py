@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler
 
 from profiler import machine
 from profiler.errors import ConfigError
 from profiler.job.config import load_config, parse_machine
 
-Profiler = Callable[..., CompletedProcess[str]]
 TINY = """
 from torch import nn
 

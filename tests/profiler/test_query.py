@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import Profiler
 
 from profiler.errors import ConfigError
 from profiler.query import Options, execute, query
@@ -154,9 +153,7 @@ def test_what_cannot_be_used_is_a_config_error(request_: Options, said: str) -> 
         execute(request_, Console(file=io.StringIO()))
 
 
-def test_the_last_argument_is_the_query(
-    profiler: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_the_last_argument_is_the_query(profiler: Profiler, tmp_path: Path) -> None:
     done = profiler("query", H200, CPU, "select count(*) as n from results", "--format", "csv", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "n\n145\n")
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["Note", "Note"], "no environment.json"

@@ -7,15 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from runs import Profiler, run_job
 
 from engines.base import Job
 from engines.catalog import Options
@@ -52,13 +51,10 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
-def test_a_run_compares_jax_with_eager(tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]) -> None:
+def test_a_run_compares_jax_with_eager(tmp_path: Path, profiler: Profiler) -> None:
     (tmp_path / "net.py").write_text(NETWORK)
-    (tmp_path / "job.yaml").write_text(JOB)
     # XLA itself knows nothing of the variable: it takes as many threads as torch has.
-    done = profiler("job.yaml", cwd=tmp_path, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = (tmp_path / "results").iterdir()
+    run = run_job(profiler, tmp_path, JOB, OMP_NUM_THREADS="1")
     both = load(run)[0].collect()
     # Of weights only, although the backward pass goes on to the input.
     assert both.filter(pl.col("pass") == "training")["gradients_mib"].unique().len() == 1

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import Profiler
 
 from profiler.compare.command import Options, differences, execute, make_comparison
 from profiler.compare.view import sections
@@ -24,7 +23,6 @@ from profiler.results.reading import read_runs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 H200, CPU = str(GOLDEN / "h200"), str(GOLDEN / "cpu")
-Profiler = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def make_run(folder: Path, slowed: float = 0.0, seed: int = 0, **environment: Any) -> Path:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 from rich.console import Console
+from runs import Profiler
 
 from engines.catalog import Device
 from exporters.single_layers import LAYERS
@@ -23,7 +22,6 @@ from profiler.published import references, tables
 from profiler.published.studies import STUDIES
 from profiler.tables.writers import print_table
 
-Profiler = Callable[..., CompletedProcess[str]]
 FOLDER = Path(__file__).resolve().parents[3] / "suites"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 SUITES = ("cloud-gpus", "cnn-benchmarks", "convnet-benchmarks", "convnet-layers", "gpu-study", "minibatch-efficiency")

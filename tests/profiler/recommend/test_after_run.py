@@ -6,9 +6,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import onnx
@@ -16,6 +14,7 @@ import polars as pl
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
+from runs import Profiler
 
 from profiler.job.config import load_config
 from profiler.recommend.after_run import conclude
@@ -23,8 +22,6 @@ from profiler.results.reading import load
 from profiler.run import model_job
 
 ROOT = Path(__file__).resolve().parents[3]
-
-Profiler = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from runs import Profiler
 from safetensors.torch import load_file
 
 from engines.catalog import ENGINES
@@ -40,7 +40,6 @@ ROOT = Path(__file__).resolve().parents[3]
 BATCH = 2
 OPENVINO = importlib.util.find_spec("openvino") is not None
 RTX = any(importlib.util.find_spec(name) for name in ("tensorrt_rtx", "tensorrt_rtx_bindings"))
-Profiler = Callable[..., CompletedProcess[str]]
 
 TINY = """
 import torch

@@ -8,8 +8,6 @@ import io
 import json
 import math
 import re
-import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +17,7 @@ import polars as pl
 import pytest
 import vl_convert
 from rich.console import Console
+from runs import Profiler
 
 from engines.catalog import PRECISIONS
 from profiler.errors import ConfigError
@@ -38,7 +37,6 @@ from profiler.tables.writers import csv
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 FULL = ROOT / "docs" / "results" / "h200"
-Profiler = Callable[..., subprocess.CompletedProcess[str]]
 Rows = list[dict[str, Any]]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -24,9 +23,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def rows(
-    tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]
-) -> dict[tuple[str, str], dict[str, Any]]:
+def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> dict[tuple[str, str], dict[str, Any]]:
     """By model and variant; the folder is taken out of what was printed."""
     folder = tmp_path_factory.mktemp("bad")
     factories = (ROOT / "tests" / "bad_models.py").read_text()
@@ -35,13 +32,11 @@ def rows(
     assert {*names} == {*re.findall(r"^def (\w+)\(\):", factories, re.MULTILINE)}, "the page has each"
     models = "".join(f'  - {{name: {name}, factory: "bad_models:{name}", input: [3, 8, 8]}}\n' for name in names)
     without = [name for name in names if name not in GRAPHS]
-    (folder / "job.yaml").write_text(
+    job = (
         f"models:\n{models}engines: [eager, ort]\nexclude: [{{engine: ort, model: [{', '.join(without)}]}}]\n"
         "batch_sizes: [2]\ndevice: cpu\nbudget: {seconds: 0.05, min_samples: 3}\n"
     )
-    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = folder.glob("results/*")
+    run = run_job(profiler, folder, job, PROFILER_CACHE=str(folder / "cache"))
     frame = pl.read_parquet(run / "results.parquet")
     texts = {(row["model"], row["variant"]): row for row in frame.to_dicts()}
     for row in texts.values():

@@ -26,6 +26,7 @@ import pytest
 import yaml
 from hanging import end_once
 from onnx import TensorProto, helper, numpy_helper
+from runs import Profiler
 
 from engines.base import Phase
 from engines.catalog import PRESETS
@@ -139,8 +140,6 @@ class Waiting(Flaky):
 GOOD = '{name: good, factory: "tiny:good", input: [3, 16, 16]}'
 RAISING = '{name: raising, factory: "tiny:raising", input: [3, 16, 16]}'
 FAST = "{seconds: 0.05, min_samples: 3, repeats: 0}"
-
-Profiler = Callable[..., CompletedProcess[str]]
 
 
 @dataclass

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from runs import Profiler
 
 NETS = """
 from torch import nn
@@ -42,9 +41,7 @@ budget: {seconds: 0.05, min_samples: 3}
 
 
 @pytest.fixture(scope="module")
-def rows(
-    profiler: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
+def rows(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """By model and variant."""
     folder = tmp_path_factory.mktemp("int8")
     (folder / "nets.py").write_text(NETS)

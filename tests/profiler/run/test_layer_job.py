@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 from engines.catalog import PLAIN, Training
 from exporters.single_layers import LAYERS, Conv2d, Linear
@@ -35,13 +34,9 @@ PARTS = ("forward", "grad_input", "grad_weight")
 
 
 @pytest.fixture(scope="module")
-def run(profiler: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(profiler: Profiler, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layers")
-    (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (folder / "results").iterdir()
-    return path
+    return run_job(profiler, folder, JOB, PROFILER_CACHE=str(folder / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import polars as pl
 import pytest
+from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget
@@ -42,7 +42,7 @@ Start = Callable[[], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture
-def start(tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]) -> Start:
+def start(tmp_path: Path, profiler: Profiler) -> Start:
     """Starts a run; returns its fp32 rows by variant."""
     (tmp_path / "mine.py").write_text(FACTORY)
     (tmp_path / "helper.py").write_text(HELPER)

@@ -11,11 +11,11 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import Profiler
 
 from profiler import nvml as nvml_module
 from profiler import processor
@@ -201,7 +201,7 @@ def test_another_run_is_waited_for(monkeypatch, other_run, waiting: Callable[...
 
 
 def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
-    place: Path, cache: str, other_run: subprocess.Popen[str], profiler: Callable[..., CompletedProcess[str]]
+    place: Path, cache: str, other_run: subprocess.Popen[str], profiler: Profiler
 ) -> None:
     done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -218,7 +218,7 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
 
 
 def test_an_interrupt_ends_a_run_that_waits(
-    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, profiler: Callable[..., CompletedProcess[str]]
+    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, profiler: Profiler
 ) -> None:
     reading = types.SimpleNamespace(since=lambda before: Load(1.0, 2, others=0.9))
     monkeypatch.setattr(processor, "read", lambda: reading)
@@ -238,7 +238,7 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
     cache: str,
     monkeypatch: pytest.MonkeyPatch,
     busy_processors: list[int],
-    profiler: Callable[..., CompletedProcess[str]],
+    profiler: Profiler,
 ) -> None:
     announce = PlainDisplay.announce
 

@@ -17,8 +17,7 @@ import polars as pl
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-
-Profiler = Callable[..., CompletedProcess[str]]
+from runs import Profiler
 
 FACTORY = """
 import helper

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler
 
 from engines.base import Proof
 from exporters.source import ModelSource
@@ -236,7 +237,7 @@ budget: {seconds: 0.1, min_samples: 3}
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_session_that_skips_its_work_fails_on_a_quiet_machine(
-    profiler: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+    profiler: Profiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
     """All of it is real but whether others disturbed the measuring of the roofs, which a test cannot choose.
 

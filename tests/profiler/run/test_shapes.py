@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler
 
 from engines.base import Warning
 from engines.tensorrt_engines.build import batch_shapes
@@ -182,7 +181,7 @@ def test_an_optimization_profile_goes_over_the_range_of_sizes():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
     """Where a layer with attention was measured at two lengths, with the run's cache."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "nets.py").write_text(FACTORY)

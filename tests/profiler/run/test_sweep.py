@@ -8,11 +8,11 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
@@ -95,7 +95,6 @@ class Growing(nn.Module):
 """
 
 FAST = "{seconds: 0.05, min_samples: 3}"
-Profiler = Callable[..., CompletedProcess[str]]
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from runs import Profiler, run_job
 
 from engines.catalog import Training
 from engines.pytorch.eager import EagerSession
@@ -367,11 +368,8 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
-def test_a_run_from_the_command_line_has_it_all_in_its_table(tmp_path: Path, profiler: Callable[..., Any]) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (tmp_path / "results").iterdir()
+def test_a_run_from_the_command_line_has_it_all_in_its_table(tmp_path: Path, profiler: Profiler) -> None:
+    path = run_job(profiler, tmp_path, JOB, PROFILER_CACHE=str(tmp_path / "cache"))
     rows, samples = (frame.collect() for frame in load(path))
     assert rows["status"].to_list() == ["ok"] * 4
     assert rows["reference"].to_list() == ["step-fp64-cpu"] * 4

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 from hanging import end_once
+from runs import Profiler
 
 from engines.catalog import Pass
 from exporters.source import ModelSource
@@ -250,7 +251,7 @@ Finished = tuple[pl.DataFrame, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> tuple[Finished, Finished]:
+def runs(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> tuple[Finished, Finished]:
     """A run of fp32 alone, and the same run gone on with, its fp32 roof made up in between."""
     folder = tmp_path_factory.mktemp("roofline")
     (folder / "job.yaml").write_text(JOB)

@@ -1,0 +1,31 @@
+"""What tests share that run a job, or look at what goes to a console."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from rich.console import Console
+
+Profiler = Callable[..., CompletedProcess[str]]
+"""Of the fixtures `profiler`, `command` and `command_line`: the words of a command line, where, and the environment."""
+
+
+def run_job(profiler: Profiler, folder: Path, job: str, **variables: str) -> Path:
+    """Run a job in a folder, as its first one, without an error; returns the run's folder."""
+    (folder / "job.yaml").write_text(job)
+    done = profiler("job.yaml", cwd=folder, **variables)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (folder / "results").iterdir()
+    return run
+
+
+def printed(show: Callable[..., object], *arguments: Any, width: int = 120, **options: Any) -> str:
+    """What `show` prints, which takes the console first, on a terminal of that width."""
+    page = io.StringIO()
+    show(Console(file=page, width=width), *arguments, **options)
+    return page.getvalue()
