@@ -24,7 +24,7 @@ def run_job(profiler: Profiler, folder: Path, job: str, **variables: str) -> Pat
     return run
 
 
-def printed(show: Callable[..., object], *arguments: Any, width: int = 120, **options: Any) -> str:
+def on_console(show: Callable[..., object], *arguments: Any, width: int = 120, **options: Any) -> str:
     """What `show` prints, which takes the console first, on a terminal of that width."""
     page = io.StringIO()
     show(Console(file=page, width=width), *arguments, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from rich.console import Console
-from runs import Profiler
+from runs import Profiler, on_console
 
 from engines.base import Warning
 from engines.catalog import Training
@@ -116,9 +114,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def printed(run: RunFolder, width: int = 120, top: int | None = None, **wanted: str) -> str:
-    out = io.StringIO()
-    execute(Options(run=run.path, top=top, **wanted), Console(file=out, width=width))
-    text = out.getvalue()
+    text = on_console(lambda console: execute(Options(run=run.path, top=top, **wanted), console), width=width)
     assert all(len(line) <= width for line in text.splitlines())
     return text
 

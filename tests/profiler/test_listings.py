@@ -9,6 +9,7 @@ import time
 
 import pytest
 from rich.console import Console
+from runs import on_console
 
 from engines.catalog import ENGINES, Requirement
 from exporters.cache import Cache
@@ -29,9 +30,7 @@ def row(monkeypatch: pytest.MonkeyPatch):
     def row(preset: str, device: str, gpus: list[Gpu]) -> str:
         monkeypatch.setattr(nvml, "visible_gpus", lambda: gpus)
         table = listings.engines_table(device)
-        console = Console(file=io.StringIO(), width=2000)
-        print_table(console, table)
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        lines = on_console(print_table, table, width=2000).splitlines()
         return next(line for line in lines if line.split()[:1] == [preset])
 
     return row
@@ -106,9 +105,7 @@ def test_title_names_the_card(monkeypatch):
 
 
 def test_networks_are_listed_in_80_columns():
-    console = Console(file=io.StringIO(), width=80)
-    print_table(console, listings.models_table())
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = on_console(print_table, listings.models_table(), width=80).splitlines()
     assert max(map(len, lines)) <= 80
     figures, citation = (" ".join(line.split()) for line in lines if line.split()[:1] == ["resnet18"])
     assert figures == "resnet18 3×224×224 11,689,512 1.81 30.43 10.76"

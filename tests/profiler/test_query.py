@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from rich.console import Console
-from runs import Profiler
+from runs import Profiler, on_console
 
 from profiler.errors import ConfigError
 from profiler.query import Options, execute, query
@@ -25,9 +25,7 @@ def run(sql: str, *runs: str) -> pl.DataFrame:
 
 
 def shown(sql: str, width: int = 120, rows: int = 200) -> str:
-    page = io.StringIO()
-    execute(Options(runs=(H200, sql), rows=rows), Console(file=page, width=width))
-    return page.getvalue()
+    return on_console(lambda console: execute(Options(runs=(H200, sql), rows=rows), console), width=width)
 
 
 def test_results_samples_and_environments_are_tables() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import on_console
 
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.errors import ConfigError
@@ -618,9 +619,7 @@ def test_published_milliseconds_that_are_all_whole_stay_whole(times, texts):
 def test_a_terminal_has_the_brief_note_and_a_file_the_whole():
     failed = sixty_four("resnet50", "training", None, status="failed", reason="the outputs are wrong")
     found = table("gpu-study", "frameworks", sixty_four("vgg16", "training", 100.0), failed)
-    console = Console(file=io.StringIO(), width=200)
-    print_published(console, found)
-    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    text = " ".join(on_console(print_published, found, width=200).split())
     assert "failed" in text
     assert "outputs" not in text
     assert "ResNet-50: failed: the outputs are wrong" in found.markdown()
@@ -645,10 +644,8 @@ def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
 
 @pytest.mark.parametrize("width", [120, 80])
 def test_the_terminal_marks_ours_and_cuts_no_figure(width):
-    console = Console(file=io.StringIO(), width=width)
     printed = table("cnn-benchmarks", "networks", case("vgg16", ms=8495.5), case("resnet50", "eager-tuned", ms=3.0))
-    print_published(console, printed)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = on_console(print_published, printed, width=width).splitlines()
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     assert "AlexNet" not in text, "of which nothing is ours"

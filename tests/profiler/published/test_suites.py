@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from runs import Profiler
+from runs import Profiler, on_console
 
 from engines.catalog import Device
 from exporters.single_layers import LAYERS
@@ -157,9 +155,7 @@ def test_a_suite_teaches_what_it_is_and_how_to_run_it(name: str) -> None:
 
 
 def listed(device: str, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    print_table(console, listings.suites_table(device))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return on_console(print_table, listings.suites_table(device), width=width)
 
 
 @pytest.mark.parametrize("width", [120, 80])

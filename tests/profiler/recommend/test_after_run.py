@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
@@ -13,8 +12,7 @@ import onnx
 import polars as pl
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from rich.console import Console
-from runs import Profiler
+from runs import Profiler, on_console
 
 from profiler.job.config import load_config
 from profiler.recommend.after_run import conclude
@@ -32,9 +30,7 @@ def resnet50() -> pl.DataFrame:
 
 def said(results: pl.DataFrame) -> str:
     """What follows the tables of a run with these results."""
-    output = io.StringIO()
-    conclude(Path("a run"), results, Console(file=output, width=200))
-    return output.getvalue()
+    return on_console(lambda console: conclude(Path("a run"), results, console), width=200)
 
 
 def test_what_to_deploy_for_each_aim(resnet50: pl.DataFrame) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import on_console
 
 from profiler.errors import ConfigError
 from profiler.recommend.answer import Answer, make_answer
@@ -642,9 +643,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "wanted"), CASES)
 def test_it_reads_on_narrow_and_wide_terminals(name: str, wanted: dict[str, Any], width: int) -> None:
     _, answer = golden(name, **wanted)
-    out = io.StringIO()
-    print_answer(Console(file=out, width=width), answer)
-    text = out.getvalue()
+    text = on_console(print_answer, answer, width=width)
     command = answer.command.splitlines()
     assert [line for line in text.splitlines() if len(line) > width and line not in command] == []
     words = " ".join(text.split())
@@ -691,9 +690,7 @@ def test_names_do_not_break_out_of_their_cells():
     found = choose(row("ort", ms=1.0), row(label, ms=2.0))
     answer = make_answer(found, "")
     assert r"| a\|b \[red]\<i> fp16, batch 1 |" in as_markdown(answer)
-    out = io.StringIO()
-    print_answer(Console(file=out, width=120), answer)
-    assert f"{label} fp16, batch 1" in out.getvalue()
+    assert f"{label} fp16, batch 1" in on_console(print_answer, answer)
 
 
 # The order

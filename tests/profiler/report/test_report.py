@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 import re
@@ -16,8 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 import vl_convert
-from rich.console import Console
-from runs import Profiler
+from runs import Profiler, on_console
 
 from engines.catalog import PRECISIONS
 from profiler.errors import ConfigError
@@ -753,9 +751,7 @@ def test_a_report_that_fails_is_told_and_loses_nothing(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("profiler.report.command.write", fail)
     run = RunFolder.create(tmp_path)
-    out = io.StringIO()
-    command._report(Console(file=out, width=200), run, None)
-    assert "Report failed: no fonts at all (see logs/report.log)" in out.getvalue()
+    assert "Report failed: no fonts at all (see logs/report.log)" in on_console(command._report, run, None, width=200)
     assert "RuntimeError: no fonts at all" in (run.logs / "report.log").read_text()
 
 

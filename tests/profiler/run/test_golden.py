@@ -5,13 +5,12 @@ After a change that is meant: UPDATE_GOLDEN=1 pytest tests/profiler/run/test_gol
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
 import polars as pl
 import pytest
-from rich.console import Console
+from runs import on_console
 
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import load
@@ -30,10 +29,9 @@ def golden(name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_terminal_shows_the_run_as_before(name: str) -> None:
-    out = io.StringIO()
     results, samples = golden(name)
-    print_results(Console(file=out, width=120), results, summary(results, samples))
-    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    lines = on_console(print_results, results, summary(results, samples)).splitlines()
+    text = "".join(f"{line.rstrip()}\n" for line in lines)
     assert max(map(len, text.splitlines())) <= 120
     expected = GOLDEN / name / "terminal.txt"
     if os.environ.get("UPDATE_GOLDEN"):

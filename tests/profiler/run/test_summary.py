@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import on_console
 
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import with_all_columns
@@ -61,9 +62,8 @@ def shown(
     results: pl.DataFrame, samples: pl.DataFrame, width: int = 120, lines: pl.DataFrame | None = None, **more: Any
 ) -> str:
     """`lines` are the results' summary, where they are shown more than once."""
-    console = Console(file=io.StringIO(), width=width)
-    print_results(console, results, summary(results, samples) if lines is None else lines, **more)
-    return console.file.getvalue()
+    lines = summary(results, samples) if lines is None else lines
+    return on_console(print_results, results, lines, width=width, **more)
 
 
 def printed(*rows: dict[str, Any], width: int = 120) -> str:

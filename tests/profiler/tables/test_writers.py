@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from rich.console import Console
+from runs import on_console
 
 from profiler.errors import ConfigError
 from profiler.tables.numbers import aligned, whole
@@ -48,9 +49,7 @@ TABLE = Table("times", "Times", RESULTS, FIELDS)
 
 
 def printed(table: Table, width: int) -> list[str]:
-    page = io.StringIO()
-    print_table(Console(file=page, width=width), table)
-    return [line.rstrip() for line in page.getvalue().splitlines() if line.strip()]
+    return [line.rstrip() for line in on_console(print_table, table, width=width).splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize(
@@ -236,9 +235,7 @@ def test_what_markdown_would_take_for_markup_is_escaped(text: str, escaped: str)
 def test_a_section_is_printed_and_becomes_markdown() -> None:
     section = Section("What differs", ["One thing."], [of_rows("Driver", [words("What", "what")], [["580"]])])
     assert markdown_section(section) == "## What differs\n\nOne thing.\n\n**Driver**\n\n| What |\n| --- |\n| 580 |\n"
-    page = io.StringIO()
-    print_section(Console(file=page, width=80), section)
-    lines = [line.strip(" ─") for line in page.getvalue().splitlines()]
+    lines = [line.strip(" ─") for line in on_console(print_section, section, width=80).splitlines()]
     assert [line for line in lines if line] == [
         "What differs",
         "One thing.",
@@ -262,9 +259,7 @@ def test_a_field_says_all_of_itself() -> None:
 
 
 def delivered(document: str | bytes, output: Path | None, about: str = "") -> str:
-    console = Console(file=io.StringIO(), width=40)
-    deliver(document, output, console, about)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return on_console(lambda console: deliver(document, output, console, about), width=40)
 
 
 def test_without_a_file_a_text_is_printed_as_it_is_and_nothing_more(capsys: pytest.CaptureFixture[str]) -> None:

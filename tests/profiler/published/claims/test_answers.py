@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 from published_statements import CHECKS, Outcome, answers
-from rich.console import Console
+from runs import on_console
 
 from profiler.published import page, references
 from profiler.published.claims import answers as rows_answer
@@ -337,9 +336,8 @@ def test_of_several_machines_of_ones_own_the_page_says_which_is_faster() -> None
 
 
 def test_the_terminal_has_the_five_and_counts_the_verdicts() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    page.show(console, evidence("gpu-study", case("vgg16", "eager", ms=42.0, batch_size=64)))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    found = evidence("gpu-study", case("vgg16", "eager", ms=42.0, batch_size=64))
+    lines = on_console(page.show, found, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     assert "1. On Oxford VGG only, the H200 with PyTorch 2.11 eager fp32" in text and "**" not in text
