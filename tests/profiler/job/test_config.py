@@ -494,7 +494,7 @@ def test_an_odd_job_is_refused_in_words(folder: Path, name: str) -> None:
 )
 def test_what_is_no_file_is_refused_and_not_waited_for(folder: Path, name: str, says: str) -> None:
     said = refusal(folder / name)
-    assert said.startswith(f"{folder / name}: cannot be read: "), said
+    assert ": cannot be read: " in said, said
     assert says in said, said
 
 

@@ -26,7 +26,7 @@ SUITES = ("cloud-gpus", "cnn-benchmarks", "convnet-benchmarks", "convnet-layers"
 
 
 def plan(name: str, device: Device) -> list[Case]:
-    return make_plan(load_config(FOLDER / f"{name}.yaml", device), device, capability="9.0")
+    return make_plan(load_config(FOLDER / f"{name}.yaml", device), device, hardware="9.0")
 
 
 def trained(name: str) -> list[Case]:
