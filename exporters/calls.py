@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporters.declared_inputs import Place, name_of
 from exporters.distance import Array
@@ -84,20 +83,6 @@ def trained_output(result: Any, requested: Sequence[str | int] = ()) -> Tensor:
         mend = f"write `outputs: [{floats[0]}]`" if floats else "no output is of floats"
         raise ModelError(f"training starts from output {name!r}, which is {tensor.dtype}: {mend}")
     return tensor
-
-
-class Watch(TorchDispatchMode):
-    """Inside, `see` gets each operator that is about to run, its arguments, and those by keyword."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.see = see
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.see(getattr(func, "overloadpacket", func), args, kwargs or {})
-        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exporters.build_model import build, empty
 from exporters.cache import Cache, code_of
-from exporters.calls import Watch, call, trained_output
+from exporters.calls import call, trained_output
 from exporters.cost import Cost, Flops
 from exporters.errors import message
 from exporters.graph_flops import graph_flops, graph_weights
@@ -36,12 +36,13 @@ from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
 from exporters.onnx_files import is_float32
 from exporters.packages import versions
 from exporters.source import ModelSource, digest
+from exporters.watch import Watch
 from exporters.weights import checked, identified, source_key
 
 Part = Callable[[], dict[str, Any]]
 """Counts some of a Cost's fields."""
 
-_CODE = ("cost.py", "flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py")
+_CODE = ("cost.py", "flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py", "watch.py")
 """What a count depends on besides the model, which holds the rest in its key."""
 _COMPUTES = re.compile(
     r"(?:^|_)(?:\w*mm|\w*mv|v?dot|matmul|linear|attention|lstm|gru|rnn|transformer|einsum"
@@ -174,12 +175,18 @@ def counting() -> Iterator[FlopCounterMode]:
     for an operator that multiplies matrices and has no formula.
     """
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+
+    def refuse(operator: Any, *_: Any) -> None:
+        """Of what the counter leaves whole, what it would take for nothing."""
+        if operator not in counter.flop_registry and _COMPUTES.search(operator.__name__):
+            raise ValueError(f"there is no count of torch's operator {operator}")
+
     mha, mkldnn = torch.backends.mha, torch.backends.mkldnn
     fast = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)
     enabled, *_ = mkldnn.set_flags(_enabled=False, _fp32_precision=None)
     try:
-        with KnownValues(), sdpa_kernel(SDPBackend.MATH), _uncounted(counter), counter:
+        with KnownValues(), sdpa_kernel(SDPBackend.MATH), Watch(refuse), counter:
             yield counter
     finally:
         mha.set_fastpath_enabled(fast)
@@ -199,16 +206,6 @@ def _formulas() -> dict[Any, Any]:
         **dict.fromkeys((aten.mv, aten.dot, aten.vdot, aten._int_mm), product_flops),
         **dict.fromkeys((aten.addmv, aten.addbmm), lambda added, *factors, **_: product_flops(*factors)),
     }
-
-
-def _uncounted(counter: FlopCounterMode) -> Watch:
-    """A mode around the counter that sees what the counter leaves whole, and refuses what it would take for nothing."""
-
-    def check(operator: Any, *_: Any) -> None:
-        if operator not in counter.flop_registry and _COMPUTES.search(operator.__name__):
-            raise ValueError(f"there is no count of torch's operator {operator}")
-
-    return Watch(check)
 
 
 def product_flops(x: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:

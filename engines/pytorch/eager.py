@@ -21,11 +21,12 @@ from engines.pytorch.quantized import quantize, stored
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import Watch, call, flattened, named_outputs, typed
+from exporters.calls import call, flattened, named_outputs, typed
 from exporters.errors import sentence
 from exporters.inputs import arguments, first_items, input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import quiet
 from exporters.source import ModelError
+from exporters.watch import Watch
 from exporters.weights import cached_state
 
 DTYPES = {
@@ -165,13 +166,11 @@ class EagerSession:
         with Watch(see):
             if self.training is not None:
                 self.training.few(_PROOF_ITEMS)
-            elif self.job.pass_ == "inference":
+            else:
                 # A quantized layer's kernel depends on the batch.
                 items = self.job.batch_size if self.quantized else _PROOF_ITEMS
                 with torch.inference_mode():
                     call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
-            else:
-                self.step(ignore)
         return types, len(seen)
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
