@@ -44,8 +44,8 @@ Round = Callable[[Tensor], Tensor]
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16, "amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 _PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd)
-_SCALE, _SMALLEST_SCALE = 2.0**16, 2.0**-16
-"""Of the loss under amp-fp16: as torch's GradScaler starts, then halved until nothing overflows."""
+_SCALES = [2.0**power for power in range(16, -17, -1)]
+"""Of the loss under amp-fp16, tried until nothing overflows: the first is that of torch's GradScaler."""
 
 _BLUR = 1e-6
 """Standard deviation, relative: sums of some thousand products in fp32 by another library differ by about that much. It
@@ -116,22 +116,21 @@ def step(
     `of_input`, and of a layer always, the gradients of the inputs are among them. All are positional without `specs`.
     Raises exporters.source.ModelError, and what the model raises.
     """
-    model, inputs = _prepare(source, state, arrays, precision, blur)
+    dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
+    model, inputs = _rounding(restore(source, state).to(dtype), precision, blur), typed(arrays, dtype)
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if of_input or source.layer is not None:
         trained |= zip(input_names(len(inputs)), (x.requires_grad_() for x in inputs), strict=True)
     items = _items(specs, inputs)
-    goal = None if target is None else typed([target], _type(precision))[0]
-    scale = {"amp-fp16": _SCALE, "fp16": items / (batch or items)}.get(precision, 1.0)
-    while True:
+    goal = None if target is None else typed([target], dtype)[0]
+    for scale in _SCALES if precision == "amp-fp16" else [items / (batch or items) if precision == "fp16" else 1.0]:
         first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
         if precision == "fp64":
             _check_repeats(model, specs, inputs, first, source)
         goal = seeded_target(first, head, items) if goal is None else goal
         root, gradients = _backward(first, goal, head, trained, scale)
-        if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or all(g.isfinite().all() for g in gradients.values()):
+        if all(g.isfinite().all() for g in gradients.values()):
             break
-        scale /= 2
     return Gradients(
         root.detach().numpy(),
         None if goal is None else goal.numpy(),
@@ -164,22 +163,6 @@ def _backward(
     return root, {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
 
 
-def _prepare(
-    source: ModelSource, state: Path, arrays: Sequence[Array], precision: str, blur: int
-) -> tuple[nn.Module, list[Tensor]]:
-    """The model in training mode, which rounds as the precision does, and the items."""
-    model = restore(source, state)
-    prepare_to_train(model, dropout=False)
-    model = model.to(_type(precision))
-    _round_modules(model, precision, blur)
-    return model, list(typed(arrays, _type(precision)))
-
-
-def _type(precision: str) -> torch.dtype:
-    """In which a step is computed, narrower precisions rounded."""
-    return torch.float64 if precision == "fp64" else torch.float32
-
-
 def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:
     """How many items the inputs have."""
     if not specs:
@@ -199,7 +182,7 @@ def _forward(
     elif precision in _HALVES:
         half = _through(_HALVES[precision])
         rounds = half, (lambda gradient: half(gradient / scale) * scale) if every else half
-        inputs = _round(list(inputs), half, half)
+        inputs = _round(inputs, half, half)
     else:
         return call(model, specs, inputs)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -211,9 +194,10 @@ def _forward(
     return functional_call(model, parameters, *arguments(specs, inputs))
 
 
-def _round_modules(model: nn.Module, precision: str, blur: int) -> None:
-    """Make modules round: under TF32 what convolutions and products multiply, forward and backward; at half precision,
-    or to blur, what any leaf module returns, and the gradient that comes back to it."""
+def _rounding(model: nn.Module, precision: str, blur: int) -> nn.Module:
+    """The model in training mode. Its modules round: under TF32 what convolutions and products multiply, forward and
+    backward; at half precision, or to blur, what any leaf module returns, and the gradient that comes back to it."""
+    prepare_to_train(model, dropout=False)
     narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
     if precision in _HALVES:
         narrow = _through(_HALVES[precision])
@@ -223,6 +207,7 @@ def _round_modules(model: nn.Module, precision: str, blur: int) -> None:
             module.register_forward_hook(lambda _, inputs, output: _round(output, _exactly, _to_tf32))
         elif narrow is not None and not list(module.children()):
             module.register_forward_hook(lambda _, inputs, output: _round(output, narrow, narrow))
+    return model
 
 
 class _Rounded(torch.autograd.Function):

@@ -129,8 +129,10 @@ def write_onnx(
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     # Two items, since torch.export specializes dimensions of size 1.
-    example = typed(seeded_inputs(specs, batch or fixed_batch(specs) or 2), dtype)
-    sizes = _free_sizes(specs, batch or fixed_batch(specs))
+    only = batch or fixed_batch(specs)
+    example = typed(seeded_inputs(specs, only or 2), dtype)
+    named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
+    sizes = f"batch {only} only" if only else ", ".join(["any batch", *named])
     try:
         way = _write(model.to(dtype), example, specs, precision, path, batch)
     except CacheError:
@@ -264,12 +266,6 @@ def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
     ranges = {BATCH: (1, MAX_BATCH), **named}
     sizes = {name: torch.export.Dim(name, min=least, max=largest) for name, (least, largest) in ranges.items()}
     return tuple({axis: sizes[name] for axis, name in spec.free_axes.items()} for spec in specs)
-
-
-def _free_sizes(specs: Sequence[TensorSpec], batch: int | None) -> str:
-    """For which sizes an export is, in words: "any batch, sequence 32 to 128"."""
-    named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
-    return ", ".join([f"batch {batch} only" if batch else "any batch", *(named if batch is None else ())])
 
 
 def check_free(specs: Sequence[TensorSpec], path: Path) -> None:

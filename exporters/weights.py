@@ -25,14 +25,6 @@ def source_key(source: ModelSource) -> str:
     return identify(source).key
 
 
-def state_key(source: ModelSource) -> str:
-    """As `source_key`, of the weights alone: the same at every shape of the inputs. Raises ModelError."""
-    identity = identify(source)
-    if not identity.repeatable:
-        return identity.key
-    return digest({name: part for name, part in identity.parts.items() if name not in ("inputs", "outputs")})
-
-
 def identified(source: ModelSource) -> ModelSource:
     """The source with its identity, which it keeps from now on. Raises ModelError."""
     return replace(source, identity=identify(source))
@@ -180,14 +172,19 @@ def tensors(outer: Any) -> Iterator[Any]:
 
 
 def cached_state(source: ModelSource, cache: Cache) -> Path:
-    """The state dict of `exporters.build_model.load`, made once, which `restore` takes. Raises ModelError."""
+    """The state dict of `exporters.build_model.load`, made once for all shapes of the inputs, which `restore` takes.
+    Raises ModelError."""
     import torch
 
     from exporters.build_model import load
+
+    identity = identify(source)
+    of_weights = {name: part for name, part in identity.parts.items() if name not in ("inputs", "outputs")}
+    key = digest(of_weights) if identity.repeatable else identity.key
 
     def produce(path: Path) -> None:
         model = load(source)
         check_room(path, sum(weight.nbytes for weight in model.parameters()))
         torch.save(model.state_dict(), path)
 
-    return cache.entry("state", state_key(source), ".pt", checked(source, produce, runs=False))[0]
+    return cache.entry("state", key, ".pt", checked(source, produce, runs=False))[0]

@@ -24,8 +24,7 @@ import engines
 from engines.base import Array, Job, Named, Session, Unsupported
 from engines.catalog import Device, reference_of
 from engines.host_memory import HostMeter
-from exporters import calls, inputs
-from exporters.cache import Cache, CacheError, file_sha256, locked
+from exporters.cache import Cache, CacheError, code_of, file_sha256, locked
 from exporters.calls import chosen
 from exporters.errors import message, sentence
 from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
@@ -33,7 +32,7 @@ from exporters.source import ModelError, ModelSource, digest
 from exporters.time_limit import TooLong, limited
 from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
-from profiler.worker import outputs as kept
+from profiler.worker import outputs
 from profiler.worker.outputs import read_facts, write_outputs
 from profiler.worker.task import REFERENCE_ITEMS, Taken, usual_items
 
@@ -75,9 +74,14 @@ class _Maker:
         least = fixed_batch(self.specs) or 1
         first = None
         if "cpu" in devices:
-            with contextlib.suppress(Exception):  # All items together say why; some models cannot run a single one.
-                first = self._first(least, CPU_SECONDS if "cuda" in devices else math.inf)
-                items = min(usual, 0 if first is None else affordable(first.seconds, first.mib, available_memory_mib()))
+            try:
+                with limited(CPU_SECONDS if "cuda" in devices else math.inf):
+                    first = self.run("cpu", least)
+                items = min(usual, affordable(first.seconds, first.mib, available_memory_mib()))
+            except TooLong:
+                items = 0
+            except Exception:
+                pass  # All items together say why; some models cannot run a single one.
         if "cuda" in devices and (items < usual or "cpu" not in devices):
             with locked(lock), deterministic():
                 found = self._on_gpu()
@@ -88,20 +92,12 @@ class _Maker:
         items = max(items, least)
         return first if first is not None and items == least else self.run("cpu", items)
 
-    def _first(self, items: int, seconds: float) -> _Outputs | None:
-        """As few items as the model takes, on the CPU; None where they take longer."""
-        try:
-            with limited(seconds):
-                return self.run("cpu", items)
-        except TooLong:
-            return None
-
     def run(self, device: Device, items: int) -> _Outputs:
         """Raises ModelError where the model does not run."""
         engine, reference = reference_of(self.source.kind)
-        arrays = tuple(seeded_inputs(self.specs, items))
+        inputs = tuple(seeded_inputs(self.specs, items))
         job = Job(
-            *(self.source, "inference", reference.precision, items, device, reference.options, arrays),
+            *(self.source, "inference", reference.precision, items, device, reference.options, inputs),
             *(self.state, self.source.onnx),
             specs=tuple(self.specs),
         )
@@ -111,11 +107,11 @@ class _Maker:
             meter = HostMeter()
             is_measured, start = meter.start_measuring(), time.perf_counter()
             session.run(lambda name: None)
-            outputs = session.outputs()  # Waits for the GPU.
+            arrays = session.outputs()  # Waits for the GPU.
             seconds = time.perf_counter() - start
             mib = _given_back(meter) if is_measured else 0.0
-            names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
-            if not outputs:
+            names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(arrays))]
+            if not arrays:
                 raise self.source.error("it returns no tensor; return one, or some in a tuple or a dict")
             chosen(self.source.outputs, names)
         except (ModelError, Unsupported, TooLong):
@@ -124,11 +120,11 @@ class _Maker:
             model = getattr(session, "model", None)
             taken = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
             raise no_reference(self.source, error, self.specs, taken) from error
-        return _Outputs(names, outputs, self._changed(arrays, items), Taken(device, items), seconds, mib)
+        return _Outputs(names, arrays, self._changed(inputs, items), Taken(device, items), seconds, mib)
 
-    def _changed(self, arrays: Sequence[Array], items: int) -> str:
+    def _changed(self, inputs: Sequence[Array], items: int) -> str:
         """The inputs that the module changed, by name: on the CPU the session's are these very arrays."""
-        given = zip(self.specs, arrays, seeded_inputs(self.specs, items), strict=True)
+        given = zip(self.specs, inputs, seeded_inputs(self.specs, items), strict=True)
         return ", ".join(
             spec.name for spec, now, then in given if not np.array_equal(now, then, equal_nan=now.dtype.kind == "f")
         )
@@ -155,12 +151,15 @@ def cached_reference(
     """The file of the reference outputs, made once for all runs; one of fewer items is made again where `devices` has a
     GPU. Raises ModelError, and Unsupported where the engine that makes them cannot run."""
     maker = _Maker(source, specs, state)
+    code = [*code_of("inputs.py", "calls.py"), file_sha256(Path(outputs.__file__))]
+    engine = importlib.import_module(reference_of(source.kind)[1].module)
+    key = digest([source_key(source), *code, str(REFERENCE_ITEMS), str(engine.__version__)])
 
     def produce(path: Path) -> None:
         found = maker.take(devices, cache.root / "reference.lock")
         write_outputs(path, found.names, found.arrays, found.changed, found.taken)
 
-    place = "reference", _reference_key(source), ".npz", checked(source, produce)
+    place = "reference", key, ".npz", checked(source, produce)
     path, was_there = cache.entry(*place)
     _, taken = read_facts(path)
     if was_there and "cuda" in devices and taken.device == "cpu" and (taken.items or 0) < usual_items(specs):
@@ -237,10 +236,3 @@ def _given_back(meter: HostMeter) -> float:
         ctypes.CDLL(None).malloc_trim(0)
     peak, now = meter.peak_mib(), meter.now_mib()
     return 0.0 if peak is None or now is None else max(peak - now, 0.0)
-
-
-def _reference_key(source: ModelSource) -> str:
-    """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
-    code = [file_sha256(Path(module.__file__ or "")) for module in (inputs, calls, kept)]
-    parts = [source_key(source), *code, str(REFERENCE_ITEMS)]
-    return digest([*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__)])
