@@ -22,7 +22,7 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker.outputs import Aligned, align, read_outputs, without_padding
-from profiler.worker.parity import WRONG, Difference, compare, figures, judge
+from profiler.worker.parity import NOT_FINITE, WRONG, Difference, compare, figures, judge
 from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients, static_graph
 
 _TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8"}
@@ -36,10 +36,6 @@ _TIMES = 3
 """A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
 _NOTABLE = 0.01
 """Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
-_NOT_FINITE = {
-    "amp-fp16": ", at any loss scale: training would skip every step",
-    "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
-}
 
 
 def verify(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
@@ -54,7 +50,9 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
     result.warnings += remarks(case, proof) + left_in_float(task.prepared.quantized, proof)
-    result.warnings += _exported(task) + _kept_float(task)
+    result.warnings += _exported(task)
+    if (graph := task.prepared.onnx.get(graph_of(case))) and graph.kept:
+        result.warnings.append(Warning("kept-float", f"{graph.kept} stayed float32 between casts"))
     result.take(mismatch(case, proof))
 
 
@@ -124,11 +122,14 @@ def _is_far(finding: Finding, differences: Sequence[Difference]) -> bool:
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
-    what = "outputs are" if task.case.training.head == "logits" else "loss is"
+    head, items = task.case.training.head, reference_items(task.case.batch_size)
+    what = "outputs are" if head == "logits" else "loss is"
     is_finite = all(np.isfinite(output).all() for output in outputs)
-    reference = _gradient_reference(task)
-    if isinstance(reference, Warning):
-        result.take(reference if is_finite else f"the {what} not finite")
+    reference = task.prepared.gradients.get((head, items), "none was made")
+    if not has_checked_gradients(task.case) or not isinstance(reference, GradientReference):
+        dropout = "dropout is on, so they differ in every iteration"
+        why = f"there is no reference: {reference}" if has_checked_gradients(task.case) else dropout
+        result.take(Warning("unchecked-gradients", why) if is_finite else f"the {what} not finite")
         return
     truth = Gradients.read(reference.path)
     if not is_finite and np.isfinite(truth.result).all():
@@ -137,17 +138,6 @@ def _check_training(task: Task, session: Session, outputs: Sequence[Array], resu
         result.take(doubt)
     else:
         _check_gradients(task, session, reference, truth, result)
-
-
-def _gradient_reference(task: Task) -> GradientReference | Warning:
-    """The reference of the case's gradients, or the warning that there is none."""
-    if not has_checked_gradients(task.case):
-        return Warning("unchecked-gradients", "dropout is on, so they differ in every iteration")
-    key = task.case.training.head, reference_items(task.case.batch_size)
-    reference = task.prepared.gradients.get(key, "none was made")
-    if isinstance(reference, GradientReference):
-        return reference
-    return Warning("unchecked-gradients", f"there is no reference: {reference}")
 
 
 def _check_gradients(
@@ -194,7 +184,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
     """
     if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
-        return f"the gradients are not finite{_NOT_FINITE.get(precision, '')}"
+        return f"the gradients are not finite{NOT_FINITE['gradients'].get(precision, '')}"
     least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
     notable = [name for name, norm in norms.items() if norm and (norm >= least or is_input(name))]
     wrong = [
@@ -290,12 +280,6 @@ def _exported(task: Task) -> list[Warning]:
         only = f"{shape} only, since with free sizes"
     reason = f"the graph is for {only} {why.salvage or why.reason}"
     return [Warning("static-graph", reason)]
-
-
-def _kept_float(task: Task) -> list[Warning]:
-    """The warning that a converter left operators in float32, by name."""
-    graph = task.prepared.onnx.get(graph_of(task.case))
-    return [Warning("kept-float", f"{graph.kept} stayed float32 between casts")] if graph and graph.kept else []
 
 
 def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:

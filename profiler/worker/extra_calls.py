@@ -38,7 +38,7 @@ def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, FirstCall
         check_inputs(task)
         if session is None:
             bench = open_bench(task, phases, report)
-        job = replace(make_job(task, phases.enter), engine=task.case.engine, keeps_free=True)
+        job = replace(make_job(task, phases.enter), keeps_free=True)
         moments.append(disturbance.Moment())
         start = time.perf_counter()
         if isinstance(session, Reshapable):

@@ -15,7 +15,6 @@ from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options, float_part
 from engines.host_memory import HostMeter
 from exporters.errors import sentence
-from exporters.onnx_export import Export
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
@@ -119,7 +118,13 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     if isinstance(bench.clock, CudaClock) and case.role is not Role.PROBE:
         result.samples |= bench.clock.time_copies(*copied)
     result.figures |= _least_work(task, sum(copied))
-    result.figures |= _set_up(graph, result, phases)
+    built = result.proof.build if result.proof else None
+    result.figures |= {
+        "export_s": graph.seconds if graph else None,
+        # Of an engine from a cache what building took when it was done.
+        "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
+        "load_s": phases.seconds.get(Phase.LOAD),
+    }
     if task.profile and result.status == "ok":
         bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
         phases.enter(Phase.PROFILE)
@@ -189,16 +194,6 @@ def _add_memory(case: Case, session: Session, device: DeviceMeter, result: Resul
     else:
         parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
         result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
-
-
-def _set_up(graph: Export | None, result: Result, phases: Phases) -> Figures:
-    """Seconds of the set-up; of an engine from a cache those that building took when it was done."""
-    built = result.proof.build if result.proof else None
-    return {
-        "export_s": graph.seconds if graph else None,
-        "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
-        "load_s": phases.seconds.get(Phase.LOAD),
-    }
 
 
 def _least_work(task: Task, copied_bytes: int) -> Figures:

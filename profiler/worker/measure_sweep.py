@@ -95,7 +95,7 @@ class _Process:
         bench = replace(self._bench, report=report, phases=phases)
         bench.clock.forget()
         phases.enter(Phase.LOAD)
-        job = replace(make_job(task, phases.enter, bench.device.read), engine=task.case.engine)
+        job = make_job(task, phases.enter, bench.device.read)
         rebatched = isinstance(self._session, Rebatchable)
         if isinstance(self._session, Rebatchable):
             self._session.rebatch(job)

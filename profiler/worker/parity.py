@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,15 @@ weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03,
 blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
+
+NOT_FINITE: Mapping[str, Mapping[str, str]] = {
+    "outputs": {"fp16": "; fp16 ends at 65,504, bf16 does not"},
+    "gradients": {
+        "amp-fp16": ", at any loss scale: training would skip every step",
+        "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
+    },
+}
+"""By what is not finite, and the precision, why that may be; goes behind the sentence that says so."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
         if difference.wrong is not None:
             if difference.doubts_reference:
                 return f"{difference.wrong}: {seeding}"
-            return difference.wrong + ("; fp16 ends at 65,504, bf16 does not" if precision == "fp16" else "")
+            return difference.wrong + NOT_FINITE["outputs"].get(precision, "")
     worst = max(differences, key=lambda difference: difference.error, default=Difference(0.0))
     what = f"relative L2 error {numbers.error(worst.error)}"
     if worst.exact:

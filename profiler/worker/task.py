@@ -176,18 +176,16 @@ def make_job(
     Of a sweep and its probes, whose batches are large, the items repeat those that the reference has.
     """
     case, prepared, graph = task.case, task.prepared, task.prepared.graph(task.case)
-    if case.role is Role.CELL:
-        inputs = seeded_inputs(prepared.specs, case.batch_size)
-    else:
-        inputs = seeded_inputs(prepared.specs, case.batch_size, REFERENCE_ITEMS)
+    distinct = None if case.role is Role.CELL else REFERENCE_ITEMS
     return Job(
+        engine=case.engine,
         source=case.source,
         pass_=case.pass_,
         precision=case.precision,
         batch_size=case.batch_size,
         device=case.device,
         options=ENGINES[case.engine].options(**case.options),
-        inputs=tuple(inputs),
+        inputs=tuple(seeded_inputs(prepared.specs, case.batch_size, distinct)),
         specs=prepared.specs,
         state=prepared.state,
         onnx=graph.path if graph else None,
