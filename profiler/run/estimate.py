@@ -53,30 +53,23 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class _Ended:
-    """A case of an earlier run: its seconds by phase, and what that run's `budget.seconds` were."""
-
-    case_id: CaseId
-    phases: Mapping[str, float]
-    sampled: float
-
-    def seconds(self, budget: Budget) -> float:
-        """What it would take with this budget: sampling may be as much longer or shorter as that is."""
-        before = sum(self.phases.get(phase, 0.0) for phase in _SAMPLING)
-        now = max(before + budget.seconds - self.sampled, min(before, _LEAST_SECONDS))
-        return sum(self.phases.values()) + now - before
-
-
-@dataclass(frozen=True)
 class _Run:
-    """An earlier run: the cases that it measured, and its seconds by phase before, between and after them."""
+    """An earlier run: the seconds by phase of its cases, and before, between and after them; its `budget.seconds`."""
 
-    cases: Sequence[_Ended]
+    cases: Mapping[CaseId, Mapping[str, float]]
     around: Mapping[str, float]
+    sampled: float
 
     @property
     def models(self) -> set[str]:
-        return {case.case_id.model for case in self.cases}
+        return {case_id.model for case_id in self.cases}
+
+    def seconds(self, case_id: CaseId, budget: Budget) -> float:
+        """What the case would take with this budget: sampling may be as much longer or shorter as that is."""
+        phases = self.cases[case_id]
+        before = sum(phases.get(phase, 0.0) for phase in _SAMPLING)
+        now = max(before + budget.seconds - self.sampled, min(before, _LEAST_SECONDS))
+        return sum(phases.values()) + now - before
 
 
 class Estimates:
@@ -85,20 +78,20 @@ class Estimates:
     def __init__(self, folder: Path, environment: Mapping[str, Any], budget: Budget) -> None:
         self._folder, self._budget = folder, budget
         self._runs = list(islice(_read(folder, environment), _RUNS))
-        self._alike: dict[tuple[str, str, Role], list[_Ended]] = {}
-        for case in (case for run in self._runs for case in run.cases):
-            self._alike.setdefault(_alike(case.case_id), []).append(case)
+        self._alike: dict[tuple[str, str, Role], list[tuple[CaseId, float]]] = {}
+        for run, case_id in ((each, case_id) for each in self._runs for case_id in each.cases):
+            self._alike.setdefault(_alike(case_id), []).append((case_id, run.seconds(case_id, budget)))
 
     def of(self, case: Case) -> Estimate:
         """What the case took in the latest run that had it, else the median of the nearest of its engine and pass."""
         alike = self._alike.get(_alike(case.id))
         if not alike:
             return Estimate(estimate_seconds(case, self._budget), Basis.GUESS)
-        least = min(_distance(case.id, each.case_id) for each in alike)
-        nearest = [each for each in alike if _distance(case.id, each.case_id) == least]
+        least = min(_distance(case.id, other) for other, _ in alike)
+        nearest = [seconds for other, seconds in alike if _distance(case.id, other) == least]
         if not any(least):
-            return Estimate(nearest[0].seconds(self._budget), Basis.EARLIER)
-        return Estimate(statistics.median(each.seconds(self._budget) for each in nearest), Basis.SIMILAR)
+            return Estimate(nearest[0], Basis.EARLIER)
+        return Estimate(statistics.median(nearest), Basis.SIMILAR)
 
     def total(self, cases: Sequence[Case]) -> float:
         """Seconds that a run of these cases takes, with what is done before and after them."""
@@ -155,4 +148,4 @@ def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
             continue
         ok = {case_id: each.phases for case_id, each in results.items() if each.status == "ok" and each.phases}
         if ok:
-            yield _Run([_Ended(case_id, phases, sampling) for case_id, phases in ok.items()], around)
+            yield _Run(ok, around, sampling)

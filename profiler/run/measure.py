@@ -61,18 +61,31 @@ def measure(
     used. A KeyboardInterrupt goes on, once what has been measured is written: its message names the folder, which is
     kept if it holds anything.
     """
-    most = cache_limit()
     axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
     job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
     job |= {"device": device, "replicates": replicates, "budget": budget or {}}
+    return _measured(model, inputs, name, job, quick, output, _console(progress))
+
+
+def _measured(
+    model: Any,
+    inputs: Any,
+    name: str | None,
+    job: Mapping[str, Any],
+    quick: bool,
+    output: str | Path | None,
+    console: Console,
+) -> tuple[pl.LazyFrame, pl.LazyFrame]:
+    """Run the job on the model, in a folder of its own."""
+    most = cache_limit()
     with _run_folder(output) as run:
         config = _config(model, inputs, name, run.path / "model", {**job, "output": run.path.parent})
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
         with leaving_no_trace(), writing(run.path), libraries() as facts:
             target = resolve_device(config.device, facts)
-            interrupted = run_job(run, config, target, facts, _console(progress), report=output is not None)
+            interrupted = run_job(run, config, target, facts, console, report=output is not None)
         trim(default_root(), most)
         if interrupted:
             raise KeyboardInterrupt

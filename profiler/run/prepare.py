@@ -25,7 +25,7 @@ from exporters.onnx_files import loops_of
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, CaseId, Role, file_name
+from profiler.job.case import Budget, Case, Role, file_name
 from profiler.job.config import Config
 from profiler.machine import Target
 from profiler.processes.messages import Outcome
@@ -69,14 +69,14 @@ def prepare(
     """
     runnable = [case for case in cases if case.unsupported is None]
     references, sources = models_of(runnable)
-    stages = Stages(sources, budget, logs, path, tick)
+    stages = Stages(sources, budget, logs, path, tick, cases=runnable)
     prepared = stages.models(gpu)
     for name, reference in references.items():
         prepared[name] = compared(name, prepared[name], reference.subject, prepared[reference.subject])
-    stages.exports(runnable, prepared)
+    stages.exports()
     # After the exports, which show what of a model reaches an output.
-    stages.costs(runnable, prepared)
-    stages.gradients(runnable, prepared)
+    stages.costs()
+    stages.gradients()
     return prepared
 
 
@@ -94,16 +94,16 @@ def prepare_graphs(
 
     `option` is what the user raises to give an export longer; None is the job's budget.
     """
-    sources = {case.subject: case.source for case in cases}
-    prepared = {name: Prepared(onnx=own_graphs(source)) for name, source in sources.items()}
-    Stages(sources, budget, logs, path, tick, option).exports(cases, prepared)
-    return prepared
+    stages = Stages({case.subject: case.source for case in cases}, budget, logs, path, tick, option, cases)
+    stages.prepared.update((name, Prepared(onnx=own_graphs(source))) for name, source in stages.sources.items())
+    stages.exports()
+    return stages.prepared
 
 
 @dataclass(frozen=True)
 class Stages:
     """The stages of preparing `sources`: the models by name, each shape of one by itself (`ModelSource.subject`). Each
-    runs a process a thing, side by side."""
+    runs a process a thing, side by side, and adds to what is `prepared`."""
 
     sources: dict[str, ModelSource]
     budget: Budget
@@ -111,8 +111,9 @@ class Stages:
     path: tuple[str, ...]
     tick: Tick
     option: str | None = None
-    states: dict[str, Path | None] = field(default_factory=dict)
-    """By model its weights in the cache, once they are made."""
+    cases: Sequence[Case] = ()
+    """Those that can run as far as the plan knows: what they need is prepared."""
+    prepared: dict[str, Prepared] = field(default_factory=dict)
 
     def models(self, gpu: str | None = None) -> dict[str, Prepared]:
         """Identities, input shapes, weights and reference outputs. Later stages go by the identities.
@@ -126,16 +127,13 @@ class Stages:
         beyond = [name for name in slow if not loops_of(self.sources[name])]
         again = self._run({name: self._model_call(name, ("cuda",), gpu) for name in beyond}, what)
         outcomes |= {name: outcome for name, outcome in again.items() if outcome.status == "ok"}
-        prepared = {
-            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": self._why(name, outcome)})
-            for name, outcome in outcomes.items()
-        }
-        for name, each in prepared.items():
+        for name, outcome in outcomes.items():
+            each = outcome.value if outcome.status == "ok" else Prepared(failures={"model": self._why(name, outcome)})
+            self.prepared[name] = each
             self.sources[name] = replace(self.sources[name], identity=each.identity)
-            self.states[name] = each.state
             for kind in each.rebuilt:
-                self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(prepared), len(prepared))
-        return prepared
+                self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(outcomes), len(outcomes))
+        return self.prepared
 
     def _why(self, name: str, outcome: Outcome) -> Outcome:
         spins = loops_of(self.sources[name]) if outcome.status == "timeout" else ()
@@ -156,65 +154,71 @@ class Stages:
             for name, outcome in self._run(calls, "models compared with the run's").items()
         }
 
-    def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+    def exports(self) -> None:
         """The graphs that the cases' engines need; int8's are made of fp32's."""
-        needed = dict.fromkeys(
-            (case.subject, graph_of(case))
-            for case in cases
-            if ENGINES[case.engine].needs == "onnx" and _lacks(prepared[case.subject], graph_of(case))
-        )
+        of_graphs = [case for case in self.cases if ENGINES[case.engine].needs == "onnx"]
+        needed = dict.fromkeys((c.subject, graph_of(c)) for c in of_graphs if self._lacks(c.subject, graph_of(c)))
         quantized = [key for key in needed if key[1] in PLACEMENTS]
         floats = [key for key in needed if key[1] not in PLACEMENTS]
-        floats += [(name, "fp32") for name, _ in quantized if _lacks(prepared[name], "fp32")]
-        self._export(dict.fromkeys(floats), prepared, "exports to ONNX")
-        self._export_by_shape(prepared)
-        self._export_by_batch(cases, prepared)
+        floats += [(name, "fp32") for name, _ in quantized if self._lacks(name, "fp32")]
+        self._export(dict.fromkeys(floats), "exports to ONNX")
+        self._export_by_shape()
+        self._export_by_batch(of_graphs)
         for name, graph in quantized:
-            if "fp32" in prepared[name].failures and static_graph("fp32") not in prepared[name].onnx:
-                _keep(prepared, name, graph, prepared[name].failures["fp32"])
-        ready = [(name, graph) for name, graph in quantized if graph not in prepared[name].failures]
-        self._export(ready, prepared, "graphs quantized to int8")
+            model = self.prepared[name]
+            if "fp32" in model.failures and static_graph("fp32") not in model.onnx:
+                self._keep(name, graph, model.failures["fp32"])
+        ready = [(name, graph) for name, graph in quantized if graph not in self.prepared[name].failures]
+        self._export(ready, "graphs quantized to int8")
 
-    def _export_by_shape(self, prepared: dict[str, Prepared]) -> None:
+    def _lacks(self, name: str, graph: str) -> bool:
+        model = self.prepared[name]
+        return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
+
+    def _keep(self, name: str, graph: str, outcome: Outcome) -> None:
+        """Put the graph that was made among the model's, or among its failures why there is none."""
+        old, made = self.prepared[name], outcome.status == "ok"
+        new = {"onnx": {**old.onnx, graph: outcome.value}} if made else {"failures": {**old.failures, graph: outcome}}
+        self.prepared[name] = replace(old, **new)
+
+    def _export_by_shape(self) -> None:
         """A graph a shape, of the models whose export with all sizes free failed."""
         calls: dict[tuple[str, str], Call] = {}
-        for name, model in prepared.items():
-            source = self.sources[name]
-            failures = model.failures.items()
+        for name, source in self.sources.items():
+            failures = self.prepared[name].failures.items()
             failed_ = [g for g, why in failures if why.status == "failed" and g not in ("model", *PLACEMENTS)]
             if failed_ and any(least < largest for least, largest in source.varied.values()) and not source.own_graph:
                 self.sources[name] = replace(source, varied={})
                 calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
         for (name, graph), outcome in self._run(calls, "exports to ONNX, each for a shape").items():
             if outcome.status != "ok":
-                tries = f"{prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
+                tries = f"{self.prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
                 outcome = replace(failed(outcome), reason=tries)
-            _keep(prepared, name, static_graph(graph) if outcome.status == "ok" else graph, outcome)
+            self._keep(name, static_graph(graph) if outcome.status == "ok" else graph, outcome)
 
-    def _export_by_batch(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+    def _export_by_batch(self, cases: Sequence[Case]) -> None:
         """A graph a batch size, of the models whose export with a free one failed."""
         needed = dict.fromkeys(
             (case.subject, graph_of(case), case.batch_size)
             for case in cases
-            if ENGINES[case.engine].needs == "onnx"
-            and case.role is Role.CELL
-            and prepared[case.subject].failures.get(graph_of(case), _OK).status == "failed"
-            and prepared[case.subject].graph(case) is None
+            if case.role is Role.CELL
+            and self.prepared[case.subject].failures.get(graph_of(case), _OK).status == "failed"
+            and self.prepared[case.subject].graph(case) is None
             and case.precision != "int8"
             and case.source.own_graph is None
         )
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
         for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
             if outcome.status != "ok":
-                outcome = _neither(name, graph, batch, prepared[name].failures[graph], failed(outcome))
-            _keep(prepared, name, static_graph(graph, batch), outcome)
+                outcome = _neither(name, graph, batch, self.prepared[name].failures[graph], failed(outcome))
+            self._keep(name, static_graph(graph, batch), outcome)
 
-    def _export(self, graphs: Iterable[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
+    def _export(self, graphs: Iterable[tuple[str, str]], what: str) -> None:
         """One process a model and graph; the shapes of a model share one, which is exported at the first of them."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
             # One that is for its own shape only is quantized at that.
-            own = name if static_graph("fp32") in prepared[name].onnx else self.sources[name].name
+            own = name if static_graph("fp32") in self.prepared[name].onnx else self.sources[name].name
             sharing.setdefault((own, graph), []).append(name)
         calls = {}
         for (_, graph), names in sharing.items():
@@ -222,7 +226,7 @@ class Stages:
             calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
-                _keep(prepared, name, graph, failed(outcome))
+                self._keep(name, graph, failed(outcome))
 
     def _is_calibrated(self, name: str) -> bool:
         """Whether the user's calibration data are of the model's shape."""
@@ -232,16 +236,16 @@ class Stages:
         except ModelError:
             return False
 
-    def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+    def costs(self) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
-        trained = {case.subject for case in cases if case.pass_ == "training"}
-        to_input, calls = _with_input_gradient(cases), dict[str, Call]()
-        for name in (name for name in self.sources if "model" not in prepared[name].failures):
-            arguments = prepared[name], name in trained, name in to_input
+        trained = {case.subject for case in self.cases if case.pass_ == "training"}
+        to_input, calls = self._to_input(), dict[str, Call]()
+        for name in (name for name in self.sources if "model" not in self.prepared[name].failures):
+            arguments = self.prepared[name], name in trained, name in to_input
             calls[name] = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
         for name, outcome in self._run(calls, "counts of FLOPs").items():
             cost: Cost = (outcome.value if outcome.status == "ok" else outcome.salvage) or Cost()
-            prepared[name] = replace(prepared[name], cost=cost)
+            self.prepared[name] = replace(self.prepared[name], cost=cost)
             call = calls[name]
             if outcome.status != "ok":
                 reason = f"ended after {call.timeout:g} s" if outcome.status == "timeout" else outcome.reason
@@ -253,24 +257,29 @@ class Stages:
                 what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {call.log}"
                 self.tick(what, len(calls), len(calls))
 
-    def gradients(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+    def gradients(self) -> None:
         """What the first training step gives; a model of which that cannot be had is measured all the same."""
         needed: dict[tuple[str, str, int], list[Case]] = {}
-        for case in cases:
-            if has_checked_gradients(case) and "model" not in prepared[case.subject].failures:
+        for case in self.cases:
+            if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:
                 key = case.subject, case.training.head, reference_items(case.batch_size)
                 needed.setdefault(key, []).append(case)
-        calls, to_input = {}, _with_input_gradient(cases)
+        calls, to_input = {}, self._to_input()
         for (name, head, items), own in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
-            arguments = prepared[name], head, items, name in to_input, precisions, batches
+            arguments = self.prepared[name], head, items, name in to_input, precisions, batches
             calls[name, head, items] = self._call(
                 "prepare_gradients", f"gradients-{name}-{head}-{items}", name, *arguments, most=_GRADIENT_SECONDS
             )
         for (name, head, items), outcome in self._run(calls, "reference gradients").items():
             why = f"{outcome.reason}{f'; see {calls[name, head, items].log}' if outcome.log else ''}"
-            gradients = {**prepared[name].gradients, (head, items): outcome.value if outcome.status == "ok" else why}
-            prepared[name] = replace(prepared[name], gradients=gradients)
+            known = self.prepared[name].gradients
+            gradients = {**known, (head, items): outcome.value if outcome.status == "ok" else why}
+            self.prepared[name] = replace(self.prepared[name], gradients=gradients)
+
+    def _to_input(self) -> set[str]:
+        """Models whose training goes on to the gradient of the input; a job says so of all of a model's cases."""
+        return {case.subject for case in self.cases if case.training.input_gradient}
 
     def _call(self, function: str, log: str, model: str, *arguments: object, most: float = math.inf) -> Call:
         """A call of a function of prepare_model.py, with the model's source, `arguments` and the cache's folder."""
@@ -296,12 +305,7 @@ class Stages:
 
     def _weights(self, call: Call) -> float | None:
         source = call.argument[0]
-        return weight_mib(source, self.states.get(source.subject))
-
-
-def _with_input_gradient(cases: Sequence[Case]) -> set[str]:
-    """Models whose training goes on to the gradient of the input; a job says so of all of a model's cases."""
-    return {case.subject for case in cases if case.training.input_gradient}
+        return weight_mib(source, self.prepared.get(source.subject, Prepared()).state)
 
 
 def failure(case: Case, prepared: Prepared) -> Outcome | None:
@@ -344,17 +348,6 @@ def _outputs(model: Prepared) -> str:
     return ", ".join(str(("batch", *shape[1:]) if shape else ()).replace("'", "") for shape in model.outputs)
 
 
-def _lacks(model: Prepared, graph: str) -> bool:
-    return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
-
-
-def _keep(prepared: dict[str, Prepared], model: str, graph: str, outcome: Outcome) -> None:
-    """Put the graph that was made among the model's, or among its failures why there is none."""
-    old, made = prepared[model], outcome.status == "ok"
-    new = {"onnx": {**old.onnx, graph: outcome.value}} if made else {"failures": {**old.failures, graph: outcome}}
-    prepared[model] = replace(old, **new)
-
-
 def _neither(name: str, graph: str, batch: int, free: Outcome, fixed: Outcome) -> Outcome:
     """How it ended that there is a graph neither for any batch nor for this one; the last try's log tells of both."""
     whys = [str(outcome.salvage or outcome.reason) for outcome in (free, fixed)]
@@ -385,7 +378,7 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
     Weights, references and graphs are kept in the profiler's cache; what an engine compiles where its own library
     keeps it, if that is one of `caches`.
     """
-    started, logs, path = time.monotonic(), default_root() / "logs", tuple(map(str, config.import_from))
+    started, logs, path = time.monotonic(), default_root() / "logs", config.path
     logs.mkdir(parents=True, exist_ok=True)
     runnable = [case for case in cases if case.unsupported is None]
     uuid = target.gpu.uuid if target.gpu else None
@@ -397,22 +390,17 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
         here = [case for case in ready if case.role is Role.CELL and case.python is None]
         kept = [case for case in here if ENGINES[case.engine].compile_cache in caches]
         tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in kept]
-        outcomes |= compile_ahead(tasks, path, display.preparing)
+        calls = {}
+        for task in tasks:
+            log = logs / f"compile-{task.case.id.file_name}.log"
+            limits, visible = (config.budget.timeout, config.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": uuid or ""}
+            calls[task.case.id] = Call("profiler.worker.prepare_model:open_ahead", task, log, *limits, visible, path)
+        weights = (weight_mib(task.case.source, task.prepared.state) for task in tasks)
+        outcomes |= side_by_side(calls, weights, display.preparing, "compilations")
     failed = {id_: outcome for id_, outcome in outcomes.items() if outcome is not None and outcome.status != "ok"}
     print_pairs(console, [(Text(f"  {id_}", "yellow"), Text(str(why.reason))) for id_, why in failed.items()])
     console.print(Text(_ahead_summary(runnable, len(failed), len(tasks), time.monotonic() - started)), soft_wrap=True)
     return int(bool(runnable) and len(failed) == len(runnable))
-
-
-def compile_ahead(tasks: Sequence[Task], path: tuple[str, ...], tick: Tick) -> dict[CaseId, Outcome]:
-    """Open the tasks' sessions side by side, for what their libraries then keep."""
-    calls = {}
-    for task in tasks:
-        log = default_root() / "logs" / f"compile-{task.case.id.file_name}.log"
-        limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-        calls[task.case.id] = Call("profiler.worker.prepare_model:open_ahead", task, log, *limits, visible, path)
-    weights = (weight_mib(task.case.source, task.prepared.state) for task in tasks)
-    return side_by_side(calls, weights, tick, "compilations")
 
 
 def _ahead_summary(cases: Sequence[Case], failed: int, compiled: int, seconds: float) -> str:
