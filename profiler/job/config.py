@@ -540,6 +540,11 @@ class Config(_Strict):
         return next((other for other in self.models if other.name == name), None)
 
     @property
+    def path(self) -> tuple[str, ...]:
+        """Where a process finds factories, in front of sys.path."""
+        return tuple(map(str, self.import_from))
+
+    @property
     def subjects(self) -> Sequence[ModelEntry | LayerEntry]:
         """What is measured: the models, or the layers."""
         return self.layers if self.kind == "layers" else self.models

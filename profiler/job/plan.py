@@ -138,14 +138,13 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, hardw
             engine, options, reason = _resolve(engine_entry, device)
             if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
                 continue  # What asks for this precision is a file that the engine does not take.
-            reason = reason or _untrainable(source, pass_)
-            reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
+            cannot = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
+            reason = reason or _untrainable(source, pass_) or cannot
             if ENGINES[engine].needs == "onnx":
                 reason = reason or not_made(source, precision)
             # What another interpreter lacks is asked where it may be started (profiler/run/interpreters.py).
-            lacking = [] if engine_entry.python else missing(ENGINES[engine], device, precision=precision)
-            if reason is None and lacking:
-                reason = explain(lacking)
+            if reason is None and not engine_entry.python:
+                reason = explain(missing(ENGINES[engine], device, precision=precision)) or None
             yield Case(
                 model=entry.name,
                 engine=engine,

@@ -119,18 +119,13 @@ def start_forkserver(log: Path) -> None:
     # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     _CONTEXT.set_forkserver_preload([PRELOADED])
-    _own_folder_for_sockets()
-    trees.adopt_orphans()  # Those of a forkserver that a model has ended.
-    _ensure_forkserver()
-
-
-def _own_folder_for_sockets() -> None:
-    """Have multiprocessing put its socket where the next run sweeps, if this process is killed."""
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if "tempdir" not in config:
+    if "tempdir" not in config:  # Where its socket is: the next run sweeps it, if this process is killed.
         folder = OwnFolder(for_sockets=True)
         config["tempdir"] = folder.path
         util.Finalize(None, folder.remove, exitpriority=-100)  # As multiprocessing's own: not in what is forked.
+    trees.adopt_orphans()  # Those of a forkserver that a model has ended.
+    _ensure_forkserver()
 
 
 def _ensure_forkserver() -> None:

@@ -124,7 +124,7 @@ def _source(
     config = without_foreign_code(alone, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
-    return source, tuple(map(str, config.import_from))
+    return source, config.path
 
 
 def _check_interpreter(config: Config, row: Mapping[str, Any]) -> None:

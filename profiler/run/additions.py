@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.base import Warning
-from engines.catalog import reference_of
+from engines.catalog import Training, reference_of
 from exporters.errors import cut
-from exporters.source import shape_words
 from profiler.job.case import Case, CaseId, Role
 from profiler.processes.messages import Outcome
 from profiler.results.result import Result
@@ -38,12 +37,11 @@ def walks(
     They are of the cases of the `plan` that are `waiting` or have been measured, up to the last of `chosen` that lacks
     its figure.
     """
-    found: dict[tuple[str, str], list[Case]] = {}
+    found: dict[tuple[CaseId, Training], list[Case]] = {}
     for case in plan:
         there = case.id in waiting or (case.id in journal and journal[case.id].status == "ok")
         if case.shape and case.role is Role.CELL and case.unsupported is None and there:
-            shape = "/".join(shape_words(case.shape))
-            found.setdefault((str(case.id).removesuffix(shape), case.model), []).append(case)
+            found.setdefault((replace(case.id, setting=""), case.training), []).append(case)
     lacking = {case.id for case in chosen} - timed(journal).keys()
     last = [max((n for n, case in enumerate(walk) if case.id in lacking), default=0) for walk in found.values()]
     return [walk[: n + 1] for walk, n in zip(found.values(), last, strict=True) if n]

@@ -83,9 +83,8 @@ class Start:
 
     def looks(self, cases: Sequence[Case]) -> dict[str, Look]:
         """What a look at the models of these cases finds, each in a process of its own."""
-        path = tuple(map(str, self.config.import_from))
         with open_display(self.console) as display:
-            return look_at_models(cases, self.config.budget, path, display.preparing)
+            return look_at_models(cases, self.config.budget, self.config.path, display.preparing)
 
     def runner(self, run: RunFolder, display: Display | None = None) -> Runner:
         """What measures into the run's folder; it shows its progress on the console where no display is given."""

@@ -51,7 +51,7 @@ def look_at_models(
     runnable, limit = [case for case in cases if case.unsupported is None], min(_SECONDS, budget.build_timeout)
     quantized = {case.subject for case in runnable if graph_of(case) in PLACEMENTS}
     references, sources = models_of(runnable)
-    unknown = {model: source for model, source in sources.items() if not _is_known(source)}
+    unknown = {model: each for model, each in sources.items() if not each.layer and each != ModelSource(each.name)}
     function = "profiler.worker.look_at_model:look_at_model"
     what = f"{_kinds(runnable, unknown)} looked at"
     with own_folder() as folder:
@@ -113,8 +113,7 @@ def _print_cases(console: Console, plan: Sequence[Planned], estimates: Estimates
             rows.append((str(case.id), estimate.seconds, str(estimate.basis), None))
         else:
             rows.append((str(case.id), None, None, f"{refusal[0]} ({reasons.index(refusal[1]) + 1})"))
-    shown = None if reasons else -1
-    print_table(console, of_rows("", fields[:shown], [row[:shown] for row in rows]))
+    print_table(console, of_rows("", fields, rows))
     if reasons:
         console.print()
         print_pairs(console, [(Text(f"({n})", style="yellow"), Text(text)) for n, text in enumerate(reasons, 1)], gap=1)
@@ -139,11 +138,6 @@ def _kinds(cases: Sequence[Case], subjects: Collection[str]) -> str:
     own = {case.subject: case.model for case in cases}
     shapes = len(own) > len(set(own.values()))
     return listed(["models", *["shapes"] * shapes, *["references"] * any(each not in own for each in subjects)])
-
-
-def _is_known(source: ModelSource) -> bool:
-    """Whether the source says all that a look at the model would show."""
-    return source.layer is not None or (source.kind == "canonical" and source == ModelSource(source.name))
 
 
 def _look(outcome: Outcome, as_in_a_run: bool) -> Look:

@@ -37,17 +37,16 @@ def with_interpreters(
             except Unusable as error:
                 raise config.error(str(error), "engines", number, "python") from None
             known[entry.python], interpreters[entry.label] = found, dict(found.facts)
-    checked = [_checked(case, known[case.python]) if case.python in known else case for case in plan]
+    checked = []
+    for case in plan:
+        lacking = known[case.python].lacking.get(_worker(case)) if case.python in known else None
+        why = case.unsupported or (f"{case.python}: {lacking}" if lacking else None)
+        checked.append(replace(case, unsupported=why))
     return checked, {"interpreters": interpreters} if known else {}
 
 
 def _worker(case: Case) -> str:
     return f"{case.engine} {case.precision}"
-
-
-def _checked(case: Case, interpreter: Interpreter) -> Case:
-    lacking = interpreter.lacking.get(_worker(case))
-    return replace(case, unsupported=case.unsupported or (f"{case.python}: {lacking}" if lacking else None))
 
 
 def print_interpreters(console: Console, environment: Mapping[str, Any]) -> None:

@@ -55,7 +55,6 @@ _FORM = "[name=]shape[:dtype[:values]], such as 3,224,224 or ids=128:int64:0,305
 class ModelJob:
     """A job as data: the keys that the command line gives; what it leaves open depends on the device."""
 
-    word: str
     given: Mapping[str, Any]
     fixed_batch: int | None = None
     typed: Mapping[Location, str] = field(default_factory=dict)
@@ -147,7 +146,7 @@ def model_job(word: str, options: Options) -> ModelJob:
     }
     said = {key: values for key, values in lists.items() if values is not None}
     job = {"models": [{k: str(v) if isinstance(v, Path) else v for k, v in entry.items()}], **said}
-    return ModelJob(word, job, fixed, {("models", 0): word, **_OPTIONS})
+    return ModelJob(job, fixed, {("models", 0): word, **_OPTIONS})
 
 
 def refuse_model_options(options: Options, what: str) -> None:
@@ -175,7 +174,7 @@ def write_job(config: Config, path: Path) -> None:
     usual = Budget()
     data["budget"] = {key: value for key, value in data["budget"].items() if value != getattr(usual, key)}
     if any("factory" in each for each in data["models"] if isinstance(each, dict)):
-        data["import_from"] = list(map(str, config.import_from))
+        data["import_from"] = list(config.path)
     here = relative_to(path.resolve().parent, data)
     said = {key: value for key, value in here.items() if value not in ({}, ["."])}
     text = yaml.safe_dump(said, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110)

@@ -74,8 +74,7 @@ def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: S
     measured = {case_id.model for case_id, result in run.results().items() if result.status == "ok"}
     compared = [case for case in cases if case.unsupported is None and case.model in measured]
     sources = {each.subject: each for case in compared for each in (case.reference, case.source) if each}
-    path = tuple(map(str, config.import_from))
-    stages = Stages(sources, config.budget, run.logs, path, tick)
+    stages = Stages(sources, config.budget, run.logs, config.path, tick)
     check_models(run, stages, f"--resume {folder}", "figures of two networks cannot be mixed in one table")
 
 

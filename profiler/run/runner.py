@@ -70,7 +70,6 @@ class Runner:
     ) -> None:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.plan, self.chosen, self.budget = plan, chosen, config.budget
-        self.path = tuple(map(str, config.import_from))
         self.wall = WallTime()
         self.earlier = {id_: result.phases for id_, result in run.results().items()}
         self.repeated: set[str] = set()
@@ -103,7 +102,7 @@ class Runner:
             quiet.begin()
             task = self._prepare(list(before.values()), searched, quiet, others)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                supervisor = Supervisor(self.run.logs, self.path, watcher, quiet, others)
+                supervisor = Supervisor(self.run.logs, self.config.path, watcher, quiet, others)
                 tasks = list(map(task, waiting))
                 self._measure_all(tasks, supervisor)
                 with self.wall.span("kernels"):
@@ -123,7 +122,7 @@ class Runner:
         probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
         with self.wall.span("prepare"):
             cases, tick = [*waiting, *probes], self.display.preparing
-            prepared = prepare(cases, self.budget, self.run.logs, self.path, tick, self._uuid)
+            prepared = prepare(cases, self.budget, self.run.logs, self.config.path, tick, self._uuid)
             self.run.write_models({name: one.identity for name, one in prepared.items() if one.identity})
             self._await(others)
         quiet.start()

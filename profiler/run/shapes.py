@@ -26,9 +26,8 @@ def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
     asking = [entry for entry in config.models if entry.shapes or (entry.shapes is None and config.shapes)]
     if not asking:
         return config
-    path = tuple(map(str, config.import_from))
     sources = [entry.source() for entry in asking]
-    known = dict(zip([entry.name for entry in asking], _dimensions(sources, path, tick), strict=True))
+    known = dict(zip([entry.name for entry in asking], _dimensions(sources, config.path, tick), strict=True))
     models, used = [], set()
     for number, entry in enumerate(config.models):
         if entry.name not in known:

@@ -86,9 +86,7 @@ def print_results(
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
     compared = [(key, group) for key, group in networks if key["role"] != Role.SWEEP]
-    judged = False
-    for key, group in compared:
-        judged |= _print_group(console, key, group, elsewhere(key))
+    judged = [_print_group(console, key, group, elsewhere(key)) for key, group in compared]
     if layers and not all(elsewhere({"model": name, "pass": "training", "setting": ""}) for name in layers):
         _print_layers(console, results)
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
@@ -103,10 +101,7 @@ def print_results(
     if text := disturbance_sentence(results, repeated):
         console.print(Text(f"\n{text}"))
     every = [line for _, group in compared for line in group]
-    notes = _notes(every, rough([sampling_seconds]), judged)
-    if any(line["tflops"] is not None for line in every):
-        notes += filter(None, [doubtful_roofs({"": roofs_disturbance})])
-    if notes:
+    if notes := _notes(every, rough([sampling_seconds]), any(judged), roofs_disturbance):
         console.print(Text("\n" + "\n".join(notes), style="dim"))
 
 
@@ -120,8 +115,8 @@ def _print_group(console: Console, key: Row, lines: Sequence[Row], elsewhere: bo
     return shown and not any("verdict" in each.columns for each in lost)
 
 
-def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
-    """What the intervals, the lack of them, first calls and, where `judged`, verdicts mean.
+def _notes(lines: Sequence[Row], doubt: str | None, judged: bool, roofs_disturbance: str | None) -> list[str]:
+    """What the intervals, the lack of them, first calls, shares of the peak and, where `judged`, verdicts mean.
 
     A `doubt` takes the place of the notes on intervals.
     """
@@ -136,6 +131,8 @@ def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
         notes.append(_VERDICTS)
     if any(line["first_call_ms"] is not None for line in lines):
         notes.append(FIRST_CALL)
+    if any(line["tflops"] is not None for line in lines):
+        notes += filter(None, [doubtful_roofs({"": roofs_disturbance})])
     return notes
 
 
