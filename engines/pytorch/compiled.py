@@ -43,10 +43,9 @@ class CompiledSession(EagerSession):
         job.phase(Phase.LOAD)
 
     def rebatch(self, job: Job[TorchOptions]) -> None:
-        """Compile again, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
+        """Compile again; what was compiled for the old shapes is freed before the new inputs are made."""
         self.call = self.model
-        torch._dynamo.reset()
-        counters.clear()
+        _forget_compiled()
         super().rebatch(job)
         self._compile()
         job.phase(Phase.LOAD)
@@ -84,7 +83,6 @@ class CompiledSession(EagerSession):
         if self.job.device == "cuda":
             iterations = record(lambda: self.run(ignore), "cuda").iterations
             return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
-        torch._dynamo.reset()
         with config.patch({"cpp.enable_kernel_profile": True}):
             self._compile()
             self.job.phase(Phase.PROFILE)
@@ -97,7 +95,7 @@ class CompiledSession(EagerSession):
 
     def _compile(self) -> None:
         self.job.phase(Phase.BUILD)
-        clear_compilation_metrics()
+        _forget_compiled()
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
 
         def next_step(*positional: Any, **keywords: Any) -> Any:
@@ -122,6 +120,13 @@ class CompiledSession(EagerSession):
             raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
         if self.job.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _forget_compiled() -> None:
+    """Drop what this process has compiled: of a function that was compiled eight times more, torch runs in eager."""
+    torch._dynamo.reset()
+    counters.clear()
+    clear_compilation_metrics()
 
 
 def _host_layers(iteration: Iteration) -> list[Layer]:

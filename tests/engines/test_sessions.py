@@ -14,6 +14,7 @@ import pytest
 import torch
 from able_engines import if_able
 from sessions import cache_beside, error, outputs, switches_put_back
+from torch._dynamo.utils import counters
 
 import engines
 from engines.base import Job, Session
@@ -197,6 +198,16 @@ def test_proof_of_compiled_counts_its_graphs(open_session: Open, engine: str) ->
     assert proof.details["compiled_graphs"] >= 1
     assert proof.graph_breaks == 0
     assert proof.cuda_graph is False
+
+
+@pytest.mark.parametrize("engine", [COMPILED])
+def test_what_a_process_has_compiled_before_keeps_no_session_from_being_compiled(
+    open_session: Open, engine: str
+) -> None:
+    with torch._dynamo.config.patch(recompile_limit=1):
+        open_session(engine)
+        counters.clear()
+        assert open_session(engine).proof().details["compiled_graphs"] == 1
 
 
 def test_no_call_of_ort_asks_for_an_option_that_is_not_set(open_session: Open) -> None:

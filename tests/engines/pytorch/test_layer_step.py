@@ -10,7 +10,6 @@ import pytest
 import torch
 from able_engines import if_able
 from sessions import switches_put_back
-from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import engines
@@ -99,8 +98,6 @@ def test_gradients_are_autograds(layer: Layer, options: dict[str, Any], open_lay
 @pytest.mark.parametrize("engine", [if_able("compiled")])
 @pytest.mark.parametrize("layer", [LAYERS["grouped"], LAYERS["linear-without-bias"]], ids=["grouped", "without-bias"])
 def test_each_part_is_compiled(layer: Layer, engine: str, open_layer: Open, cache: Cache) -> None:
-    torch._dynamo.reset()
-    counters.clear()
     session = open_layer(engine, layer)
     marks: list[str] = []
     session.run(marks.append)

@@ -77,7 +77,6 @@ def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job: Mak
 @pytest.mark.slow
 @needs("compiled")
 def test_the_compiler_takes_quantized_layers_whole(make_job: MakeJob) -> None:
-    torch._dynamo.reset()
     session = CompiledSession(make_job("int8", CompiledOptions()))
     proof = session.proof()
     assert (proof.graph_breaks, proof.graph_break_reasons) == (0, ())
