@@ -176,20 +176,17 @@ def batch_norm(
     eps: float,
 ) -> tuple[Array | None, ...]:
     """The output, two results for torch's own backward pass, and the new statistics."""
+    mean, var = old = running_mean, running_var
+    if training:
+        axes, exact = (0, *range(2, x.ndim)), _accumulated(x)
+        mean, var = exact.mean(axes), exact.var(axes)
+    out = batch_norm_by_statistics(x, weight, bias, mean, var, momentum, eps)
     if not training:
-        own = batch_norm_by_statistics(x, weight, bias, running_mean, running_var, momentum, eps)
-        return (*own, None, None, running_mean, running_var)
-    axes, shape = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
-    exact = _accumulated(x)
-    mean, var = exact.mean(axes), exact.var(axes)
-    out = _normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape)
+        return (*out, None, None, *old)
     items = x.size // x.shape[1]
     seen = (mean, var * (items / max(items - 1, 1)))
-    new = [
-        (1 - momentum) * old + momentum * s.astype(old.dtype)
-        for old, s in zip((running_mean, running_var), seen, strict=True)
-    ]
-    return (out, None, None, *new)
+    new = [(1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, seen, strict=True)]
+    return (*out, None, None, *new)
 
 
 def layer_norm(

@@ -1,7 +1,7 @@
 """Trace a torch module with torch.export, run its graph in JAX, and make the function of a training iteration of it:
 forward and backward pass, and the optimizer's step.
 
-A small interpreter and no dependency: the graph is walked once, while JAX traces it; what XLA compiles is all of it.
+No further dependency: torch.fx walks the graph once, while JAX traces it; what XLA compiles is all of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
 
 from engines.base import Array, Job, Unsupported
 from engines.catalog import Options
@@ -35,7 +34,7 @@ class Program:
     """A traced module: what it computes of its weights, buffers and inputs. `weights` and `buffers` are torch's tensors
     by name, one name for those that modules share."""
 
-    graph: torch.fx.Graph
+    module: torch.fx.GraphModule
     weights: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     trained: frozenset[str]
@@ -49,21 +48,13 @@ class Program:
     def __call__(self, weights: Mapping[str, Any], buffers: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
         """The list of outputs, and the buffers after the call."""
         given = iter(inputs)
-        arguments = iter(
+        arguments = [
             next(given) if kind is InputKind.USER_INPUT else weights[name] if name in weights else buffers[name]
             for kind, name in self.placeholders
-        )
-        values: dict[Node, Any] = {}
-
-        def of(thing: Any) -> Any:
-            return torch.fx.node.map_arg(thing, values.__getitem__)
-
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(arguments)
-            elif node.op == "call_function":
-                values[node] = OPERATORS[_name(node)](*of(node.args), **of(node.kwargs))
-        last = [of(result) for node in self.graph.nodes if node.op == "output" for result in node.args[0]]
+        ]
+        interpreter = _InJax(self.module)
+        interpreter.extra_traceback = False  # An error's own words are the row's reason.
+        last = interpreter.run(*arguments, enable_io_processing=False)
         outputs, changed = [], dict(buffers)
         for (kind, name), value in zip(self.results, last, strict=True):
             if kind is OutputKind.BUFFER_MUTATION:
@@ -71,6 +62,11 @@ class Program:
             elif value is not None:
                 outputs.append(value)
         return outputs, changed
+
+
+class _InJax(torch.fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return OPERATORS[_name(target)](*args, **kwargs)
 
 
 def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[TensorSpec] = ()) -> Program:
@@ -84,7 +80,7 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
         for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
             table.pop(packet)
         exported = torch.export.export(model, example).run_decompositions(table)
-    names_called = {_name(node) for node in exported.graph.nodes if node.op == "call_function"}
+    names_called = {_name(node.target) for node in exported.graph.nodes if node.op == "call_function"}
     if lacking := sorted(names_called - OPERATORS.keys()):
         raise Unsupported(f"not translated to JAX: {', '.join(lacking)}")
     signature, state = exported.graph_signature, {**exported.state_dict, **exported.constants}
@@ -97,7 +93,7 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
         elif spec.kind is not InputKind.USER_INPUT:
             buffers[spec.target] = state[spec.target]
     return Program(
-        exported.graph,
+        exported.graph_module,
         weights,
         buffers,
         frozenset(own[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
@@ -107,10 +103,10 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
     )
 
 
-def _name(node: Node) -> str:
+def _name(target: Any) -> str:
     """ATen's name of what a node calls; that of a function of Python's otherwise."""
-    schema: Any = getattr(node.target, "_schema", None)
-    return getattr(node.target, "__name__", "?") if schema is None else str(schema.name.removeprefix("aten::"))
+    schema: Any = getattr(target, "_schema", None)
+    return getattr(target, "__name__", "?") if schema is None else str(schema.name.removeprefix("aten::"))
 
 
 def make_step(

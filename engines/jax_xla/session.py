@@ -128,7 +128,7 @@ class JaxSession:
             device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
             compute_types=dict(seen.types),
             tf32=self.job.device == "cuda" and seen.below_float32 > 0,
-            details={"calls": dict(seen.calls), "operators": len(self.program.graph.nodes), **self._threads()},
+            details={"calls": dict(seen.calls), "operators": len(self.program.module.graph.nodes), **self._threads()},
         )
 
     def layers(self) -> list[Layer]:
