@@ -80,8 +80,15 @@ def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], ba
     """The cells of all other sides against the base, else against the first of `names`."""
     sides = {name: lines.filter(side=name).drop("side") for name in names}
     base = names[0] if base is None else base
-    others = [name for name in names if name != base]
-    return pl.concat(_pair(sides[base], sides[name], match, base, name) for name in others)
+    found = []
+    for name in [name for name in names if name != base]:
+        # Until the last step the base's columns have no suffix.
+        both = sides[base].join(
+            sides[name], on=match, how="full", suffix="_side", coalesce=True, maintain_order="left_right"
+        )
+        both = both.hstack(compared(both, side="_side")).with_columns(_differs(both.columns))
+        found.append(_named(both, base, name))
+    return pl.concat(found)
 
 
 def check_by(results: pl.LazyFrame | pl.DataFrame, by: str) -> None:
@@ -117,13 +124,6 @@ def _lines(rows: pl.DataFrame, cell: Sequence[str], common: pl.DataFrame) -> pl.
         kind_of_warning(pl.col("warnings").filter(measured).explode().drop_nulls()).unique().alias("warnings"),
     ]
     return sides(rows, ["side", *cell], common, *more)
-
-
-def _pair(base: pl.DataFrame, side: pl.DataFrame, match: Sequence[str], base_name: str, side_name: str) -> pl.DataFrame:
-    """The cells of two sides as a comparison; until the last step the base's columns have no suffix."""
-    both = base.join(side, on=match, how="full", suffix="_side", coalesce=True, maintain_order="left_right")
-    both = both.hstack(compared(both, side="_side")).with_columns(_differs(both.columns))
-    return _named(both, base_name, side_name)
 
 
 def _differs(columns: Sequence[str]) -> pl.Expr:

@@ -39,7 +39,7 @@ class Regression:
     base ran the cell, and it failed on the side. `perhaps`: the ratio lies beyond the limit, and that is not proven:
     there are not three processes a side, their interval reaches back over the limit, or other work disturbed either.
     `lost`: the base ran the cell, and the side lacks it or calls it unsupported. `unknown`: the ratio is within the
-    limit, and there is no interval, or other work disturbed either side.
+    limit, and there is no interval, or other work disturbed either side. A row that is judged `on_device` says so.
     """
 
     limit: float
@@ -80,8 +80,9 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
     """Judges the cells of `compare`, the worst first. Raises ConfigError where none of them can be judged."""
     # Of calls that no gate can hold there is no device time.
     on_device = (pl.col("interval") == BETWEEN) & pl.col("device_ratio_high").is_not_null()
-    ratio, high = (pl.when(on_device).then(f"device_{name}").otherwise(name) for name in ("ratio", "ratio_high"))
-    worst = cells.sort(ratio, nulls_last=True, maintain_order=True)
+    ratio, high = (pl.when("on_device").then(f"device_{name}").otherwise(name) for name in ("ratio", "ratio_high"))
+    worst = cells.with_columns(on_device=on_device.fill_null(value=False))
+    worst = worst.sort(ratio, nulls_last=True, maintain_order=True)
     beyond = 1 / (1 + limit)
     compared = worst.drop_nulls("ratio")
     ran = worst.filter(base_status="ok")
@@ -114,23 +115,17 @@ def _name(row: Row) -> str:
     return f"{row['side']}: {'/'.join(filter(None, parts))}"
 
 
-def _on_device(row: Row) -> bool:
-    return row["interval"] == BETWEEN and row["device_ratio_high"] is not None
-
-
 def _how_much(row: Row) -> str:
     """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"; from twice the time on "77× slower (…)"."""
-    within = row["interval"] == WITHIN
-    on_device = _on_device(row)
-    name = "device_ratio" if on_device else "ratio"
+    name = "device_ratio" if row["on_device"] else "ratio"
     middle = 1 / row[name]
     slower = times(middle, sign="× slower") if middle >= 2 else f"{percent(middle - 1, 1)} % slower"
     if row[f"{name}_high"] is None:
         return f"{slower}, without an interval"
     least, most = (1 / row[f"{name}{end}"] for end in ("_high", "_low"))
     ends = [times(end) if middle >= 2 else percent(end - 1, 1) for end in (least, most)]
-    clock = _CLOCKS[row["judged_on"]] if on_device else "latency"
-    kind = "within process" if within else f"between processes, on {clock}"
+    clock = _CLOCKS[row["judged_on"]] if row["on_device"] else "latency"
+    kind = "within process" if row["interval"] == WITHIN else f"between processes, on {clock}"
     return f"{slower} ({' to '.join(ends)}, {kind})"
 
 
@@ -144,7 +139,7 @@ def _why_perhaps(row: Row) -> str:
 
 def _why_unjudged(row: Row) -> str:
     """Both medians, since a disturbed cell has no factor, and why: "1 ms in a, 77 ms in b; either side was …"."""
-    clock = "device_ms" if _on_device(row) else "ms"
+    clock = "device_ms" if row["on_device"] else "ms"
     medians = (f"{milliseconds(row[f'{which}_{clock}'])} in {row[which]}" for which in ("base", "side"))
     return f"{', '.join(medians)}; {_why_unknown(row)}"
 

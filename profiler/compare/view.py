@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -102,17 +102,15 @@ def data(comparison: Comparison) -> dict[str, Any]:
     return {
         "base": comparison.base,
         "sides": [{"name": s.name, "runs": s.runs, "machine": s.machine, "rows": s.rows} for s in comparison.sides],
-        "totals": [{**_plain(total), "sentence": text} for total, text in zip(comparison.totals, texts, strict=True)],
+        "totals": [
+            {**{key.rstrip("_"): value for key, value in vars(total).items()}, **total.verdicts, "sentence": text}
+            for total, text in zip(comparison.totals, texts, strict=True)
+        ],
         "differences": list(comparison.differences),
         "regression": {"limit": regression.limit, **judged} if regression else None,
         "notes": list(comparison.notes),
         "cells": comparison.cells.to_dicts(),
     }
-
-
-def _plain(total: Total) -> dict[str, Any]:
-    values = {key.rstrip("_"): value for key, value in asdict(total).items()}
-    return {**values, **values.pop("verdicts")}
 
 
 def _sides(comparison: Comparison) -> Section:

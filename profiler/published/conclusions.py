@@ -16,6 +16,7 @@ import polars as pl
 from profiler.published import references, setups
 from profiler.published.studies import STUDIES
 from profiler.published.tables import LAYERS, layer_times
+from profiler.results.columns import place
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import DISTURBED
 from profiler.tables import numbers
@@ -140,8 +141,7 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
     Of one machine a network counts only where both clocks give the same ratio, within 5 %: elsewhere the host sets it.
     """
     rows = _one_each(times, [name, "network", *also])
-    places = {value: place for place, value in enumerate(rows[name].unique(maintain_order=True))}
-    rows = rows.with_columns(place=pl.col(name).replace_strict(places, return_dtype=pl.Int64))
+    rows = rows.with_columns(place=place(name, rows[name].unique(maintain_order=True)))
     pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
     ratio, measured = (pl.col(f"{ms}_2") / pl.col(ms) for ms in ("ms", "wall_ms"))
     same = pl.lit(value=True) if "machine" in also else pl.col("machine") == pl.col("machine_2")
@@ -247,9 +247,8 @@ def by_device(times: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def fastest(rows: pl.DataFrame) -> set[str]:
-    """The setup with the lowest geometric mean of times, among those that ran the most networks; none of no rows."""
-    means = rows.group_by("setup").agg(count=pl.col("network").n_unique(), mean=geometric_mean(pl.col("ms")))
-    return set(means.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1))
+    """The fastest setup of all; none of no rows."""
+    return set(setups.fastest(rows, "setup")["setup"])
 
 
 def best_published(times: pl.DataFrame) -> set[str]:

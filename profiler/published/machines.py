@@ -10,6 +10,7 @@ import polars as pl
 from profiler.published import references, setups
 from profiler.published.printed import NOTES, Printed, label, measure, money, rates
 from profiler.published.studies import STUDIES
+from profiler.results.columns import place
 from profiler.tables.numbers import compact, count, whole
 from profiler.tables.table import figure, words
 
@@ -128,7 +129,7 @@ def cost_table(name: str, own: pl.DataFrame, environments: Sequence[Mapping[str,
         pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null()),
         pl.col("model").is_in(list(names)) & ~pl.col("swept"),
     ).with_columns(joules_per_item=joules, kwh_per_million_items=joules * 1e6 / 3.6e6)
-    order = [references.place(name, "model"), "pass", "usd_per_million_items", "joules_per_item"]
+    order = [place("model", names), "pass", "usd_per_million_items", "joules_per_item"]
     ranked = known.sort(order, nulls_last=True)
     columns = [column for field in _COSTS for column in field.columns]
     frame = ranked.select(pl.col("model").replace(names).alias("network"), *columns, *NOTES, "kinds", ours=True)

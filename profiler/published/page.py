@@ -49,32 +49,26 @@ kept out; where not, {noun} whose time the host sets are named and do not count.
 Own machines and libraries come first. An own GPU and a CPU, or an own CPU and a GPU, are compared as machines only."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What `own` rows answer to all statements of a kind."""
-
-    heading: str
-    own: Callable[[Evidence], list[str]] = lambda _: []
-
-
-KINDS: Mapping[str, Kind] = {
-    "speed": Kind(_SPEED, answers.without_cudnn),
-    "order": Kind(_SPEED),
-    "network_speed": Kind(_NETWORKS, answers.networks_own),
-    "accuracy": Kind(_NETWORKS),
-    "best": Kind(_LIBRARIES, answers.fastest),
-    "framework": Kind(_LIBRARIES, answers.framework_own),
-    "best_per_layer": Kind(_LIBRARIES, answers.layers_own),
-    "memory": Kind(_MEMORY),
-    "fit": Kind(_MEMORY, answers.fit_own),
-    "support": Kind(_MEMORY, answers.support_own),
-    "memory_use": Kind(_MEMORY, answers.use_own),
-    "time_per_sample": Kind(_SWEEPS, answers.per_sample_own),
-    "ms_above_twice": Kind(_SWEEPS, answers.excess_own),
-    "curvature": Kind(_SWEEPS, answers.bend_own),
-    "best_gpu": Kind("Which card to buy"),
+Own = Callable[[Evidence], list[str]]
+"""Sentences that own rows give."""
+KINDS: Mapping[str, tuple[str, Sequence[Own]]] = {
+    "speed": (_SPEED, [answers.without_cudnn]),
+    "order": (_SPEED, []),
+    "network_speed": (_NETWORKS, [answers.networks_own]),
+    "accuracy": (_NETWORKS, []),
+    "best": (_LIBRARIES, [answers.fastest]),
+    "framework": (_LIBRARIES, [answers.fastest, answers.ran_everything]),
+    "best_per_layer": (_LIBRARIES, [answers.layers_own]),
+    "memory": (_MEMORY, []),
+    "fit": (_MEMORY, [answers.fit_own, answers.ran_everything]),
+    "support": (_MEMORY, [answers.support_own]),
+    "memory_use": (_MEMORY, [answers.use_own]),
+    "time_per_sample": (_SWEEPS, [answers.per_sample_own]),
+    "ms_above_twice": (_SWEEPS, [answers.excess_own]),
+    "curvature": (_SWEEPS, [answers.bend_own]),
+    "best_gpu": ("Which card to buy", []),
 }
-"""By the `kind` of references/conclusions.csv, in the order of their headings."""
+"""By the `kind` of references/conclusions.csv, in the order of their headings, what answers all statements of it."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,10 @@ class Group:
 def groups(evidence: Evidence) -> list[Group]:
     order, found = list(KINDS), []
     claims = sorted(references.claims(evidence.study), key=lambda claim: order.index(claim["kind"]))
-    for heading, of in groupby(claims, lambda claim: KINDS[claim["kind"]].heading):
+    for heading, of in groupby(claims, lambda claim: KINDS[claim["kind"]][0]):
         stated = list(of)
-        kinds = dict.fromkeys(claim["kind"] for claim in stated)
-        own = dict.fromkeys(sentence for kind in kinds for sentence in KINDS[kind].own(evidence))
-        found.append(Group(heading, stated, list(own)))
+        answering = dict.fromkeys(own for claim in stated for own in KINDS[claim["kind"]][1])
+        found.append(Group(heading, stated, list(dict.fromkeys(text for own in answering for text in own(evidence)))))
     return found
 
 
@@ -175,12 +168,12 @@ def _cheapest(base: pl.DataFrame, rows: pl.DataFrame) -> str:
     )
 
 
-def _of_kind(kind: str) -> Callable[[Evidence], list[str]]:
+def _of_kind(kind: str) -> Own:
     """What own rows answer to the study's statements of a kind; nothing where it makes none."""
-    return lambda evidence: KINDS[kind].own(evidence) if evidence.claims(kind) else []
+    return lambda evidence: [text for own in KINDS[kind][1] for text in own(evidence)] if evidence.claims(kind) else []
 
 
-HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
+HEADLINES: Sequence[Own] = (
     machines,
     fastest,
     own_machines,
@@ -220,7 +213,7 @@ def show(console: Console, evidence: Evidence) -> None:
         _heading(console, "Conclusions")
     for number, sentence in enumerate(first, start=1):
         console.print(Text(f"{number}. {sentence.replace('**', '')}"))
-    if counts := _counts(groups(evidence)):
+    if counts := _counts(references.claims(evidence.study)):
         _heading(console, STATEMENTS)
         console.print(Text(f"{counts} conclusions.md has each of them."))
 
@@ -232,11 +225,11 @@ def _heading(console: Console, text: str) -> None:
 
 def _statements(found: Sequence[Group]) -> list[str]:
     """Its statements by heading, each with its verdict, and then what own rows say."""
-    counts = _counts(found)
-    if not counts:
+    claims = [claim for group in found for claim in group.claims]
+    if not claims:
         return []
-    in_part = any(claim["verdict"] == Outcome.IN_PART for group in found for claim in group.claims)
-    parts = [f"## {STATEMENTS}", f"{counts}\n{_IN_PART}" if in_part else counts]
+    in_part = any(claim["verdict"] == Outcome.IN_PART for claim in claims)
+    parts = [f"## {STATEMENTS}", f"{_counts(claims)}\n{_IN_PART}" if in_part else _counts(claims)]
     for group in found:
         parts += [f"### {group.heading}", _bullets(list(map(sentence, group.claims)))]
         if group.own:
@@ -249,9 +242,9 @@ def sentence(claim: Claim) -> str:
     return f"**{claim['verdict']}**: {claim['statement']}. {claim['answer']}"
 
 
-def _counts(found: Sequence[Group]) -> str:
+def _counts(claims: Sequence[Claim]) -> str:
     """How many statements have which verdict, in a sentence; empty without any."""
-    verdicts = Counter(claim["verdict"] for group in found for claim in group.claims)
+    verdicts = Counter(claim["verdict"] for claim in claims)
     counts = [f"{verdicts[which]} {words[verdicts[which] > 1]}" for which, words in _COUNTED.items() if verdicts[which]]
     return f"Of {counted(verdicts.total(), 'statement')}, {listed(counts)}." if counts else ""
 

@@ -22,6 +22,7 @@ from profiler.published.studies import PASSES, STUDIES
 from profiler.published.tables import layer_times
 from profiler.report import palette
 from profiler.report.chart_specs import Spec
+from profiler.results.columns import place
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import compact, listed
@@ -180,13 +181,8 @@ def _published(study: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _best_of_each_precision(rows: pl.DataFrame) -> pl.DataFrame:
     """Of each machine and precision the preset with the lowest mean of times among those that ran the most networks."""
-    keys = ["machine", "precision"]
-    means = {"count": pl.col("network").n_unique(), "mean": geometric_mean(pl.col("ms"))}
-    ranked = rows.drop_nulls("ms").group_by(*keys, "short", maintain_order=True).agg(**means)
-    best = ranked.sort("count", "mean", "short", descending=[True, False, False]).unique(
-        keys, keep="first", maintain_order=True
-    )
-    return rows.join(best, on=[*keys, "short"], how="semi", maintain_order="left")
+    best = setups.fastest(rows, "short", "machine", "precision")
+    return rows.join(best, on=["machine", "precision", "short"], how="semi", maintain_order="left")
 
 
 def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
@@ -305,8 +301,7 @@ def _labels(points: pl.DataFrame) -> tuple[Rows, tuple[float, float]]:
 def _names(rows: pl.DataFrame) -> tuple[list[str], list[str]]:
     """The names of our rows, by precision, and of the published ones."""
     own = rows.filter("ours").unique("name", keep="first", maintain_order=True)
-    order = {precision: place for place, precision in enumerate(PRECISIONS)}
-    own = own.sort(pl.col("precision").replace_strict(order, default=None), "name")
+    own = own.sort(place("precision", PRECISIONS), "name")
     return own["name"].to_list(), rows.filter(~pl.col("ours"))["name"].unique(maintain_order=True).to_list()
 
 

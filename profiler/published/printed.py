@@ -59,14 +59,12 @@ class Printed:
     def _best(self, rows: pl.DataFrame) -> dict[str, list[bool]]:
         """By contested column which of its figures is the lowest of several."""
         names = [field.columns[0] for field in self.fields if field.contested]
-        figures = rows.select(*names, contest=self.contest)
-        several = (pl.col(name).count().over("contest") > 1 for name in names)
-        lowest = (pl.col(name) == pl.col(name).min().over("contest") for name in names)
-        known = pl.col("contest").is_not_null()
-        best = figures.select(
-            (low & some & known).fill_null(value=False) for low, some in zip(lowest, several, strict=True)
-        )
-        return best.to_dict(as_series=False)
+
+        def best(name: str) -> pl.Expr:
+            lowest, several = pl.col(name).min().over("contest"), pl.col(name).count().over("contest") > 1
+            return ((pl.col(name) == lowest) & several & pl.col("contest").is_not_null()).fill_null(value=False)
+
+        return rows.select(*names, contest=self.contest).select(map(best, names)).to_dict(as_series=False)
 
     def markdown(self, pictures: Sequence[str] = ()) -> str:
         """Headings, the note, pictures as paragraphs, and tables; rows of ours are marked."""

@@ -206,12 +206,6 @@ def network_names(study: str) -> dict[str, str]:
     return names
 
 
-def place(study: str, column: str) -> pl.Expr:
-    """The place of the network that `column` names in the study's printed order."""
-    order = {name: number for number, name in enumerate(network_names(study))}
-    return pl.col(column).replace_strict(order, return_dtype=pl.Int64)
-
-
 def _rows(study: str) -> pl.DataFrame:
     """A study's file, one row a network, machine and library, with a column a pass and all columns of _ROW."""
     frame = read(study)

@@ -15,13 +15,15 @@ from engines.catalog import known
 from profiler.job.case import Role
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
+from profiler.results.columns import place
 from profiler.results.replicates import OK, OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
 from profiler.results.run_files import json_object
+from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import HOST_BOUND, qualifying
 from profiler.tables.numbers import natural
 
 _FIGURES = [
-    *("latency_ms", "forward_ms", "backward_ms", "gpu_ms", "samples", "throughput"),
+    *("latency_ms", "forward_ms", "backward_ms", "gpu_ms", "samples", "throughput", "peak_memory_mib"),
     *("usd_per_million_items", "items_per_usd", "energy_mj_per_item", "status", "reason", "warnings"),
 ]
 _KEYS = [
@@ -47,10 +49,9 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     rows = without_probes(results)
     names = [(software(row, row["variant"]), software(row), ending(row)) for row in rows.iter_rows(named=True)]
     named = pl.DataFrame(names, schema=dict.fromkeys(("software", "runtime", "ending"), pl.String), orient="row")
-    on_cpu = pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))
     labelled = rows.with_columns(
         *named.get_columns(),
-        machine=pl.coalesce("machine", "gpu", on_cpu),
+        machine=pl.coalesce("machine", "gpu", pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))),
         model=pl.coalesce("network", "model"),
         model_kind=pl.col("model_kind").fill_null("canonical"),
         swept=pl.col("role") == Role.SWEEP,
@@ -58,7 +59,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         to_image=pl.col("input_gradient").fill_null(False),
     )
     brief, kinds = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then("status"), pl.col("warnings")
-    cells = merge(labelled, _KEYS, _FIGURES, **_ends()).with_columns(
+    cells = merge(labelled, _KEYS, _FIGURES, **_ends())
+    return cells.with_columns(
         library=pl.format("{}{}", "software", "ending"),
         runtime=pl.format("{}{}", "runtime", "ending"),
         note=pl.coalesce(why_not(), marks(kinds)),
@@ -68,8 +70,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         # The device cannot take longer than the call.
         judged_ms=pl.min_horizontal("gpu_ms", "latency_ms"),
         host_set=kinds.list.contains(HOST_BOUND) & pl.col("gpu_ms").is_null(),
-    )
-    return cells.drop("warnings").with_columns(setup=pl.format("{} with {}", "machine", "library"))
+        setup=pl.format("{} with {}{}", "machine", "software", "ending"),
+    ).drop("warnings")
 
 
 def network_cells(results: pl.DataFrame) -> pl.DataFrame:
@@ -116,7 +118,7 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
     rows = pl.concat([published, both.with_columns(swept=pl.lit(False)), mine.select(shared)], how="diagonal")
     return rows.with_columns(
         per_item_ms=pl.col("total_ms") / pl.col("batch_size"), published_network=pl.col("network").replace_strict(names)
-    ).sort(references.place(name, "network"), maintain_order=True)
+    ).sort(place("network", names), maintain_order=True)
 
 
 def of_study(name: str, own: pl.DataFrame) -> pl.DataFrame:
@@ -159,11 +161,9 @@ def counterpart(variants: Sequence[str]) -> pl.Expr:
 
     On a machine that has none of them it is what speed-ups are relative to.
     """
-    places = {variant: place for place, variant in enumerate(variants)}
-    place = pl.col("variant").replace_strict(places, default=None, return_dtype=pl.Int64)
-    place = pl.when(precision="fp32").then(place)
-    first = place.filter(pl.col("status") == "ok").min().over("machine", "device", "pass")
-    return pl.coalesce((place == first).fill_null(value=False) | first.is_null() & pl.col("is_base"), False)
+    rank = pl.when(pl.col("variant").is_in(variants), precision="fp32").then(place("variant", variants))
+    first = rank.filter(pl.col("status") == "ok").min().over("machine", "device", "pass")
+    return pl.coalesce((rank == first).fill_null(value=False) | first.is_null() & pl.col("is_base"), False)
 
 
 def one_each(rows: pl.DataFrame, by_release: bool, name: str = "machine") -> pl.DataFrame:
@@ -176,6 +176,14 @@ def one_each(rows: pl.DataFrame, by_release: bool, name: str = "machine") -> pl.
     order = release if by_release else pl.col("ms")
     ordered = rows.drop_nulls("ms").sort(order, descending=by_release, maintain_order=True)
     return ordered.unique([name, "network"], keep="first", maintain_order=True)
+
+
+def fastest(rows: pl.DataFrame, name: str, *within: str) -> pl.DataFrame:
+    """Of each of `within` the value of `name` with the lowest geometric mean of times, of those with most networks."""
+    figures = {"count": pl.col("network").n_unique(), "mean": geometric_mean(pl.col("ms"))}
+    means = rows.drop_nulls("ms").group_by(*within, name).agg(**figures)
+    ranked = means.sort("count", "mean", name, descending=[True, False, False])
+    return ranked.unique(within, keep="first", maintain_order=True) if within else ranked.head(1)
 
 
 def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:

@@ -28,6 +28,7 @@ from profiler.published.printed import (
     per_image,
 )
 from profiler.published.studies import STUDIES, Study
+from profiler.results.columns import place
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import spread, whole, words
@@ -94,29 +95,25 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     columns = ["setup", "machine", "software", "ending", "called", "implementation", "device"]
     columns += ["network", "published_network", "library", "precision", "batch_size", "total_ms"]
     keys = ["machine", "library", "implementation", "batch_size"]
-    passes = references.layers().filter(
-        pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"
-    )
-    both = passes.unpivot(LAYERS, index=["table", *keys], variable_name="layer").group_by(
-        *keys, "layer", maintain_order=True
-    )
+    of_both = pl.col("table").is_in(["forward", "backward"])
+    passes = references.layers().filter(of_both, pl.col("library") != "cherry-picking")
+    long = passes.unpivot(LAYERS, index=["table", *keys], variable_name="layer")
+    total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
     called = pl.format("{} ({})", "library", "implementation")
-    published = both.agg(
-        pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first().alias("total_ms")
-    ).with_columns(
-        setup=pl.format("{} with {}", "machine", called),
-        software=called,
-        ending=pl.lit(""),
-        called=called,
-        device=pl.lit("cuda"),
-        ours=pl.lit(False),
-        counterpart=pl.lit(False),
+    published = long.group_by(*keys, "layer", maintain_order=True).agg(total_ms=total)
+    published = published.with_columns(
+        called=called, setup=pl.format("{} with {}", "machine", called), device=pl.lit("cuda"), ours=pl.lit(False)
     )
-    rows = pl.concat([published, _own(results)], how="diagonal_relaxed")
-    rows = rows.with_columns(network="layer", published_network="layer", ms=pl.col("total_ms") / pl.col("batch_size"))
-    rows = rows.with_columns(wall_ms="ms")
+    per_image = pl.col("total_ms") / pl.col("batch_size")
+    rows = pl.concat([published, _own(results)], how="diagonal_relaxed").with_columns(
+        pl.coalesce("software", "called"),
+        pl.col("ending").fill_null(""),
+        pl.col("counterpart").fill_null(value=False),
+        network="layer",
+        published_network="layer",
+    )
     host_set = pl.col("kinds").list.contains(HOST_BOUND).fill_null(value=False)
-    return rows.select(*columns, "ms", "wall_ms", "ours", "counterpart", "disturbed", host_set=host_set)
+    return rows.select(*columns, "ours", "counterpart", "disturbed", ms=per_image, wall_ms=per_image, host_set=host_set)
 
 
 def _own(results: pl.DataFrame) -> pl.DataFrame:
@@ -136,11 +133,8 @@ def _own(results: pl.DataFrame) -> pl.DataFrame:
     best = best.with_columns(
         library=called,
         called=called,
-        software=called,
-        ending=pl.lit(""),
         setup=pl.format("{}, {}", "machine", called),
         variant=pl.lit("best per layer"),
-        counterpart=pl.lit(False),
     )
     both = pl.concat([named, best], how="diagonal")
     return both.with_columns(implementation=pl.col("variant"), ours=pl.lit(True))
@@ -187,8 +181,7 @@ def _breakdown(mine: pl.DataFrame) -> Printed:
     published = references.layers().with_columns(ours=pl.lit(False))
     both = pl.concat([published, wide], how="diagonal_relaxed")
     ranked = setups.ranked(both, "total", "table")
-    order = {table: number for number, table in enumerate(_LAYER_SECTIONS)}
-    frame = ranked.sort(pl.col("table").replace_strict(order), maintain_order=True)
+    frame = ranked.sort(place("table", _LAYER_SECTIONS), maintain_order=True)
     frame = frame.with_columns(section=pl.col("table").replace_strict(_LAYER_SECTIONS))
     times = [*(milliseconds(layer, layer) for layer in LAYERS), milliseconds("total", "Total")]
     title = "L1 to L5, by pass (ms)"
@@ -268,7 +261,7 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
     rows = setups.network_times(name, own).filter(pl.col("pass") == "training", ~pl.col("swept"))
     inner = ["pass", "swept", "software", "ending", "judged_ms", "host_set"]
     frame = setups.ranked(rows.drop(inner), "total_ms", "network")
-    frame = frame.sort(references.place(name, "network"), maintain_order=True)
+    frame = frame.sort(place("network", references.network_names(name)), maintain_order=True)
     links = {"implementation": "url"}
     fields = [
         milliseconds(column, heading) if column.endswith("_ms") else label(column, heading, links.get(column, ""))

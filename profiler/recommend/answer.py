@@ -18,7 +18,7 @@ from profiler.results.set_up import PARTS, Part, parts_of
 from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
-from profiler.tables.numbers import count, counted, listed, products, rounded, seconds, significant, span
+from profiler.tables.numbers import count, counted, grouped, listed, products, rounded, seconds, significant, span
 
 _AIMS = {
     "latency": "lowest latency per call",
@@ -272,11 +272,8 @@ def _close(choice: Candidate, limit: Limit) -> str:
 
 def _unmeasured(found: Recommendation) -> list[tuple[str, str]]:
     """Each reason once, and what it holds for."""
-    groups: dict[str, list[Candidate]] = {}
-    for loser in found.losers:
-        if loser.why == "unmeasured":
-            groups.setdefault(loser.candidate.unmeasured[0], []).append(loser.candidate)
-    return [(why, _briefly(group)) for why, group in groups.items()]
+    lost = [loser.candidate for loser in found.losers if loser.why == "unmeasured"]
+    return [(why, _briefly(group)) for why, group in grouped((one.unmeasured[0], one) for one in lost).items()]
 
 
 def _briefly(group: Sequence[Candidate]) -> str:
@@ -308,13 +305,8 @@ def _sources(found: Recommendation) -> list[str]:
 
 def _left_out(candidates: Sequence[Candidate]) -> list[str]:
     """The runs of which some candidates' figures do not count, and whose."""
-    groups: dict[str, list[str]] = {}
-    for candidate in candidates:
-        for run_id in candidate.left_out:
-            groups.setdefault(run_id, []).append(candidate.name)
-    return [
-        f"Disturbed in run {run_id}, so only other runs count: {'; '.join(names)}." for run_id, names in groups.items()
-    ]
+    names = grouped((run_id, candidate.name) for candidate in candidates for run_id in candidate.left_out)
+    return [f"Disturbed in run {run_id}, so only other runs count: {'; '.join(of)}." for run_id, of in names.items()]
 
 
 def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:

@@ -14,7 +14,7 @@ import polars as pl
 from engines.catalog import EIGHT_BITS
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, DERIVED, Group, columns, kind_of_warning, names
-from profiler.results.replicates import OK, by_throughput_ms, disturbed, merge, why_not
+from profiler.results.replicates import OK, by_throughput_ms, disturbed, merge, ranked, why_not
 from profiler.results.set_up import set_up
 from profiler.results.warning_kinds import without_factor
 
@@ -82,12 +82,8 @@ class Candidate:
 
     def ranked(self, figure: str) -> float:
         """What it is ranked by: its figure, or where latency and throughput contradict each other the worse of them."""
-        value, ms = self.figures[figure], self.row["by_throughput_ms"]
-        worse: dict[str, float] = {}
-        if ms is not None:
-            latency = self.figures["latency_ms"]
-            worse = {"latency_ms": max(latency, ms), "throughput": 1000 * self.row["batch_size"] / max(latency, ms)}
-        return worse.get(figure, value)
+        worse = self.row.get(f"ranked {figure}") if self.row["by_throughput_ms"] else None
+        return self.figures[figure] if worse is None else float(worse)
 
     @property
     def seconds_per_item(self) -> float | None:
@@ -112,7 +108,8 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
     lists["unmeasured"] = why_not().drop_nulls()
     rows = _without_disturbed_runs(rows)
     merged = merge(rows, _KEY, [name for name in rows.columns if name not in _KEY], **lists)
-    merged = merged.with_columns(by_throughput_ms=by_throughput_ms())
+    worse = {f"ranked {figure}": value for figure, value in ranked().items()}
+    merged = merged.with_columns(by_throughput_ms=by_throughput_ms(), **worse)
     return _with_unique_names([_candidate(row) for row in merged.to_dicts()])
 
 

@@ -104,11 +104,6 @@ def speedups(domains: Domains) -> Spec:
     return finished(alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), dot))
 
 
-def over_batches(domains: Domains, field: str, title: str) -> Spec:
-    """A field against the batch size, a line for each configuration."""
-    return over(domains, domains.batches, ("batch_size", "Batch size"), "lines", field, title)
-
-
 def over(domains: Domains, every: Sequence[int], axis: Tip, data: str, field: str, title: str) -> Spec:
     """A field against sizes, a line for each configuration; `data` names its rows, `axis` has the sizes' field."""
     values, (name, named) = list(every), axis
@@ -172,23 +167,15 @@ def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total
 
 def roofline(domains: Domains) -> Spec:
     """The rate of each configuration against its FLOPs per byte, below the roofs."""
-    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**_roofed("tflops", "TFLOP/s")))
+    x, y = alt.X(**_roofed("intensity", "FLOPs per byte moved")), alt.Y(**_roofed("tflops", "TFLOP/s"))
+    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=x, y=y)
     roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
     name = (
         roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3).encode(text="label:N")
     )
     tips = _tips(("tflops", "TFLOP/s"), ("intensity", "FLOPs a byte"), ("fraction_of_peak", "Of the roof"))
-    dots = (
-        alt.Chart(_LINES)
-        .mark_point()
-        .encode(
-            x=_intensity(),
-            y=alt.Y(**_roofed("tflops", "TFLOP/s")),
-            color=_engine(domains),
-            shape=_precision(domains),
-            tooltip=tips,
-        )
-    )
+    dots = alt.Chart(_LINES).mark_point()
+    dots = dots.encode(x=x, y=y, color=_engine(domains), shape=_precision(domains), tooltip=tips)
     return finished(alt.layer(roof, name, _doubted(dots, domains)).properties(height=_HEIGHT))
 
 
@@ -303,10 +290,6 @@ def _speedup(domains: Domains, *more: str) -> alt.X:
     """The axis of speed-ups, whose range has the base's own, 1, in it."""
     title = f"Speed-up over {domains.base}, ×"
     return alt.X(**_log("speedup", title, "[1, 1]", *map(_range, ("speedup", *more))))
-
-
-def _intensity() -> alt.X:
-    return alt.X(**_roofed("intensity", "FLOPs per byte moved"))
 
 
 def _roofed(field: str, title: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from profiler.job.case import settings
 from profiler.report import chart_specs as specs
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
-from profiler.report.data import CONFIGURATION_KEY, SWEEP, Data, place
+from profiler.report.data import CONFIGURATION_KEY, SWEEP, Data
+from profiler.results.columns import place
 from profiler.results.speedups import certain
 from profiler.tables.numbers import natural
 
@@ -84,8 +85,9 @@ def make(domains: Domains) -> dict[str, Chart]:
     sizes = {**_MODEL, "batch_size": 3}
     steps = {**sizes, "extra": 1}
     node = {**_ONE, "precision": 1, "batch_size": -1}
-    latency = partial(specs.over_batches, domains, "latency_ms", "Latency, ms")
-    item = partial(specs.over_batches, domains, "item_ms", "Time per item, ms")
+    over_batches = partial(specs.over, domains, domains.batches, ("batch_size", "Batch size"), "lines")
+    latency = partial(over_batches, "latency_ms", "Latency, ms")
+    item = partial(over_batches, "item_ms", "Time per item, ms")
     each = f"Speed-up of each model{', shape' * bool(domains.dimensions)} and batch size"
     charts = [
         Chart("overview", each, partial(specs.overview, domains), ["speedup", "why"], _SUBJECTS, _ROW),
@@ -196,24 +198,18 @@ def dimensions(configurations: pl.DataFrame) -> dict[str, list[int]]:
 
 
 def by_size(configurations: pl.DataFrame) -> dict[str, list[Row]]:
-    """By dimension of several sizes the rows that have it."""
-    return {name: _at_sizes(configurations, name) for name in dimensions(configurations)}
-
-
-def _at_sizes(configurations: pl.DataFrame, dimension: str) -> list[Row]:
-    """The rows that have that dimension, with its `size`, and the `rest` of what distinguishes their cases.
+    """By dimension of several sizes the rows that have it, with its `size`, and the `rest` of what tells them apart.
 
     They have no shape: whichever a reader chooses, the curve goes over all of them.
     """
-    found: list[Row] = []
+    found: dict[str, list[Row]] = {name: [] for name in dimensions(configurations)}
     columns = [name for name in _DRAWN_OVER_SIZES if name in configurations.columns]
     for row in configurations.select(*columns, "extra").iter_rows(named=True):
-        words = (row.pop("extra") or "").split("/")
-        own = [word for word in words if word.partition("=")[0] == dimension]
-        if own:
-            rest = "/".join(word for word in words if word not in own)
-            found.append({**row, "size": int(own[0].partition("=")[2]), "rest": rest})
-    return sorted(found, key=lambda row: natural(row["rest"]))
+        sizes = settings(row.pop("extra") or "")
+        for name in found.keys() & sizes:
+            rest = "/".join(f"{key}={value}" for key, value in sizes.items() if key != name)
+            found[name].append({**row, "size": int(sizes[name]), "rest": rest})
+    return {name: sorted(rows, key=lambda row: natural(row["rest"])) for name, rows in found.items()}
 
 
 def domains(configurations: pl.DataFrame) -> Domains:

@@ -5,7 +5,7 @@ Of raw samples nothing is read but those of the configurations that are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from engines.catalog import EIGHT_BITS, ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.errors import PROGRAM
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
-from profiler.results.columns import SAMPLES, parts
+from profiler.results.columns import SAMPLES, parts, place
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import (
@@ -106,8 +106,7 @@ def gather(
     named = results.with_columns(run=pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String))
     cells, probes = without_probes(named), named.filter(role=Role.PROBE)
     statuses = cells.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
-    measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
-    rows = measured.drop("options", "proof", "reason", "host").collect()
+    rows = cells.filter(OK, pl.col("latency_ms").is_not_null()).drop("options", "proof", "reason", "host").collect()
     doubt = rough(runs.sampling_seconds(labels))
     notes: list[str] = [doubt] if doubt else []
     shown = _capped(rows, most_configurations, notes)
@@ -287,12 +286,6 @@ def _sorted(configurations: pl.DataFrame) -> pl.DataFrame:
     places = [place("run", runs), place("pass", PASSES), place("model", models)]
     extra = pl.col("extra").map_elements(natural, pl.String, skip_nulls=False)
     return configurations.sort(*places, extra, "batch_size", "ranked_ms", maintain_order=True)
-
-
-def place(column: str, order: Iterable[str]) -> pl.Expr:
-    """Where in the order a column's value is; what is not in it comes last."""
-    names = list(order)
-    return pl.col(column).replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64)
 
 
 def _best_from(configurations: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,7 @@ from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.data import KEY, Data
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import disturbed, was_disturbed, without_factor
-from profiler.tables.numbers import counted, percent, rounded, significant, times
+from profiler.tables.numbers import counted, grouped, percent, rounded, significant, times
 
 Row = Mapping[str, Any]
 Claim = tuple[str, Sequence[Row]]
@@ -104,9 +104,7 @@ def findings(data: Data) -> dict[str, list[Finding]]:
 def _of_each(rows: Sequence[Row], sentence: Callable[[Sequence[Row]], Claim | None], *more: str) -> list[Finding]:
     """What the rows show of each run, model and pass, and of `more` keys."""
     keys = ("run", "model", "pass", *more)
-    parts: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        parts.setdefault(tuple(row[key] for key in keys), []).append(row)
+    parts = grouped((tuple(row[key] for key in keys), row) for row in rows)
     claims = {key: claim for key, part in parts.items() if (claim := sentence(part))}
     return [
         {**dict(zip(keys, key, strict=True)), "text": f"{text}{_doubt(named)}."}

@@ -194,7 +194,10 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
             {"spec": one.spec} | {key: value for key, value in vars(one).items() if key not in _SAID}
             for one in report.charts
         ],
-        "data": {name: _columnar(rows) for name, rows in report.rows.items()},
+        "data": {
+            name: {"columns": list(rows[0]) if rows else [], "rows": [_short(list(row.values())) for row in rows]}
+            for name, rows in report.rows.items()
+        },
         "findings": report.findings,
         "tables": {table.name: _keys(table, options) for table in report.tables if table.keys},
     }
@@ -218,11 +221,6 @@ def _keys(table: Table, options: Options) -> dict[str, Any]:
             ]
         )
     return {"keys": list(keys), "rows": list(zip(*columns, strict=True))}
-
-
-def _columnar(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    columns = list(rows[0]) if rows else []
-    return {"columns": columns, "rows": [[_short(row[column]) for column in columns] for row in rows]}
 
 
 def _short(value: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import PRECISIONS
-from profiler.report.data import CONFIGURATION_KEY, KEY, SWEEP, Data, place
+from profiler.report.data import CONFIGURATION_KEY, KEY, SWEEP, Data
 from profiler.results import batch_sweeps
-from profiler.results.columns import COLUMNS, RESULTS, Group, Shown, columns, field, fields, latency_spread, verdict
+from profiler.results.columns import RESULTS, Group, Shown, columns, field, fields, latency_spread, place, verdict
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.set_up import BREAK_EVENS, PARTS
 from profiler.results.speedups import certain
@@ -82,7 +82,7 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
 def own_warnings(of_all: Collection[str]) -> Field:
     """The kinds that a row carries, but those `of_all`, which the page says once."""
     own = each(lambda kinds: text([kind for kind in kinds if kind not in of_all]))
-    return words(COLUMNS["warnings"].heading, "warnings", own)
+    return field("warnings", format=own)
 
 
 def _answer(configurations: pl.DataFrame, warned: Field) -> Table:
@@ -117,19 +117,12 @@ def _answer(configurations: pl.DataFrame, warned: Field) -> Table:
         *_against(best["base"].drop_nulls().unique()),
         *_PRICE,
         field("top1_agreement"),
-        *_otherwise(several),
+        *_OTHERWISE[: 1 + several],
         warned,
         _NOTE,
     ]
     keys = [*KEY, "restricted_to", *PARTS, *BREAK_EVENS]
     return Table("answer", "What to deploy", best, fields, keys=keys, hidden="restricted_to")
-
-
-def _otherwise(several: bool) -> list[Field]:
-    """The runner-up; of `several` precisions also what is fastest in fp32."""
-    runner_up = _rival("Runner-up, × the time", "runner_up", "margin")
-    fp32 = [_rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms")] if several else []
-    return under("Otherwise", runner_up, *fp32)
 
 
 def _against(base: pl.Series) -> list[Field]:
@@ -228,6 +221,12 @@ _NOTE = words("Note", "note")
 _FASTEST = under(
     "Fastest", words("Configuration", "configuration"), field("latency_ms"), field("throughput", format=rates)
 )
+_OTHERWISE = under(
+    "Otherwise",
+    _rival("Runner-up, × the time", "runner_up", "margin"),
+    _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
+)
+"""The second where there are several precisions."""
 _PRICE = under("At the price of", field("peak_memory_mib"), field("rel_l2_error"))
 _SPEEDUPS = [
     field("latency_ms"),

@@ -130,8 +130,7 @@ def curvature(results: pl.DataFrame) -> pl.DataFrame:
 
 def more_than_twice(results: pl.DataFrame) -> pl.DataFrame:
     """One row a batch that takes more than twice the time of `half` of it, beyond both intervals: `excess_ms` more."""
-    points = _measured(results)
-    points = points.with_columns(ms="judged_ms")
+    points = _measured(results).with_columns(ms="judged_ms")
     half = points.select(*FAMILY, half="batch_size", half_ms="ms", half_high_ms="high_ms")
     half = half.with_columns(batch_size=2 * pl.col("half"))
     both = points.join(half, on=[*FAMILY, "batch_size"], nulls_equal=True, maintain_order="left")

@@ -12,7 +12,7 @@ from exporters.source import Kind
 from profiler.errors import ConfigError
 from profiler.job.case import Role
 from profiler.processes.messages import Status
-from profiler.results.columns import COLUMNS, RESULTS, TEXT
+from profiler.results.columns import COLUMNS, LAYERS, RESULTS, SAMPLES, TEXT
 from profiler.results.run_files import MOST_TEXT, UNPRINTABLE
 from profiler.tables.numbers import counted, listed
 
@@ -31,9 +31,10 @@ _TAKEN: dict[pl.DataType, tuple[Any, ...]] = {
 _LEAST, _MOST = 1e-9, 1e18
 """Of figures: what is less is nothing, and what is more would overflow in what is made of it."""
 _MOST_COUNT = 2**53
-_SIGNED = ("MiB", "°C")
-"""Units of which less than nothing is possible: the rest of the memory is a difference."""
+_SIGNED = {column.name for column in COLUMNS.values() if column.unit in ("MiB", "°C")}
+"""Figures of which less than nothing is possible: the rest of the memory is a difference."""
 _SETTING = r"^[^/=]+=[^/]*(/[^/=]+=[^/]*)*$"
+_SCHEMAS = {"results": RESULTS, "samples": SAMPLES, "layers": LAYERS}
 _NEVER_NULL = {
     "results": ("run_id", "case_id", "model", "engine", "variant", "pass", "precision", "batch_size", "status"),
     "samples": ("run_id", "case_id", "clock", "ms"),
@@ -104,20 +105,17 @@ def first_line(error: BaseException) -> str:
 
 def _rules(table: str) -> dict[str, pl.Expr]:
     """By column what its values must be."""
-    if table == "samples":
-        rules = {"ms": _in_range("ms"), "index": pl.col("index").fill_null(0) >= 0}
-    elif table == "layers":
-        rules = {name: _in_range(name) for name in ("ms", "share")} | {"order": _is_count("order")}
-        rules |= {name: _short(name) for name in ("layer", "kind")} | {"nodes": _items("nodes")}
-    else:
-        rules = {name: _rule(name, dtype) for name, dtype in RESULTS.items()}
+    schema, many = _SCHEMAS[table], table == "samples"  # Whose texts nobody prints.
+    rules = {name: _rule(name, dtype) for name, dtype in schema.items() if not (many and dtype == TEXT)}
+    if table == "results":
         rules["latency_ms"] &= (pl.col("status") != "ok") | pl.col("latency_ms").is_not_null()
-    never = {name: pl.col(name).is_not_null() for name in _NEVER_NULL[table]}
-    return rules | {name: rules[name] & there if name in rules else there for name, there in never.items()}
+    for name in _NEVER_NULL[table]:
+        rules[name] = rules.get(name, pl.lit(value=True)) & pl.col(name).is_not_null()
+    return rules
 
 
 def _rule(name: str, dtype: pl.DataType) -> pl.Expr:
-    """What a value of a column of the results must be."""
+    """What a column's value must be."""
     column = pl.col(name)
     if name in _WORDS:
         return column.is_null() | column.is_in(_WORDS[name])
@@ -128,7 +126,7 @@ def _rule(name: str, dtype: pl.DataType) -> pl.Expr:
     if dtype == pl.Int64():
         return _is_count(name, 1 if name == "batch_size" else 0)
     if dtype == pl.Float64():
-        return _in_range(name, _LEAST if name in _DIVISORS else -_MOST if COLUMNS[name].unit in _SIGNED else 0.0)
+        return _in_range(name, _LEAST if name in _DIVISORS else -_MOST if name in _SIGNED else 0.0)
     return _items(name) if dtype == pl.List(TEXT) else pl.lit(value=True)
 
 
@@ -153,12 +151,12 @@ def _items(name: str) -> pl.Expr:
 
 def _odd(table: str) -> pl.Expr:
     """Whether a text has characters that a terminal would obey; samples have none that is printed."""
-    names = {"results": [name for name in RESULTS if RESULTS[name] == TEXT], "layers": ["case_id", "layer", "kind"]}
-    lists = {"results": "warnings", "layers": "nodes"}
-    if table not in names:
+    if table == "samples":
         return pl.lit(value=False)
-    items = pl.col(lists[table]).list.eval(pl.element().str.contains(_CONTROL)).list.any()
-    return pl.any_horizontal(*(pl.col(name).str.contains(_CONTROL).any() for name in names[table]), items.any())
+    texts = [pl.col(name).str.contains(_CONTROL) for name, dtype in _SCHEMAS[table].items() if dtype == TEXT]
+    (items,) = (pl.col(name) for name, dtype in _SCHEMAS[table].items() if dtype == pl.List(TEXT))
+    texts.append(items.list.eval(pl.element().str.contains(_CONTROL)).list.any())
+    return pl.any_horizontal(text.any() for text in texts)
 
 
 def printable_texts(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import polars as pl
 
 from profiler.stats.ratios import label
-from profiler.tables.numbers import UNITS, Format, each, spread
+from profiler.tables.numbers import UNITS, each, spread
 from profiler.tables.table import Field, figure, words
 
 TEXT, COUNT, MEASURE, FLAG = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
@@ -384,14 +384,20 @@ def kind_of_warning(written: pl.Expr) -> pl.Expr:
     return written.str.split(":").list.first()
 
 
-def field(name: str, heading: str | None = None, format: Format | None = None, **more: Any) -> Field:
+def place(column: str, order: Iterable[str]) -> pl.Expr:
+    """Where in the order a column's value is; what is not in it comes last."""
+    names = list(order)
+    return pl.col(column).replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64)
+
+
+def field(name: str, heading: str | None = None, **more: Any) -> Field:
     """The field of a column, under its own heading and in its unit's format unless others are given."""
     column = COLUMNS[name]
     heading = column.heading if heading is None else heading
     if not column.type.is_numeric():
         return words(heading, name, **more)
-    unit, own = UNITS[column.unit]
-    return figure(heading, name, format or own, **{"unit": unit, "expendable": column.expendable, **more})
+    unit, format = UNITS[column.unit]
+    return figure(heading, name, **{"format": format, "unit": unit, "expendable": column.expendable, **more})
 
 
 def fields(*groups: Group, shown: Shown) -> list[Field]:

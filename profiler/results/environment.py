@@ -65,6 +65,17 @@ def flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from flat(value, f"{prefix}{key}.")
 
 
+def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """What environment.json says, with the machine's price and cloud as keys of their own; `machine` is its name.
+
+    Without a label that is its GPU's, or its processor's.
+    """
+    machine = environment.get("machine")
+    price = dict(machine) if isinstance(machine, dict) else {}
+    name = name or price.pop("label", None) or environment.get("gpu") or environment.get("cpu")
+    return {**environment, **price, "machine": name}
+
+
 def known_facts(environment: Mapping[str, Any], forms: Mapping[str, Form] = _FORMS) -> tuple[dict[str, Any], list[str]]:
     """The facts that have their form, and the keys of the others."""
     wrong = [key for key, form in forms.items() if key in environment and not _or_null(form)(environment[key])]

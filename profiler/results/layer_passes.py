@@ -40,21 +40,7 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     inference's.
     """
     layers = results.filter(pl.col("model_kind") == "layer").rename({"model": "layer"})
-    order = layers.select(KEYS).unique(maintain_order=True)
-    rows = order.join(_training(layers), on=KEYS, how="left", nulls_equal=True, maintain_order="left")
-    rows = rows.join(_inference(layers), on=KEYS, how="left", nulls_equal=True, maintain_order="left", suffix="_alone")
-    untrained = pl.col("total_ms").is_null()
-    rows = rows.with_columns(
-        *(
-            pl.when(untrained).then(f"{column}_alone").otherwise(column).alias(column)
-            for column in ("forward_ms", "clock", "peak_memory_mib", "part_flops", "disturbed", "kinds")
-        ),
-        *(
-            pl.when(pl.col("status").is_null()).then(f"{column}_alone").otherwise(column).alias(column)
-            for column in ("status", "reason")
-        ),
-        backward_ms=pl.col("grad_input_ms") + pl.col("grad_weight_ms"),
-    )
+    rows = _together(_passes(layers)).with_columns(backward_ms=pl.col("grad_input_ms") + pl.col("grad_weight_ms"))
     rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
     rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
     kinds = pl.col("kinds").fill_null([])
@@ -102,37 +88,43 @@ def _each_once(values: pl.Expr) -> pl.Expr:
     return values.drop_nulls().unique(maintain_order=True)
 
 
-def _training(layers: pl.DataFrame) -> pl.DataFrame:
-    """The training pass by KEYS: its parts and total on one clock, memory, and the FLOPs of each part of a call."""
-    trained = _of_pass(layers, "training")
-    gated = pl.all_horizontal(pl.col("gpu_ms", *(f"gpu_{part}_ms" for part in PARTS)).is_not_null())
-    figures = [pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms").alias(f"{part}_ms") for part in PARTS]
-    short = pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
-    return trained.select(
-        *KEYS,
-        *figures,
-        *("status", "peak_memory_mib", "disturbed"),
+def _together(passes: pl.DataFrame) -> pl.DataFrame:
+    """One row by KEYS: what the training pass has, or inference where that has no time, or is alone."""
+    in_training = pl.col("pass") == "training"
+    timed = pl.col("total_ms").filter(in_training).first().is_not_null()
+
+    def picked(column: str, trained: pl.Expr) -> pl.Expr:
+        found, alone = (pl.col(column).filter(which).first() for which in (in_training, ~in_training))
+        return pl.when(trained).then(found).otherwise(alone).alias(column)
+
+    of_either = ("forward_ms", "clock", "peak_memory_mib", "part_flops", "disturbed", "kinds")
+    return passes.group_by(KEYS, maintain_order=True).agg(
+        *(picked(column, timed) for column in of_either),
+        *(picked(column, in_training.any()) for column in ("status", "reason")),
+        *(pl.col(column).filter(in_training).first() for column in ("grad_input_ms", "grad_weight_ms", "total_ms")),
+    )
+
+
+def _passes(layers: pl.DataFrame) -> pl.DataFrame:
+    """A row a pass by KEYS: its parts and total on one clock, memory, and the FLOPs of each part of a call.
+
+    Inference is only the forward part.
+    """
+    found = merge(layers, [*KEYS, "pass"], [*_MEASURES, "clock", "status", "reason", "warnings"])
+    in_training, parts = pl.col("pass") == "training", [f"gpu_{part}_ms" for part in PARTS]
+    gated = pl.col("gpu_ms").is_not_null() & (~in_training | pl.all_horizontal(pl.col(parts).is_not_null()))
+    total = pl.when(gated).then("gpu_ms").otherwise("latency_ms")
+    figures = {f"{part}_ms": pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms") for part in PARTS}
+    figures["forward_ms"] = pl.when(in_training).then(figures["forward_ms"]).otherwise(total)
+    short = in_training & pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
+    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason")
+    return found.select(
+        *(*KEYS, "pass", "status", "peak_memory_mib"),
+        **figures,
         kinds="warnings",
-        total_ms=pl.when(gated).then("gpu_ms").otherwise("latency_ms"),
+        disturbed=disturbed(pl.col("warnings")),
+        total_ms=total,
         clock=pl.when(gated).then(pl.lit("gpu")).otherwise("clock"),
-        reason=pl.when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason"),
-        part_flops=pl.col("flops_per_item") * pl.col("batch_size") / 3,
+        reason=why,
+        part_flops=pl.col("flops_per_item") * pl.col("batch_size") / pl.when(in_training).then(3).otherwise(1),
     )
-
-
-def _inference(layers: pl.DataFrame) -> pl.DataFrame:
-    """The same of the inference pass, which is only the forward part."""
-    alone = _of_pass(layers, "inference")
-    return alone.select(
-        *(*KEYS, "status", "reason", "peak_memory_mib", "disturbed"),
-        kinds="warnings",
-        forward_ms=pl.coalesce("gpu_ms", "latency_ms"),
-        clock=pl.when(pl.col("gpu_ms").is_null()).then("clock").otherwise(pl.lit("gpu")),
-        part_flops=pl.col("flops_per_item") * pl.col("batch_size"),
-    )
-
-
-def _of_pass(layers: pl.DataFrame, pass_: str) -> pl.DataFrame:
-    found = merge(layers.filter(pl.col("pass") == pass_), KEYS, [*_MEASURES, "clock", "status", "reason", "warnings"])
-    reason = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise("reason")
-    return found.with_columns(reason=reason, disturbed=disturbed(pl.col("warnings")))

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES
+from profiler.tables.numbers import grouped
 
 _PREFIX = "node_"
 """Which torch.onnx puts before the names of the nodes that it exports."""
@@ -66,10 +67,7 @@ def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> l
 
 
 def together(cases: Iterable[Profiled], keys: Sequence[str]) -> list[list[Profiled]]:
-    found: dict[tuple[Any, ...], list[Profiled]] = {}
-    for case in cases:
-        found.setdefault(tuple(case.row[key] for key in keys), []).append(case)
-    return list(found.values())
+    return list(grouped((tuple(case.row[key] for key in keys), case) for case in cases).values())
 
 
 def groups(cases: Sequence[Profiled]) -> list[Group]:

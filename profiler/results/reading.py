@@ -16,7 +16,7 @@ from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
 from profiler.results.checked import UNREADABLE, check_types, checked, first_line
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, kind_of_warning, names
-from profiler.results.environment import known_facts
+from profiler.results.environment import flat_environment, known_facts
 from profiler.results.parquet_size import check_size
 from profiler.results.run_files import open_run_file, parse_json, read_json
 from profiler.results.unfinished import has_journal, is_unfinished, so_far
@@ -301,14 +301,6 @@ def _environment(address: str, facts: dict[str, Any], notes: list[str]) -> dict[
     if wrong:
         notes.append(f"{path}: left out, since no run writes them so: {', '.join(wrong)}")
     return flat_environment({**facts, **found}, facts["machine"])
-
-
-def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """What environment.json says, with the machine's price and cloud as keys of their own; `machine` is its name."""
-    machine = environment.get("machine")
-    price = dict(machine) if isinstance(machine, dict) else {}
-    name = name or price.pop("label", None) or environment.get("gpu") or environment.get("cpu")
-    return {**environment, **price, "machine": name}
 
 
 def _names(addresses: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from engines.catalog import ENGINES
 from exporters.source import shape_words
 from profiler.job.case import Case, CaseId
 from profiler.processes.messages import Outcome, Status
+from profiler.results.environment import flat_environment
 from profiler.results.run_files import printable
 from profiler.stats import samples as statistics
 from profiler.tables.numbers import milliseconds, times
@@ -42,6 +43,7 @@ _OF_CASE = (
     *("model", "engine", "variant", "precision", "batch_size", "device", "replicate"),
     *("setting", "role", "is_base", "calibrated"),
 )
+_OF_MACHINE = ("machine", "cloud", "instance", "usd_per_hour")
 _OF_RESULT = ("status", "reason", "log", "graph", "reference")
 """Columns that are attributes by the same name."""
 
@@ -167,7 +169,7 @@ class Result:
 
         `environment` is the run's, where the result has none of its own.
         """
-        environment = {**environment, **self.environment}
+        environment = flat_environment({**environment, **self.environment})
         row: dict[str, Any] = {
             "run_id": run_id,
             "case_id": str(case.id),
@@ -184,8 +186,7 @@ class Result:
             **{name: getattr(self, name) for name in _OF_RESULT},
             "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
-            **_machine(environment),
-            **{column: environment.get(column) for column in _columns_of_environment()},
+            **{column: environment.get(column) for column in (*_OF_MACHINE, *_columns_of_environment())},
         }
         version = ENGINES[case.engine].version
         if version and version.from_proof and self.proof and self.proof.library:
@@ -232,13 +233,6 @@ def in_its_interpreter(environment: Mapping[str, Any], variant: str) -> Mapping[
 def _columns_of_environment() -> list[str]:
     versions = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
     return ["gpu", "host", "cuda", "driver", "cudnn", "python", *versions]
-
-
-def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What the machine is called and costs; without a label its GPU's name, or its processor's."""
-    given = environment.get("machine") or {}
-    label = given.get("label") or environment.get("gpu") or environment.get("cpu")
-    return {"machine": label, **{key: given.get(key) for key in ("cloud", "instance", "usd_per_hour")}}
 
 
 def _cost(throughput: float | None, usd_per_hour: float | None) -> dict[str, float | None]:

@@ -193,45 +193,36 @@ def sweep_sentences(results: pl.DataFrame) -> list[str]:
         *((rows[0], _shapes(rows)) for rows in map(pl.DataFrame.to_dicts, bends)),
         *((row, _excess(row)) for row in batch_sweeps.more_than_twice(results).to_dicts()),
     ]
-    points = batch_sweeps.efficiency(results)
-    doubts, hosts = _disturbed_batches(points), _host_bound_batches(points)
-    ends = {family: hosts.get(family, "") + doubts.get(family, "") for family in hosts.keys() | doubts.keys()}
-    findings = [(row, finding + ends.get(_family_key(row), "")) for row, finding in timed if finding]
+    ends = _endings(batch_sweeps.efficiency(results))
+    findings = [(row, text + ends[tuple(row[key] for key in FAMILY)]) for row, text in timed if text]
     findings += [(row, _largest(row)) for row in batch_sweeps.largest(results).to_dicts()]
     return [f"{_family(row, several, again)}: {finding}." for row, finding in findings]
 
 
-def _host_bound_batches(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
-    """By family how many batches the host limits, like "; 3 of 9 batches are host-bound: by the device's own time"."""
+def _endings(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
+    """By family how many of its batches the host limits, and which were disturbed.
+
+    Like "; 3 of 9 batches are host-bound: by the device's own time; batch 8 was inconsistent".
+    """
     found = {}
-    for family, rows in points.drop_nulls("latency_ms").group_by(FAMILY, maintain_order=True):
+    for family, every in points.group_by(FAMILY, maintain_order=True):
+        rows = every.drop_nulls("latency_ms")
         held_up, unknown = rows["host_bound"].sum(), rows.filter(pl.col("judged_ms").is_null())["batch_size"]
         how = ["by the device's own time"] if rows["on_device"].any() else []
         how += [f"without {listed(unknown)}"] if len(unknown) else []
-        if held_up:
-            are = "is" if held_up == 1 else "are"
-            found[family] = f"; {held_up} of {len(rows)} batches {are} host-bound: {', '.join(how)}"
+        are = f"{held_up} of {len(rows)} batches {'is' if held_up == 1 else 'are'}"
+        ends = [f"{are} host-bound: {', '.join(how)}"] if held_up else []
+        noisy = every.drop_nulls("disturbed").select("warnings", "batch_size").iter_rows()
+        doubts = [
+            f"batch {sizes[0]} {what}" if len(sizes) == 1 else f"batches {listed(sizes)} were {what[4:]}"
+            for what, sizes in numbers.grouped((was_disturbed(kinds), size) for kinds, size in noisy).items()
+        ]
+        ends += [listed(doubts)] if doubts else []
+        found[family] = "".join(f"; {text}" for text in ends)
     return found
 
 
-def _disturbed_batches(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
-    """By family which of its batches were disturbed, like "; batch 8 was inconsistent"."""
-    found: dict[tuple[Any, ...], dict[str, list[int]]] = {}
-    for row in points.drop_nulls("disturbed").to_dicts():
-        found.setdefault(_family_key(row), {}).setdefault(was_disturbed(row["warnings"]), []).append(row["batch_size"])
-    return {family: f"; {listed(map(_batches, *zip(*how.items(), strict=True)))}" for family, how in found.items()}
-
-
-def _batches(how: str, sizes: Sequence[int]) -> str:
-    """Like "batches 8 and 16 were disturbed", of what one of them was."""
-    return f"batch {sizes[0]} {how}" if len(sizes) == 1 else f"batches {listed(sizes)} were {how.removeprefix('was ')}"
-
-
-def _family_key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[key] for key in FAMILY)
-
-
-def disturbance_sentence(results: pl.DataFrame, repeated: Repeated = NOT_REPEATED) -> str | None:
+def disturbance_sentence(results: pl.DataFrame, repeated: Repeated) -> str | None:
     """How many measured cases were disturbed, how many of those came right and how many remain; None where none was.
 
     Like "3 of 34 cases were disturbed or inconsistent: 2 came right when measured again, 1 remains." It names the kinds

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.base import Warning
-from profiler.tables.numbers import listed
+from profiler.tables.numbers import grouped, listed
 
 Doubt = Literal["latency", "memory", "error"]
 HOST_BOUND, INCONSISTENT, DISTURBED, REMEASURED = "host-bound", "inconsistent", "disturbed", "remeasured"
@@ -353,7 +353,5 @@ def was_disturbed(kinds: Iterable[str]) -> str:
 
 def disturbed(named: Iterable[tuple[str, Iterable[str]]]) -> str:
     """Like "ort fp32 was inconsistent and eager fp32 and trt fp16 were disturbed", of names and what each carries."""
-    found: dict[str, list[str]] = {}
-    for name, kinds in dict(named).items():
-        found.setdefault(was_disturbed(kinds), []).append(name)
+    found = grouped((was_disturbed(kinds), name) for name, kinds in dict(named).items())
     return " and ".join(f"{listed(who)} {how if len(who) == 1 else f'were{how[3:]}'}" for how, who in found.items())

@@ -30,8 +30,8 @@ from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, nothing_compared, present, require
+from profiler.results.environment import flat_environment
 from profiler.results.own_runs import without_foreign_code
-from profiler.results.reading import flat_environment
 from profiler.results.replicates import warned, without_probes
 from profiler.results.result import Result, measured_in
 from profiler.results.run_folder import OLDER_ROWS, RunFolder, damages

@@ -10,11 +10,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 TOO_NOISY = "too noisy"
 """What is printed of an interval whose upper end is more than MOST_OVER_LEAST times the lower one: it tells nothing."""
 MOST_OVER_LEAST = 4.0
+K = TypeVar("K")
+V = TypeVar("V")
 Format = Callable[..., list[str]]
 """Makes a column's cells, given the values of each column of the frame that they are made from."""
 
@@ -38,6 +40,14 @@ def listed(values: Iterable[object]) -> str:
     """1, 2 and 3."""
     *rest, last = map(str, values)
     return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, both in the order of the pairs."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def products(rows: Iterable[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], ...]]:

@@ -6,8 +6,8 @@ time per sample, more than twice the time, and how the curve bends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import polars as pl
 
@@ -29,34 +29,19 @@ _ON_DEVICE = ", on the device's own time"
 """Said where the host holds some minibatches up."""
 _MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
 _BY = ["machine", "pass", "variant", "precision"]
+Outdone = tuple[int, str]
+"""How many networks are both faster and more accurate than one, and the sentence that says which."""
 
 
 def networks_own(evidence: Evidence) -> list[str]:
     """Which networks are both faster and more accurate than another: in the published rows, and on own machines."""
-    return [one.sentence() for where in _everywhere(evidence) for one in where]
-
-
-@dataclass(frozen=True)
-class Outdone:
-    """A network, and those that are both faster and more accurate `where` it ran, the fastest of them first."""
-
-    network: str
-    error: float
-    by: Sequence[tuple[Comparison, float]]
-    where: str
-
-    def sentence(self) -> str:
-        """Like "On the H200, 1 network is both faster and more accurate than VGG-16 (top-5 error 8.80 %): …"."""
-        better = listed(f"{p.faster} ({span(p.low, p.high)} as fast, {percent(error)})" for p, error in self.by)
-        who = f"{counted(len(self.by), 'network')} {'is' if len(self.by) == 1 else 'are'}"
-        than = f"{self.network} (top-5 error {percent(self.error)})"
-        return f"{self.where}, {who} both faster and more accurate than {than}: {better}."
+    found = [*_outdone(published(evidence), evidence, "On every published GPU"), *_on_own_machines(evidence)]
+    return [sentence for _, sentence in found]
 
 
 def most_outdone(evidence: Evidence) -> list[str]:
     """On own machines, what most networks outdo first."""
-    found = sorted((one for where in _everywhere(evidence)[1:] for one in where), key=lambda one: -len(one.by))
-    return [one.sentence() for one in found]
+    return [sentence for _, sentence in sorted(_on_own_machines(evidence), key=lambda one: -one[0])]
 
 
 def against_each_other(times: pl.DataFrame) -> list[Comparison]:
@@ -68,28 +53,28 @@ def against_each_other(times: pl.DataFrame) -> list[Comparison]:
     return [replace(pair, subject=_MACHINES, article=False) for pair in compare(rows, "name")]
 
 
-def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
-    """What is outdone on the published GPUs, then on each own machine."""
-    found = [_outdone(published(evidence), evidence, "On every published GPU")] if len(evidence.errors) > 1 else []
-    rows = evidence.times.get(MODELS)
-    if not found or rows is None:
-        return found
-    mine = rows.filter("ours", "counterpart")
-    for (machine,), of_it in mine.group_by("machine", maintain_order=True):
-        found.append(_outdone(of_it, evidence, f"On {the(machine)}"))
-    return found
+def _on_own_machines(evidence: Evidence) -> list[Outdone]:
+    if MODELS not in evidence.times:
+        return []
+    mine = evidence.times[MODELS].filter("ours", "counterpart").group_by("machine", maintain_order=True)
+    return [one for (machine,), rows in mine for one in _outdone(rows, evidence, f"On {the(str(machine))}")]
 
 
 def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdone]:
-    of = {evidence.name(network): error for network, error in evidence.errors.items()}
+    """Of each network that others outdo, the fastest of them first."""
+    errors = {evidence.name(network): error for network, error in evidence.errors.items()}
+    if len(errors) < 2:
+        return []
     # Within 5 % two are equal, as everywhere.
-    faster = [pair for pair in against_each_other(times) if pair.relation == ">"]
-    pairs = [pair for pair in faster if {pair.faster, pair.slower} <= set(of)]
+    pairs = [pair for pair in against_each_other(times) if pair.relation == ">" and pair.faster in errors]
     found = []
-    for network, error in of.items():
-        better = [(pair, of[pair.faster]) for pair in pairs if pair.slower == network and of[pair.faster] < error]
-        if better:
-            found.append(Outdone(network, error, better, where))
+    for network, error in errors.items():
+        by = [pair for pair in pairs if pair.slower == network and errors[pair.faster] < error]
+        better = [f"{one.faster} ({span(one.low, one.high)} as fast, {percent(errors[one.faster])})" for one in by]
+        if by:
+            who = f"{counted(len(by), 'network')} {'is' if len(by) == 1 else 'are'} both faster and more accurate"
+            than = f"{network} (top-5 error {percent(error)})"
+            found.append((len(by), f"{where}, {who} than {than}: {listed(better)}."))
     return found
 
 
@@ -122,10 +107,6 @@ def without_cudnn(evidence: Evidence) -> list[str]:
                 pairs = [pair for pair, bare in sides if len(bare) > 1]
                 found += [replace(p, subject=subject, machine=str(machine), article=False) for p in pairs]
     return [pair.sentence() for pair in found]
-
-
-def framework_own(evidence: Evidence) -> list[str]:
-    return [*fastest(evidence), *ran_everything(evidence)]
 
 
 def fastest(evidence: Evidence) -> list[str]:
@@ -204,7 +185,7 @@ def layers_own(evidence: Evidence) -> list[str]:
 
 
 def fit_own(evidence: Evidence) -> list[str]:
-    """The peak memory of what was out of memory, next to the memory of those GPUs; then what was so in own rows."""
+    """The peak memory of what was out of memory, next to the memory of those GPUs."""
     failing = [claim for claim in evidence.claims("fit") if claim["relation"] == "out of memory"]
     known, found = sizes(), []
     for network in reversed(dict.fromkeys(name for claim in failing for name in claim["networks"])):
@@ -216,7 +197,7 @@ def fit_own(evidence: Evidence) -> list[str]:
             f"({row['software']}{row['least']})."
             for row in _peaks(evidence, network, failing[0]["batch_size"]).to_dicts()
         ]
-    return [*found, *ran_everything(evidence)]
+    return found
 
 
 def support_own(evidence: Evidence) -> list[str]:
@@ -261,19 +242,12 @@ def _peaks(evidence: Evidence, network: str, batch_size: int) -> pl.DataFrame:
 
     What searches for algorithms holds workspaces that a network does not need.
     """
-    training = pl.col("pass") == "training"
-    mine = evidence.own.filter(training, model=network, batch_size=batch_size, precision="fp32", status="ok")
-    peaks = evidence.results.filter(training).with_columns(model=pl.coalesce("network", "model"))
-    peaks = peaks.group_by("model", "variant", "precision", "batch_size", "machine").agg(
-        pl.col("peak_memory_mib").median()
-    )
-    known = mine.join(
-        peaks, on=["model", "variant", "precision", "batch_size", "machine"], maintain_order="left"
-    ).drop_nulls("peak_memory_mib")
+    own = evidence.own.drop_nulls("peak_memory_mib").filter(pl.col("pass") == "training", precision="fp32")
     searches = pl.when(variant="eager-benchmark").then(pl.lit(", workspaces of cuDNN's search included"))
     several = pl.when(pl.len().over("machine") > 1).then(pl.lit(", the least in fp32"))
     least = pl.coalesce(several, searches, pl.lit(""))
-    ranked = known.with_columns(least=least).sort("peak_memory_mib", maintain_order=True)
+    known = own.filter(model=network, batch_size=batch_size).with_columns(least=least)
+    ranked = known.sort("peak_memory_mib", maintain_order=True)
     return ranked.unique("machine", keep="first", maintain_order=True)
 
 
