@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from published_rows import case, frame, layer
 
 from profiler.published import conclusions, page, references, setups
 from profiler.published.claims import answers
@@ -24,35 +25,10 @@ from profiler.published.conclusions import (
     compare_setups,
     most_telling,
 )
-from profiler.published.studies import STUDIES
-from profiler.results.columns import RESULTS
-from profiler.results.reading import read_runs, with_all_columns
+from profiler.results.reading import read_runs
 
 RESULTS_OF_H200 = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites" / "h200" / "cnn-benchmarks"
-WITH_INPUT_GRADIENT = {name for study in STUDIES.values() for name in study.input_gradient}
 README = Path(__file__).resolve().parents[3] / "references" / "README.md"
-
-
-def case(model: str, precision: str = "fp32", ms: float | None = 3.0, **more: Any) -> dict[str, Any]:
-    """A training row of the H200 at batch 16; without `ms` one that gave no figures."""
-    return {
-        "model": model, "model_kind": "canonical", "engine": "eager", "variant": "eager", "precision": precision,
-        "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "device": "cuda", "cudnn": "91900",
-        "torch_version": "2.11.0", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "failed",
-        "input_gradient": (more.get("network") or model) in WITH_INPUT_GRADIENT,
-        "latency_ms": ms, "warnings": [], **more,
-    }  # fmt: skip
-
-
-def layer(name: str, *parts: float) -> dict[str, Any]:
-    """A layer's training row at batch 128."""
-    times = dict(zip(("forward_ms", "grad_input_ms", "grad_weight_ms"), parts, strict=True))
-    shape = {"model_kind": "layer", "head": None, "extra": None, "batch_size": 128, "clock": "event"}
-    return case(name, ms=sum(parts), **shape, **times)
-
-
-def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
 
 
 def published_speeds() -> list[dict[str, str]]:
@@ -303,8 +279,8 @@ def test_machines_are_compared_by_the_variant_that_does_as_the_published_library
 
 
 def test_of_single_layers_the_tuned_variant_is_held_against_the_published() -> None:
-    tuned = [layer(f"L{i}", 0.5, 1.0, 1.5) | {"variant": "eager-benchmark"} for i in range(1, 6)]
-    rows = frame(*(layer(f"L{i}", 1.0, 2.0, 3.0) for i in range(1, 6)), *tuned)
+    tuned = [layer(f"L{i}", (0.5, 1.0, 1.5)) | {"variant": "eager-benchmark"} for i in range(1, 6)]
+    rows = frame(*(layer(f"L{i}", (1.0, 2.0, 3.0)) for i in range(1, 6)), *tuned)
     found = conclusions.times_of("convnet-benchmarks", rows)[SINGLE_LAYERS]
     assert set(found.filter("counterpart")["implementation"]) == {"eager-benchmark"}
     assert "eager-benchmark fp32" in most_telling(found, SINGLE_LAYERS)[0].faster
@@ -342,7 +318,7 @@ def test_the_page_has_every_pair_ours_first() -> None:
 
 
 def test_layers_are_compared_by_their_three_passes_together() -> None:
-    rows = frame(*(layer(f"L{i}", 1.0, 2.0, 3.0) for i in range(1, 6)))
+    rows = frame(*(layer(f"L{i}", (1.0, 2.0, 3.0)) for i in range(1, 6)))
     found = conclusions.times_of("convnet-benchmarks", rows)
     assert list(found) == [SINGLE_LAYERS]
     fastest = found[SINGLE_LAYERS].filter(setup="Titan Black with cuda-convnet2 (ConvLayer)", network="L1")
@@ -486,7 +462,7 @@ def test_the_device_takes_no_longer_than_the_call() -> None:
 
 
 def test_of_a_layer_that_the_host_sets_only_the_device_counts() -> None:
-    layers = [layer(f"L{i}", 1.0, 2.0, 3.0) | {"warnings": [HOST]} for i in range(1, 6)]
+    layers = [layer(f"L{i}", (1.0, 2.0, 3.0)) | {"warnings": [HOST]} for i in range(1, 6)]
     gated = {f"gpu_{part}_ms": 0.5 for part in ("forward", "grad_input", "grad_weight")}
     layers[0] |= {"gpu_ms": 1.5, **gated}
     found = conclusions.times_of("convnet-benchmarks", frame(*layers))[SINGLE_LAYERS]

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from published_rows import case, frame, layer
 from rich.console import Console
 from runs import on_console
 
@@ -31,33 +32,8 @@ from profiler.published.printed import Printed, measures, milliseconds, money, r
 from profiler.published.studies import STUDIES
 from profiler.published.tables import markdown, published_tables
 from profiler.results.columns import RESULTS
-from profiler.results.reading import with_all_columns
-
-WITH_INPUT_GRADIENT = {name for study in STUDIES.values() for name in study.input_gradient}
-TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
-
-
-def case(
-    model: str, variant: str = "eager", precision: str = "fp32", ms: float | None = 3.0, **more: Any
-) -> dict[str, Any]:
-    """A training row of the H200 at batch 16: a third of it forward; without `ms` one that gave no figures."""
-    found: dict[str, Any] = {
-        "model": model, "engine": variant.partition("-")[0], "variant": variant, "precision": precision,
-        "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "gpu": "NVIDIA H200",
-        "model_kind": "canonical", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "failed",
-        "input_gradient": (more.get("network") or model) in WITH_INPUT_GRADIENT,
-        "warnings": [], **TODAY,
-    }  # fmt: skip
-    if ms:
-        found |= {"latency_ms": ms, "forward_ms": ms / 3, "backward_ms": 2 * ms / 3, "throughput": 16_000 / ms}
-    return found | more
-
 
 ROW = {"run_id": "run", "case_id": "a"}
-
-
-def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
 
 
 def table(study: str, name: str, *cases: dict[str, Any]) -> Printed:
@@ -385,13 +361,6 @@ def test_the_libraries_of_002_have_their_class_and_their_whole_milliseconds():
     address = "https://github.com/soumith/cuda-convnet2.torch/blob/master/cudaconv3/src/filter_acts.cu"
     assert f"| Titan Black | cuda-convnet2 | [ConvLayer]({address}) | **275** | **88** | **187** |" in text
     assert "| eager-channels-last | 12.35 | 4.12 | 8.23 |" in text
-
-
-def layer(name: str, ms: tuple[float, float, float], variant: str = "eager", **more: Any) -> dict[str, Any]:
-    parts = dict(zip(("forward_ms", "grad_input_ms", "grad_weight_ms"), ms, strict=True))
-    figures = {"latency_ms": sum(ms), "clock": "event", "backward_ms": None, "peak_memory_mib": 100.4}
-    shape = {"model_kind": "layer", "head": None, "extra": None, "batch_size": 128, "flops_per_item": 1e9}
-    return case(name, variant, **{**shape, **figures, **parts, **more})
 
 
 LAYERS = [layer(f"L{i}", (1.0 * i, 2.0, 3.0)) for i in range(1, 6)]

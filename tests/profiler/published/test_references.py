@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
 from profiler.published import references
+from profiler.published.references import published_as_results
 from profiler.published.studies import STUDIES
+from profiler.results.columns import RESULTS
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_studies_are_those_of_the_files():
@@ -72,3 +78,28 @@ def test_without_the_folder_the_error_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(references, "FOLDER", tmp_path / "references")
     with pytest.raises(ConfigError, match=r"references/cnn-benchmarks\.csv is missing: .* leave published out"):
         references.networks("cnn-benchmarks")
+
+
+@pytest.mark.parametrize("study", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks", "gpu-study"])
+def test_every_published_total_is_a_row_in_training(study: str) -> None:
+    printed = pl.read_csv(ROOT / "references" / f"{study}.csv", infer_schema=False)
+    totals = printed.filter(pl.col("pass") == "total").drop_nulls(["milliseconds", "network"])
+    rows = published_as_results(study)
+    assert dict(rows.schema) == RESULTS
+    assert sorted(rows["latency_ms"]) == sorted(totals["milliseconds"].cast(pl.Float64))
+    assert set(rows["pass"]) == {"training"}
+    assert rows["case_id"].is_unique().all()
+    if study != "gpu-study":
+        slower = (rows["forward_ms"] + rows["backward_ms"] - rows["latency_ms"]).abs() / rows["latency_ms"]
+        assert slower.max() < 0.02  # type: ignore[operator]
+
+
+def test_a_published_cpu_is_called_as_it_is() -> None:
+    rows = published_as_results("cnn-benchmarks").filter(device="cpu")
+    assert set(rows["machine"]) == {"Dual Xeon E5-2630 v3"}
+    assert set(rows["variant"]) == {"nn"}
+
+
+def test_a_study_that_is_none_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'cnn-benchmarks'"):
+        published_as_results("cnn-benchmark")

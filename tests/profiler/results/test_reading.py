@@ -17,7 +17,6 @@ from object_store import bucket
 
 from profiler import load, load_layers
 from profiler.errors import ConfigError
-from profiler.published.references import published_as_results
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
 from profiler.results.reading import read_runs, with_all_columns
 
@@ -274,31 +273,6 @@ def test_an_object_store_without_environment_is_read_all_the_same(store: str, re
 def test_an_address_that_holds_nothing_is_a_config_error(store: str, address: str) -> None:
     with pytest.raises(ConfigError, match=r"s3://.*/results/missing.*cannot be read"):
         read_runs([f"{store}{address}"])
-
-
-@pytest.mark.parametrize("study", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks", "gpu-study"])
-def test_every_published_total_is_a_row_in_training(study: str) -> None:
-    printed = pl.read_csv(ROOT / "references" / f"{study}.csv", infer_schema=False)
-    totals = printed.filter(pl.col("pass") == "total").drop_nulls(["milliseconds", "network"])
-    rows = published_as_results(study)
-    assert dict(rows.schema) == RESULTS
-    assert sorted(rows["latency_ms"]) == sorted(totals["milliseconds"].cast(pl.Float64))
-    assert set(rows["pass"]) == {"training"}
-    assert rows["case_id"].is_unique().all()
-    if study != "gpu-study":
-        slower = (rows["forward_ms"] + rows["backward_ms"] - rows["latency_ms"]).abs() / rows["latency_ms"]
-        assert slower.max() < 0.02  # type: ignore[operator]
-
-
-def test_a_published_cpu_is_called_as_it_is() -> None:
-    rows = published_as_results("cnn-benchmarks").filter(device="cpu")
-    assert set(rows["machine"]) == {"Dual Xeon E5-2630 v3"}
-    assert set(rows["variant"]) == {"nn"}
-
-
-def test_a_study_that_is_none_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'cnn-benchmarks'"):
-        published_as_results("cnn-benchmark")
 
 
 def test_an_older_row_has_the_identity_that_it_would_have_now() -> None:

@@ -125,15 +125,6 @@ def test_every_row_has_its_name():
         assert found.count([one["variant"], one["precision"]]) == 2  # Inference and training.
 
 
-def test_a_long_name_is_folded_and_whole():
-    # The figures stand in the columns to the right, so the name's pieces are what begins each line.
-    name = "abcdefghijklmnopqrstuvwxyz-" * 4
-    text = printed(row("eager", ms=6.0), row(name, "amp-fp16", ms=3.0))
-    table = text.partition("Variant")[2].partition("batch 1:")[0]
-    pieces = [line.split()[0] for line in table.splitlines() if line.split() and line.split()[0] in name]
-    assert "".join(pieces) == name
-
-
 def test_every_group_has_a_title_its_rows_fastest_first_and_a_sentence():
     text = printed(row("eager", ms=6.0), row("ort", ms=2.5), row("eager", ms=60.0, batch_size=16))
     assert text.index("net, inference, batch 1\n") < text.index("net, inference, batch 16\n")

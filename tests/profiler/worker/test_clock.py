@@ -1,4 +1,4 @@
-"""The CUDA clock's gate and loop in virtual time: a stream that runs behind a host, which stalls now and then."""
+"""The CUDA clock's gate and loop in virtual time, a stream behind a host that stalls now and then; the real CPU clock."""
 
 from __future__ import annotations
 
@@ -160,3 +160,35 @@ def test_on_the_cpu_the_time_ends_the_loop_whatever_a_call_was_said_to_take(
     monkeypatch.setattr("profiler.worker.clock.time.perf_counter", lambda: device.now / 1000)
     assert CpuClock().throughput(Call(device, 10.0, 0.0), 0.5, said_ms) == pytest.approx(100)
     assert device.now == pytest.approx(500, abs=10)
+
+
+def test_the_cpu_clocks_boundaries_add_up_to_no_more_than_the_call():
+    def run(mark: Mark) -> None:
+        sum(range(2000))
+        mark("forward")
+        sum(range(4000))
+        mark("backward")
+
+    samples = CpuClock().time_calls(run, 20)
+    assert set(samples) == {"host", "forward", "backward"}
+    assert {len(values) for values in samples.values()} == {20}
+    for total, forward, backward in zip(samples["host"], samples["forward"], samples["backward"], strict=True):
+        assert forward > 0
+        assert backward > 0
+        assert forward + backward <= total
+
+
+def test_the_cpu_clock_runs_every_call_of_a_block_and_gives_no_boundaries_of_it():
+    marked: list[int] = []
+
+    def run(mark: Mark) -> None:
+        marked.append(1)
+        mark("forward")
+
+    samples = CpuClock().time_calls(run, calls=4, block=3)
+    assert len(marked) == 12
+    assert {name: len(values) for name, values in samples.items()} == {"host": 4}
+
+
+def test_the_cpu_clock_has_no_gate():
+    assert not CpuClock().time_gated(lambda mark: None, 1.0, 3)

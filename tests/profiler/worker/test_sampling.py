@@ -388,38 +388,6 @@ def test_samples_so_far_are_reported_between_chunks():
     assert seen[-1] < len(result.samples["host"])
 
 
-def test_the_cpu_clocks_boundaries_add_up_to_no_more_than_the_call():
-    def run(mark: Mark) -> None:
-        sum(range(2000))
-        mark("forward")
-        sum(range(4000))
-        mark("backward")
-
-    samples = CpuClock().time_calls(run, 20)
-    assert set(samples) == {"host", "forward", "backward"}
-    assert {len(values) for values in samples.values()} == {20}
-    for total, forward, backward in zip(samples["host"], samples["forward"], samples["backward"], strict=True):
-        assert forward > 0
-        assert backward > 0
-        assert forward + backward <= total
-
-
-def test_the_cpu_clock_runs_every_call_of_a_block_and_gives_no_boundaries_of_it():
-    marked: list[int] = []
-
-    def run(mark: Mark) -> None:
-        marked.append(1)
-        mark("forward")
-
-    samples = CpuClock().time_calls(run, calls=4, block=3)
-    assert len(marked) == 12
-    assert {name: len(values) for name, values in samples.items()} == {"host": 4}
-
-
-def test_the_cpu_clock_has_no_gate():
-    assert not CpuClock().time_gated(lambda mark: None, 1.0, 3)
-
-
 def test_the_real_cpu_clock_measures_a_real_function():
     class Session:
         def run(self, mark: Mark) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import published_rows
 import pytest
 from published_statements import CHECKS, Outcome, answers
 from runs import on_console
@@ -17,8 +18,6 @@ from profiler.published.claims.evidence import Evidence
 from profiler.published.page import KINDS, MOST, groups, headlines
 from profiler.published.page import cost as headlines_cost
 from profiler.published.studies import STUDIES
-from profiler.results.columns import RESULTS
-from profiler.results.reading import with_all_columns
 
 README = Path(__file__).resolve().parents[4] / "references" / "README.md"
 HOST_BOUND = ["gate-overrun: the launches of one call outlast any gate", "host-bound: a"]
@@ -27,13 +26,9 @@ HOST_BOUND = ["gate-overrun: the launches of one call outlast any gate", "host-b
 def case(
     model: str, variant: str = "eager-benchmark", precision: str = "fp32", ms: float | None = 3.0, **more: Any
 ) -> Any:
-    """A training row of the H200 at batch 16; without `ms` one that gave no figures."""
-    return {
-        "model": model, "model_kind": "canonical", "engine": "eager", "variant": variant, "precision": precision,
-        "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "device": "cuda", "cudnn": "91900",
-        "torch_version": "2.11.0", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "oom",
-        "latency_ms": ms, "peak_memory_mib": 2048.0, "warnings": [], **more,
-    }  # fmt: skip
+    """A training row of the H200 at batch 16; without `ms` one that ran out of memory."""
+    usual = {"status": "ok" if ms else "oom", "peak_memory_mib": 2048.0}
+    return published_rows.case(model, variant, precision, ms, **{**usual, **more})
 
 
 def without_cudnn(model: str, ms: float, **more: Any) -> Any:
@@ -49,7 +44,7 @@ def swept(model: str, times: dict[int, float], **more: Any) -> list[Any]:
 
 
 def evidence(study: str, *cases: Any) -> Evidence:
-    return Evidence(study, with_all_columns(pl.DataFrame(list(cases), schema=RESULTS)))
+    return Evidence(study, published_rows.frame(*cases))
 
 
 def own(study: str, heading: str, *cases: Any) -> list[str]:
