@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from matrix_product import WEIGHT, write_theirs
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from engines.deployment import write_run
 
@@ -28,17 +29,6 @@ SCRIPT = Path(__file__).resolve().parents[3] / "engines" / "tensorrt_engines" / 
 BATCH = 2
 
 pytestmark = pytest.mark.slow
-
-
-def write_graph(path: Path) -> None:
-    """A matrix product whose weights lie in a file beside it."""
-    weight = np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32)
-    shapes = {"values": ["n", 6], "scores": ["n", 5]}
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    nodes = [helper.make_node("MatMul", ["values", "w"], ["scores"])]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
 
 
 def seeded(*shape: int) -> NDArray[np.float32]:
@@ -118,7 +108,7 @@ REFUSALS = {
 
 
 def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_graph(tmp_path / "model.onnx")
+    write_theirs(tmp_path / "model.onnx")
     library = StandIn("cpu", scratch=4096)
     cuda = HostCuda(library)
     names = ("cuda", "cuda.bindings")
@@ -128,7 +118,7 @@ def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
     x = seeded(BATCH, 6)
     y = run_trt_example(tmp_path, library, monkeypatch, x)
-    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-5)
+    np.testing.assert_allclose(y, x @ WEIGHT, rtol=1e-5)
     assert cuda.replays >= 20
     for step, words in REFUSALS.items():
         library.fails = step
@@ -142,10 +132,10 @@ def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.gpu
 def test_tensorrts_example_uses_cuda_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.runtime")
-    write_graph(tmp_path / "model.onnx")
+    write_theirs(tmp_path / "model.onnx")
     x = seeded(BATCH, 6)
     y = run_trt_example(tmp_path, StandIn("cuda"), monkeypatch, x)
-    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-4)
+    np.testing.assert_allclose(y, x @ WEIGHT, rtol=1e-4)
 
 
 def test_bf16_is_rounded_to_the_nearest() -> None:

@@ -8,10 +8,9 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-import onnx
 import polars as pl
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from matrix_product import write_product
 from runs import Profiler, on_console
 
 from profiler.job.config import load_config
@@ -74,12 +73,7 @@ def test_nothing_is_said_of_a_run_without_figures(resnet50: pl.DataFrame) -> Non
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A fully connected layer."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in (("x", 32), ("y", 8)))
-    weights = numpy_helper.from_array(np.ones((32, 8), np.float32) / 32, "w")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
-    path = tmp_path / "tiny.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
+    return write_product(tmp_path / "tiny.onnx", np.ones((32, 8), np.float32) / 32)
 
 
 def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:

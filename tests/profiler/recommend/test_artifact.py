@@ -20,8 +20,9 @@ import onnx
 import polars as pl
 import pytest
 import torch
+from matrix_product import WEIGHT, write_theirs
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 from runs import Profiler
 from safetensors.torch import load_file
 
@@ -112,19 +113,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.py").write_text(TINY)
     (folder / "job.yaml").write_text(JOB)
     (folder / "parts").mkdir()
-    write_graph(folder / "parts" / "theirs.onnx")
+    write_theirs(folder / "parts" / "theirs.onnx")
     return folder
-
-
-def write_graph(path: Path) -> None:
-    """A matrix product whose weights lie in a file beside it."""
-    weight = np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32)
-    shapes = {"values": ["n", 6], "scores": ["n", 5]}
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    nodes = [helper.make_node("MatMul", ["values", "w"], ["scores"])]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +280,7 @@ def test_a_users_onnx_file_comes_with_its_data(export: Export, workplace: Path, 
     assert config_of(artifact)["outputs"] == ["scores"]
     x = seeded(BATCH, 6)
     _, y = run_example(artifact, tmp_path, x)
-    weight = np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32)
-    np.testing.assert_allclose(y, x @ weight, rtol=1e-5)
+    np.testing.assert_allclose(y, x @ WEIGHT, rtol=1e-5)
 
 
 def test_without_an_input_it_makes_one_up(export: Export, tmp_path: Path) -> None:

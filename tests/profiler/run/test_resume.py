@@ -12,11 +12,10 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
-import onnx
 import polars as pl
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from matrix_product import write_product
 from runs import Profiler
 
 FACTORY = """
@@ -58,12 +57,9 @@ FIRST = ["--only", "batch_size=1"]
 
 
 def write_graph(path: Path, factor: float, external: bool = False) -> None:
-    weight = numpy_helper.from_array(np.full((3, 2), factor, np.float32), "w")
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", s]) for n, s in (("x", 3), ("y", 2))]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "tiny", *([v] for v in values), [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    (path.parent / f"{path.name}.data").unlink(missing_ok=True)
-    onnx.save(model, path, save_as_external_data=external, location=f"{path.name}.data", size_threshold=0)
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)
+    write_product(path, np.full((3, 2), factor, np.float32), batch="batch", beside=data.name if external else None)
 
 
 def write_weights(path: Path, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""The CUDA clock's gate and loop in virtual time, a stream behind a host that stalls now and then; the real CPU clock."""
+"""The CUDA clock's gate and loop in virtual time, a stream behind a host that stalls at times; the real CPU clock."""
 
 from __future__ import annotations
 
