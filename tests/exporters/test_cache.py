@@ -68,26 +68,17 @@ def damage_manifest(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_truncate, damage_same_size, damage_companion, damage_manifest])
-def test_damaged_entry_is_produced_again(tmp_path: Path, damage: object) -> None:
-    cache = Cache(tmp_path)
-    path, cached = cache.entry("kind", "key", ".bin", produce)
-    assert not cached
-    assert cache.entry("kind", "key", ".bin", produce) == (path, True)
-    damage(path)  # type: ignore[operator]
-    assert cache.entry("kind", "key", ".bin", produce) == (path, False)
-    assert path.read_text() == "content"
-    assert path.with_name("key.bin.data").read_text() == "beside"
-
-
-@pytest.mark.parametrize("damage", [damage_truncate, damage_same_size, damage_companion, damage_manifest])
-def test_damage_is_told(tmp_path: Path, damage: object) -> None:
+def test_damaged_entry_is_told_and_produced_again(tmp_path: Path, damage: object) -> None:
     cache, told = Cache(tmp_path), []  # type: ignore[var-annotated]
-    path, _ = cache.entry("kind", "key", ".bin", produce, damaged=told.append)
-    cache.entry("kind", "key", ".bin", produce, damaged=told.append)
+    path, cached = cache.entry("kind", "key", ".bin", produce, damaged=told.append)
+    assert not cached
+    assert cache.entry("kind", "key", ".bin", produce, damaged=told.append) == (path, True)
     assert told == []
     damage(path)  # type: ignore[operator]
-    cache.entry("kind", "key", ".bin", produce, damaged=told.append)
+    assert cache.entry("kind", "key", ".bin", produce, damaged=told.append) == (path, False)
     assert told == [path]
+    assert path.read_text() == "content"
+    assert path.with_name("key.bin.data").read_text() == "beside"
 
 
 def test_entry_is_produced_again_on_demand(tmp_path: Path) -> None:
@@ -98,11 +89,12 @@ def test_entry_is_produced_again_on_demand(tmp_path: Path) -> None:
     assert cache.entry("kind", "key", ".bin", produce) == (path, True)
 
 
-def test_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise ValueError("disk full")
+def fail(path: Path) -> None:
+    path.write_text("half")
+    raise ValueError("disk full")
 
+
+def test_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     path, _ = cache.entry("kind", "key", ".bin", produce)
     with pytest.raises(ValueError, match="disk full"):
@@ -119,10 +111,6 @@ def test_copied_entry_is_served(tmp_path: Path) -> None:
 
 
 def test_failed_production_leaves_nothing(tmp_path: Path) -> None:
-    def fail(path: Path) -> None:
-        path.write_text("half")
-        raise ValueError("disk full")
-
     with pytest.raises(ValueError, match="disk full"):
         Cache(tmp_path).entry("kind", "key", ".bin", fail)
     assert [file.name for file in (tmp_path / "kind").iterdir()] == ["key.bin.lock"]

@@ -212,7 +212,6 @@ REFUSED = [
     ("resnet18 --write-yaml net.py", "--write-yaml net.py: there is such a file already"),
     ("resnet18 --write-yaml no/job.yaml", "--write-yaml no/job.yaml: there is no folder no"),
     ("job.yaml --batch 1", "--batch goes with a model, .*; job.yaml has the keys itself"),
-    ("net.py --input 8", "net.py: name the function in it that returns the model"),
     ("words.onx", "'words.onx' is neither a file .*; did you mean 'words.onnx'"),
     ("cnn-benchmarks --write-yaml j.yaml", "--write-yaml goes with a model"),
 ]
