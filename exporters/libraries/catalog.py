@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.declared_inputs import DeclaredInput
-from exporters.errors import nearest, sentence
+from exporters.errors import message, nearest, sentence
 from exporters.source import ModelError, ModelSource
 
 if TYPE_CHECKING:
@@ -111,7 +111,10 @@ def _asked(source: ModelSource, function: str) -> Any:
     except ModelError as error:
         raise source.error(f"{source.factory}: {error}") from error
     except Exception as error:
-        raise source.error(f"{source.factory}: {library.package} raised {sentence(error)}") from error
+        # What torchvision's import says where its compiled operators do not load (0.28).
+        unfit = "operator torchvision::" in message(error)
+        hint = "; this torchvision was built for another torch: install the two from one place" if unfit else ""
+        raise source.error(f"{source.factory}: {library.package} raised {sentence(error)}{hint}") from error
 
 
 def not_installed(library: Library) -> str | None:

@@ -58,13 +58,15 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 
 
 OWN = """
-from torch import nn
+from torch import library, nn
 
 from exporters.declared_inputs import BATCH, DeclaredInput
 from exporters.libraries.catalog import Known
 
 
 def build(name, options):
+    if name == "unfit":  # As torchvision does, whether its compiled operators were loaded or not.
+        library.register_fake("torchvision::unfit")(lambda: None)
     embedding = nn.Embedding(options.get("words", 10), int(name))
     return nn.Sequential(embedding, nn.BatchNorm1d(4)) if options.get("norm") else embedding
 
@@ -94,6 +96,8 @@ def test_a_library_is_a_row_and_two_functions() -> None:
         input_specs(model("own:8", dimensions={"lenght": 7}))
     with pytest.raises(ModelError, match=r"own:eight: torch raised .*invalid literal"):
         build(model("own:eight"))
+    with pytest.raises(ModelError, match=r"torchvision::unfit does not exist.* built for another torch"):
+        build(model("own:unfit"))
 
 
 @pytest.mark.usefixtures("own")
