@@ -23,7 +23,11 @@ import polars as pl
 
 from profiler.job.config import load_config
 from profiler.nvml import visible_gpus
+from profiler.published.setups import marks
+from profiler.results.columns import kind_of_warning
+from profiler.results.replicates import OK, disturbed
 from profiler.results.run_folder import RunFolder
+from profiler.results.warning_kinds import meaning, qualifying
 from profiler.submit.cleaning import Cleaner, read_run, write_data
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name, prose
@@ -35,6 +39,9 @@ OPERATOR = re.compile(
     r"(?P<aten>aten[.:]+\w+)|an implementation for (?P<lacking>\w+)|while running (?P<running>\w+) node"
 )
 """Where a reason names one: torch's, or ONNX Runtime's."""
+FEW = 10
+"""Up to so many models are named."""
+KINDS = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
 
 
 def main() -> None:
@@ -139,8 +146,10 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame) -> str:
     """The page as Markdown; `rows` are results with the column family."""
     models, of = rows["model"].n_unique(), rows["family"].n_unique()
     first = rows.row(0, named=True)
-    ok = (rows["status"] == "ok").sum()
-    where = f"{first['gpu'] or first['device']}, {first['precision']}, batch {first['batch_size']}"
+    ok = rows.filter(OK).height
+    where = f"{first['machine']}, {first['precision']}, batch {first['batch_size']}"
+    doubtful = rows.filter(OK & disturbed(KINDS).is_not_null())["model"].n_unique()
+    left_out = f" Left out: {numbers.counted(doubtful, 'model')} with a row that was disturbed." if doubtful else ""
     parts = [
         MADE,
         "# Atlas of timm",
@@ -148,11 +157,12 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame) -> str:
         "measured. The data is in [results.parquet](results.parquet), the job in [bench.yaml](bench.yaml).",
         *_section("How many run", passes(rows)),
         *_section("Why some do not, by operator", failures(rows)),
+        *_section("What the rows warn of", warned(rows)),
         *_section(
             "The fastest runtime by family",
             fastest(rows),
-            "Milliseconds of a call, the geometric mean over a family's models that ran in all of them; the ratio is "
-            "that of the second fastest to the fastest. A ratio below 1.02 is no difference.",
+            "Milliseconds of a call, the geometric mean over a family's models that ran undisturbed in all of them; "
+            f"the ratio is that of the second fastest to the fastest. A ratio below 1.02 is no difference.{left_out}",
         ),
         *_section(
             "Seconds that a cell took, by phase",
@@ -160,7 +170,7 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame) -> str:
             "Mean wall seconds of a cell's own process. Graphs and references were prepared ahead, and so was what "
             "torch.compile keeps on disk: `build` is what it still has to do with that.",
         ),
-        *_section("Every model", cells(rows), "Milliseconds of a call; without one the row's status."),
+        *_section("Every model", cells(rows), f"Milliseconds of a call; without one the row's status.\n\n{_legend()}"),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -175,15 +185,13 @@ def passes(rows: pl.DataFrame) -> Table:
     counts = rows.group_by("variant", maintain_order=True).agg(
         pl.len().alias("cells"),
         *((pl.col("status") == status).sum().alias(status) for status in statuses),
-        share=(pl.col("status") == "ok").mean(),
-        static=pl.col("warnings").list.eval(pl.element().str.starts_with("static-graph")).list.any().sum(),
+        share=OK.mean(),
     )
     fields = [
         name("Runtime", "variant"),
         figure("Cells", "cells", numbers.whole),
         *(figure(status, status, numbers.whole) for status in statuses),
         figure("ok, %", "share", numbers.each(numbers.percent)),
-        figure("with a graph for this batch only", "static", numbers.whole),
     ]
     return Table("passes", "", counts, fields)
 
@@ -197,7 +205,7 @@ def operator(reason: str) -> str:
 
 def failures(rows: pl.DataFrame) -> Table:
     """What is not ok, by runtime and operator, with one whole reason."""
-    bad = rows.filter(pl.col("status") != "ok").with_columns(
+    bad = rows.filter(~OK).with_columns(
         pl.col("reason").fill_null(""), operator=pl.col("reason").fill_null("").map_elements(operator, pl.String)
     )
     groups = bad.group_by("variant", "status", "operator", maintain_order=True).agg(
@@ -214,16 +222,28 @@ def failures(rows: pl.DataFrame) -> Table:
     return Table("failures", "", groups.sort("cells", descending=True, maintain_order=True), fields)
 
 
-def _wide(rows: pl.DataFrame, index: Sequence[str]) -> tuple[pl.DataFrame, list[str]]:
-    """A row a model with each variant's latency, and the variants."""
+def warned(rows: pl.DataFrame) -> Table:
+    """By kind of warning how many of a variant's rows with figures carry it, and whose they are where those are few."""
     variants = rows["variant"].unique(maintain_order=True).to_list()
-    ok = rows.with_columns(ms=pl.when(pl.col("status") == "ok").then("latency_ms"))
-    return ok.pivot("variant", index=index, values="ms", aggregate_function="median"), variants
+    carried = rows.filter(OK).select("model", "variant", kind=KINDS.list.unique()).explode("kind").drop_nulls("kind")
+    models = pl.col("model").unique().sort()
+    counts = carried.group_by("kind").agg(
+        *((pl.col("variant") == variant).sum().alias(variant) for variant in variants),
+        models=pl.when(models.len() <= FEW).then(models.str.join(", ")),
+    )
+    meanings = pl.col("kind").map_elements(lambda kind: meaning(kind, ""), pl.String)
+    figures = (figure(variant, variant, numbers.whole) for variant in variants)
+    fields = [name("Warning", "kind"), *figures, prose("Models", "models"), prose("Meaning", "meaning")]
+    return Table("warned", "", counts.with_columns(meaning=meanings).sort("kind"), fields)
 
 
 def fastest(rows: pl.DataFrame) -> Table:
-    """By family the geometric mean of each variant, over models that ran in all, the fastest, and by how much."""
-    wide, variants = _wide(rows, ["family", "model"])
+    """By family the geometric mean of each variant, over models that ran in all undisturbed, the fastest, and by how
+    much."""
+    variants = rows["variant"].unique(maintain_order=True).to_list()
+    ms = pl.when(OK & disturbed(KINDS).is_null()).then("latency_ms")
+    index = ["family", "model"]
+    wide = rows.with_columns(ms=ms).pivot("variant", index=index, values="ms", aggregate_function="median")
     means = (
         wide.drop_nulls(variants)
         .group_by("family")
@@ -257,16 +277,19 @@ def spent(seconds: pl.DataFrame) -> Table:
 
 
 def cells(rows: pl.DataFrame) -> Table:
-    """A row a model."""
-    wide, variants = _wide(rows, ["family", "model"])
-    status = rows.pivot("variant", index="model", values="status", aggregate_function="first")
-    both = wide.join(status, on="model", suffix=" status")
-    shown = [
-        pl.col(v).map_elements(lambda value: numbers.ms([value])[0], pl.String).fill_null(pl.col(f"{v} status"))
-        for v in variants
-    ]
+    """A row a model: of each variant the milliseconds with their marks, or the status."""
+    variants = rows["variant"].unique(maintain_order=True).to_list()
+    ms = pl.col("latency_ms").map_elements(lambda value: numbers.ms([value])[0], pl.String)
+    cell = pl.when(OK).then(pl.concat_str(ms, marks(KINDS), separator=" ", ignore_nulls=True)).otherwise("status")
+    wide = rows.with_columns(cell=cell).pivot(
+        "variant", index=["family", "model"], values="cell", aggregate_function="first"
+    )
     fields = [name("Family", "family"), name("Model", "model"), *(name(variant, variant) for variant in variants)]
-    return Table("cells", "", both.with_columns(shown).sort("family", "model"), fields)
+    return Table("cells", "", wide.sort("family", "model"), fields)
+
+
+def _legend() -> str:
+    return "\n".join(f"- `{kind.mark}` {kind.kind}: {kind.meaning}" for kind in qualifying())
 
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path:
         for model, times in {"a_1": (4.0, 1.0, 2.0), "a_2": (4.0, 4.0, 2.0), "b_1": (1.0, 3.0, None)}.items()
         for variant, ms in zip(("eager", "compiled", "ort"), times, strict=True)
     ]
+    for variant, warnings in {
+        "eager": [],
+        "compiled": ["disturbed: by others", "inaccurate: by much"],
+        "ort": [],
+    }.items():
+        rows.append(handmade.row(variant, "fp16", 1.0, model="a_3", gpu="H200", warnings=warnings))
     results, _ = handmade.run(*rows)
     seconds = pl.DataFrame(
         [("eager", "open", 1.0), ("eager", "open", 2.0), ("eager", "load", 1.0), ("ort", "open", 0.5)],
@@ -42,8 +48,11 @@ def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path:
     )
     text = page(results.with_columns(FAMILY), seconds)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert ["ort", "3", "1", "2", "67", "0"] in lines
+    assert ["ort", "4", "1", "3", "75"] in lines
+    assert next(line for line in lines if line[0] == "inaccurate")[:5] == ["inaccurate", "0", "1", "0", "a_3"]
     assert next(line for line in lines if line[2] == "Foo")[:5] == ["ort", "failed", "Foo", "1", "b_1"]
     assert ["a", "2", "4.00", "2.00", "2.00", "compiled", "1.00"] in lines
+    assert "Left out: 1 model with a row that was disturbed." in text
     assert ["all", "2.00", "0.50"] in lines
+    assert ["a", "a_3", "1.00", "1.00 B", "1.00"] in lines
     assert ["b", "b_1", "1.00", "3.00", "failed"] in lines
