@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,19 +51,22 @@ def test_a_link_to_a_pipe_without_a_name_is_written_to():
     os.close(writer)
 
 
-@pytest.fixture
+@contextmanager
 def files_of_1_kb():
-    """A limit on the size of files stands for a full disk: both end a write in its middle."""
+    """A limit on the size of files stands for a full disk: both end a write in its middle. It holds for no longer than
+    that, since pytest's own output may be a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path, files_of_1_kb):
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path):
     kept = tmp_path / "results.parquet"
     kept.write_text("old")
-    with pytest.raises(OSError, match="too large") as raised:
+    with files_of_1_kb(), pytest.raises(OSError, match="too large") as raised:
         write_whole(kept, "n" * 5000)
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(kept))
     assert kept.read_text() == "old"
