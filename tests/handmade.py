@@ -32,8 +32,9 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
     if ms is not None:
         case |= {"clock": "host", "latency_ms": ms, "host_ms": ms, "throughput": 1000 / ms, "rel_l2_error": 4e-4}
     case |= more
-    case.setdefault("case_id", "/".join(str(case[k]) for k in ("model", "variant", "pass", "precision", "replicate")))
-    return case
+    place = "{model}/{variant}/{pass}/{precision}/b{batch_size}/r{replicate}".format(**case)
+    extra = case.get("extra")
+    return {"case_id": f"{place}/{extra}" if extra else place, **case}
 
 
 def on_gpu(variant: str, ms: float, gpu_ms: float | None, **more: Any) -> dict[str, Any]:
@@ -76,3 +77,24 @@ def line(frames: Frames, variant: str, precision: str = "fp32", **more: Any) -> 
 
 def said(frames: Frames) -> list[str | None]:
     return [sentences.group_sentence(key, lines) for key, lines in speedups.groups(speedups.summary(*frames))]
+
+
+def layer(name: str, kind: str, ms: float, *nodes: str) -> dict[str, Any]:
+    return {"layer": name, "kind": kind, "nodes": list(nodes), "ms": ms}
+
+
+EAGER = [
+    layer("stem.conv", "conv2d", 2.0, "node_Conv_1"),
+    layer("stem.bn", "batch_norm", 0.5, "node_Conv_1"),
+    layer("stem.relu", "relu_", 0.5, "node_relu"),
+    layer("block", "add_", 0.25, "node_add"),
+    layer("head.fc", "linear", 0.75, "node_linear"),
+]
+"""The layers of a small network as eager runs it, and as ONNX Runtime does."""
+ORT = [
+    layer("Reorder", "ReorderInput", 0.1),
+    layer("fused [bold]", "FusedConv", 1.5, "node_Conv_1", "node_relu"),
+    layer("node_add", "Add", 0.2, "node_add"),
+    layer("node_reshape", "Reshape", 0.0, "node_reshape"),
+    layer("node_linear", "Gemm", 0.7, "node_linear"),
+]

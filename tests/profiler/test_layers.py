@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from handmade import EAGER, ORT, layer
 from runs import Profiler, on_console
 
 from engines.base import Warning
@@ -72,24 +73,6 @@ def dying():
 # The command and the frames.
 
 
-def layer(name: str, kind: str, ms: float, *nodes: str) -> dict[str, Any]:
-    return {"layer": name, "kind": kind, "nodes": list(nodes), "ms": ms}
-
-
-EAGER = [
-    layer("stem.conv", "conv2d", 2.0, "node_Conv_1"),
-    layer("stem.bn", "batch_norm", 0.5, "node_Conv_1"),
-    layer("stem.relu", "relu_", 0.5, "node_relu"),
-    layer("block", "add_", 0.25, "node_add"),
-    layer("head.fc", "linear", 0.75, "node_linear"),
-]
-ORT = [
-    layer("Reorder", "ReorderInput", 0.1),
-    layer("fused [bold]", "FusedConv", 1.5, "node_Conv_1", "node_relu"),
-    layer("node_add", "Add", 0.2, "node_add"),
-    layer("node_reshape", "Reshape", 0.0, "node_reshape"),
-    layer("node_linear", "Gemm", 0.7, "node_linear"),
-]
 COMPILED = [layer("triton_poi_fused_convolution_relu_0" + "_very_long" * 20, "triton", 1.25)]
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import handmade
 import numpy as np
 import polars as pl
 import pytest
@@ -39,18 +40,13 @@ Row = dict[str, Any]
 
 def row(variant: str, precision: str = "fp16", ms: float | None = 1.0, **more: Any) -> Row:
     """One case on a GPU; without `ms` one that was not measured."""
-    case: Row = {
-        "run_id": "run", "model": "net", "engine": variant.partition("-")[0], "variant": variant, "pass": "inference",
-        "precision": precision, "batch_size": 1, "device": "cuda", "replicate": 0, "options": "{}", "warnings": [],
-        "machine": "H200", "gpu": "H200", "status": "ok" if ms is not None else "unsupported",
-    }  # fmt: skip
-    if ms is not None:
-        case |= {"clock": "event", "latency_ms": ms, "gpu_ms": ms, "host_ms": 2 * ms, "samples": 40, "load_s": 0.5}
-        case |= {"throughput": 1000 / ms * more.get("batch_size", 1), "peak_memory_mib": 1000.0, "rel_l2_error": 4e-4}
-    case |= more
-    keys = ("model", "variant", "pass", "precision", "batch_size", "replicate", "extra")
-    case.setdefault("case_id", "/".join(str(case.get(key)) for key in keys))
-    return case
+    more = {"device": "cuda", "options": "{}", "machine": "H200", "gpu": "H200"} | more
+    if ms is None:
+        return handmade.row(variant, precision, None, **{"status": "unsupported"} | more)
+    figures = {"clock": "event", "gpu_ms": ms, "host_ms": 2 * ms, "throughput": 1000 / ms * more.get("batch_size", 1)}
+    return handmade.row(
+        variant, precision, ms, **figures | {"samples": 40, "load_s": 0.5, "peak_memory_mib": 1000.0} | more
+    )
 
 
 def thrice(variant: str, ms: float, *, spread: float = 0.002, gpu_ms: float | None = None, **more: Any) -> list[Row]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 import vl_convert
@@ -328,14 +329,8 @@ def test_hostile_names_do_not_break_markdown_nor_files(
 
 
 def row(variant: str, ms: float, **more: Any) -> dict[str, Any]:
-    case: dict[str, Any] = {
-        "run_id": "run", "model": "net", "pass": "inference", "batch_size": 1, "replicate": 0, "precision": "fp32",
-        "engine": variant.partition("-")[0], "variant": variant, "status": "ok", "clock": "host", "warnings": [],
-        "latency_ms": ms, "host_ms": ms, "throughput": 1000 / ms, "machine": "laptop", "device": "cpu", "samples": 40,
-    }  # fmt: skip
-    case |= more
-    keys = ("model", "variant", "pass", "precision", "batch_size", "replicate", "extra")
-    return {"case_id": "/".join(str(case.get(key)) for key in keys), **case}
+    more = {"machine": "laptop", "device": "cpu", "samples": 40, "rel_l2_error": None} | more
+    return handmade.row(variant, ms=ms, **more)
 
 
 def failed(variant: str, **more: Any) -> dict[str, Any]:

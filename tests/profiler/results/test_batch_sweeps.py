@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 
@@ -19,32 +20,13 @@ from profiler.results.speedups import summary
 
 def row(batch: int, ms: float | None, role: str = "sweep=batch", settings: str = "", **other: Any) -> dict[str, Any]:
     """A row of alexnet's inference in eager; without `ms` one that ran out of memory."""
-    extra = "/".join(filter(None, [settings, role]))
-    replicate = other.get("replicate", 0)
-    found = {
-        "run_id": "run",
-        "machine": "H200",
-        "model": "alexnet",
-        "engine": "eager",
-        "variant": "eager",
-        "pass": "inference",
-        "precision": "fp32",
-        "batch_size": batch,
-        "replicate": replicate,
-        "device": "cuda",
-        "extra": extra or None,
-        "status": "oom" if ms is None else "ok",
-        "reason": "CUDA out of memory. Tried to allocate 3 GiB" if ms is None else None,
-        "clock": None if ms is None else "event",
-        "latency_ms": ms,
-        "throughput": None if ms is None else 1000 * batch / ms,
-        "warnings": [],
-        **other,
-    }
-    found["case_id"] = "/".join(
-        [*(str(found[key]) for key in ("model", "variant", "pass", "precision")), f"b{batch}", f"r{replicate}", extra]
-    )
-    return found
+    extra = "/".join(filter(None, [settings, role])) or None
+    place = {"machine": "H200", "model": "alexnet", "batch_size": batch, "device": "cuda", "extra": extra}
+    if ms is None:
+        ended = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 3 GiB"}
+        return handmade.row("eager", ms=None, **place | ended | other)
+    figures = {"clock": "event", "host_ms": None, "rel_l2_error": None, "throughput": 1000 * batch / ms}
+    return handmade.row("eager", ms=ms, **place | figures | other)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
+from handmade import layer
 
 from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
 
 KEYS = ["model", "variant", "setting"]
 
 
-def layer(name: str, kind: str, ms: float, *nodes: str) -> dict[str, Any]:
-    return {"layer": name, "kind": kind, "nodes": list(nodes), "ms": ms}
-
-
-EAGER = Profiled(
-    {"engine": "eager", "variant": "mine"},
-    [
-        layer("stem.conv", "conv2d", 2.0, "node_Conv_1"),
-        layer("stem.bn", "batch_norm", 0.5, "node_Conv_1"),
-        layer("stem.relu", "relu_", 0.5, "node_relu"),
-        layer("block", "add_", 0.25, "node_add"),
-        layer("head.fc", "linear", 0.75, "node_linear"),
-    ],
-)
-ORT = Profiled(
-    {"engine": "ort", "variant": "ort"},
-    [
-        layer("Reorder", "ReorderInput", 0.1),
-        layer("fused", "FusedConv", 1.5, "node_Conv_1", "node_relu"),
-        layer("node_add", "Add", 0.2, "node_add"),
-        layer("node_reshape", "Reshape", 0.0, "node_reshape"),
-        layer("node_linear", "Gemm", 0.7, "node_linear"),
-    ],
-)
+EAGER = Profiled({"engine": "eager", "variant": "mine"}, handmade.EAGER)
+ORT = Profiled({"engine": "ort", "variant": "ort"}, handmade.ORT)
 
 
 def test_groups_are_as_fine_as_every_variant_tells_nodes_apart() -> None:

@@ -6,6 +6,7 @@ import io
 from functools import partial
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 from rich.console import Console
@@ -19,24 +20,12 @@ from profiler.run.summary import print_results
 
 def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
     """One case with every figure that the tables show; without `ms` one that gave none."""
-    case: dict[str, Any] = {
-        "model": "net",
-        "pass": "inference",
-        "batch_size": 1,
-        "replicate": 0,
-        "variant": variant,
-        "precision": precision,
-        "status": "ok" if ms is not None else "failed",
-        "warnings": [],
-    }
-    if ms is not None:
-        figures = ("latency_ms", "gpu_ms", "forward_ms", "backward_ms")
-        case |= {"clock": "event", "throughput": 1000 / ms, "rel_l2_error": 1.234e-4, "peak_memory_mib": 12345.6}
-        case |= dict.fromkeys(figures, ms) | {"latency_ci_low_ms": 0.995 * ms, "latency_ci_high_ms": 1.005 * ms}
-    case |= more
-    place = f"b{case['batch_size']}/r{case['replicate']}"
-    case.setdefault("case_id", f"{case['model']}/{variant}/{case['pass']}/{precision}/{place}")
-    return case
+    if ms is None:
+        return handmade.row(variant, precision, None, **more)
+    figures = dict.fromkeys(("gpu_ms", "forward_ms", "backward_ms"), ms)
+    interval = {"latency_ci_low_ms": 0.995 * ms, "latency_ci_high_ms": 1.005 * ms}
+    shown = {"clock": "event", "host_ms": None, "rel_l2_error": 1.234e-4, "peak_memory_mib": 12345.6}
+    return handmade.row(variant, precision, ms, **figures | interval | shown | more)
 
 
 def thrice(variant: str, precision: str = "fp32", ms: float = 1.0, **more: Any) -> list[dict[str, Any]]:
@@ -411,15 +400,10 @@ def test_that_figures_are_rough_is_said_once_and_last():
 
 
 def case(model: str, variant: str = "eager", ms: float | None = 3.0, **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "run_id": "run", "model": model, "engine": variant, "variant": variant, "precision": "fp32",
-        "pass": "training", "batch_size": 16, "replicate": 0, "machine": "here", "device": "cuda",
-        "model_kind": "canonical", "status": "ok" if ms else "oom", "reason": None if ms else "CUDA out of memory",
-        "warnings": [], "clock": "event", "latency_ms": ms, "throughput": 16_000 / ms if ms else None,
-    }  # fmt: skip
-    found |= more
-    found["case_id"] = "/".join(str(found[k]) for k in ("model", "variant", "pass", "batch_size", "replicate"))
-    return found
+    place = {"pass": "training", "batch_size": 16, "machine": "here", "device": "cuda", "model_kind": "canonical"}
+    figures = {"clock": "event", "host_ms": None, "rel_l2_error": None, "throughput": 16_000 / ms} if ms else {}
+    ended = {} if ms else {"status": "oom", "reason": "CUDA out of memory"}
+    return handmade.row(variant, ms=ms, model=model, **place | figures | ended | more)
 
 
 def layer(name: str, variant: str, *parts: float, **more: Any) -> dict[str, Any]:
