@@ -321,6 +321,9 @@ LONGEST = (
     *("profiler/worker/test_checks_of_gradients.py", "test_architecture.py", "docs/test_suite_pages.py"),
 )
 """Files of 10 to 130 seconds, the longest first: each is one worker's, and the last of them would end alone."""
+ONE_WORKERS = ("browser", "engines", "exporters", "robustness")
+"""Folders whose files share what a process does once, for seconds: start a browser, a compiler, an exporter, a runtime,
+or the process that forks commands."""
 SLOW_FIXTURES = {"forkserver", "command_line", "tab", "busy_processors"}
 """A test that asks for one of these, itself or through another fixture, starts a process."""
 
@@ -369,6 +372,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker whole files, and of the folders in ONE_WORKERS all of them."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFolder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = nodeid.removeprefix("tests/").partition("/")[0]
+            return folder if folder in ONE_WORKERS else super()._split_scope(nodeid)
+
+    return ByFolder(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -180,9 +180,9 @@ def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
     raise TimeoutError("the browser did not say which port it listens on")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tab() -> Iterator[Page]:
-    """One tab for all tests of a file; what it noted before is forgotten when a page is opened."""
+    """One tab for all tests; what it noted before is forgotten when a page is opened."""
     program = find()
     if program is None:
         pytest.skip("no Chromium is installed (apt-get install chromium), and $CHROMIUM names none")
