@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -40,7 +41,13 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     """
     if why := config.too_many():
         raise config.error(why)
-    once = [case for entry in config.subjects for case in _cells(config, entry, device, hardware)]
+
+    @functools.cache
+    def lacking(engine: str, precision: str) -> str:
+        """What this machine lacks; a look takes milliseconds, and a plan may have thousands of cells."""
+        return explain(missing(ENGINES[engine], device, precision=precision))
+
+    once = [case for entry in config.subjects for case in _cells(config, entry, device, hardware, lacking)]
     cases = [replace(case, replicate=number) for number in range(config.replicates) for case in once]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
@@ -123,7 +130,13 @@ def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]
     return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
 
 
-def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, hardware: str | None) -> Iterator[Case]:
+def _cells(
+    config: Config,
+    entry: ModelEntry | LayerEntry,
+    device: Device,
+    hardware: str | None,
+    lacking: Callable[[str, str], str],
+) -> Iterator[Case]:
     """The cells of one model or layer, of the first replicate."""
     of_job, reference = entry.source(), config.reference_of(entry)
     precisions = precisions_of(of_job, config.precisions)
@@ -144,7 +157,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, hardw
                 reason = reason or not_made(source, precision)
             # What another interpreter lacks is asked where it may be started (profiler/run/interpreters.py).
             if reason is None and not engine_entry.python:
-                reason = explain(missing(ENGINES[engine], device, precision=precision)) or None
+                reason = lacking(engine, precision) or None
             yield Case(
                 model=entry.name,
                 engine=engine,
