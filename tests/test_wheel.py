@@ -42,13 +42,11 @@ def small():
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel; its dependencies are those of the environment of the tests."""
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(wheel, check=True)
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    (built,) = folder.glob("*.whl")
+    # It builds a wheel and installs that.
     install = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
-    subprocess.run([*install, "--no-deps", "--no-compile", str(built)], check=True)
+    subprocess.run([*install, "--no-deps", "--no-compile", str(ROOT)], check=True)
     # Not by PYTHONPATH, which would bring the checkout that is installed there, too.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     hide(UNDER_OTHER_NAMES, (), packages)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,13 +262,13 @@ def test_its_weights_are_the_models(export: Export) -> None:
 def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export: Export, tmp_path: Path) -> None:
     artifact = export("good", "ort")
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     requirements = str(artifact / "requirements.txt")
     subprocess.run([*pip, "install", "--quiet", "--no-compile", "-r", requirements], check=True)
-    listed = subprocess.run([*pip, "list"], check=True, capture_output=True, text=True).stdout
-    assert "onnxruntime" in listed
-    assert "torch" not in listed
+    installed = {one.name.partition("-")[0] for one in (tmp_path / "venv").rglob("*.dist-info")}
+    assert "onnxruntime" in installed
+    assert not any("torch" in name for name in installed)
     x = seeded(BATCH, 3, 16, 16)
     _, y = run_example(artifact, tmp_path, x, python=str(python))
     np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)

@@ -776,7 +776,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> 
     ]
     (folder / "job.yaml").write_text(
         f"models: [{', '.join(models)}]\nengines: [eager, ort-tuned]\nbatch_sizes: [1, 2, 4]\ndevice: cpu\n"
-        "budget: {seconds: 0.2, min_samples: 5}\n"
+        f"budget: {FAST}\n"
     )
     key = uuid.uuid4().hex
     done = close_terminal_after_first_ok(folder, cache, key)
