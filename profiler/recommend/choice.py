@@ -8,9 +8,9 @@ memory. Where it is unclear whether they differ, the best estimate stays the cho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -46,6 +46,14 @@ LIMITED_BY = {
 NOT_TIMED = ("peak_memory_mib", "error")
 """Figures that other work on the machine does not change."""
 
+_RESTRICTED: Mapping[str, tuple[str, Callable[[Any], pl.Expr]]] = {
+    "--batch": ("batch_sizes", pl.col("batch_size").is_in),
+    "--precision": ("precisions", pl.col("precision").is_in),
+    "--engine": ("engines", lambda names: matching(Filter(engine=list(names)))),
+    "--exclude-engine": ("without_engines", lambda names: ~matching(Filter(engine=list(names)))),
+    "--machine": ("machines", machine_name().is_in),
+}
+"""By option the field of a request, and which rows its values leave."""
 Why = Literal["worse", "unclear", "tied", "unfit", "unknown", "uncalibrated", "unmeasured"]
 
 
@@ -94,13 +102,7 @@ class Request:
     @property
     def restrictions(self) -> dict[str, tuple[object, ...]]:
         """By option what it names of batch sizes, precisions, engines and machines; those that are given."""
-        every = {
-            "--batch": self.batch_sizes,
-            "--precision": self.precisions,
-            "--engine": self.engines,
-            "--exclude-engine": self.without_engines,
-            "--machine": self.machines,
-        }
+        every = {option: getattr(self, name) for option, (name, _) in _RESTRICTED.items()}
         return {option: values for option, values in every.items() if values}
 
     def admits(self, candidate: Candidate) -> bool:
@@ -263,15 +265,9 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
 
 def rows_of(results: pl.DataFrame, request: Request) -> pl.DataFrame:
     """The rows that `request` leaves to choose from."""
-    restricted = {
-        "--batch": pl.col("batch_size").is_in(request.batch_sizes),
-        "--precision": pl.col("precision").is_in(request.precisions),
-        "--engine": matching(Filter(engine=list(request.engines))),
-        "--exclude-engine": ~matching(Filter(engine=list(request.without_engines))),
-        "--machine": machine_name().is_in(request.machines),
-    }
     asked = {"model": request.model, "pass": request.pass_, "setting": request.work}
-    return without_probes(results).filter(*(restricted[option] for option in request.restrictions), **asked)
+    restricted = (_RESTRICTED[option][1](values) for option, values in request.restrictions.items())
+    return without_probes(results).filter(*restricted, **asked)
 
 
 def margin_of(better: Candidate, worse: Candidate, figure: str, times: pl.DataFrame) -> Margin:

@@ -54,7 +54,10 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
     target = _target(options)
     try:
         if options.study is not None:
-            return [_write_page(target, page(study.compose(options.study, runs, only)))]
+            text = page(study.compose(options.study, runs, only))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(target, text)
+            return [target]
         return _write_report(options, runs, only, compared, target)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
@@ -79,14 +82,8 @@ def _write_report(
     report = compose(data)
     drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
     text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)
-    return [_write_page(target, text), *(image.path for image in drawn)]
-
-
-def _write_page(target: Path, text: str) -> Path:
-    """Write it into a folder that need not be there. Raises OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, text)
-    return target
+    return [target, *(image.path for image in drawn)]
 
 
 def _target(options: Options) -> Path:
@@ -104,6 +101,4 @@ def _target(options: Options) -> Path:
 
 
 def _images(options: Options, folder: Path, report: Report) -> list[Image]:
-    if options.charts is None:
-        return []
-    return images.write(report, folder, "png" if options.charts == "png" else "svg")
+    return images.write(report, folder, "png" if options.charts == "png" else "svg") if options.charts else []

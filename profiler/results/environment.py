@@ -41,9 +41,8 @@ def is_machine(value: Any) -> bool:
 
 _FORMS: dict[str, Form] = {
     **dict.fromkeys(("gpu", "cpu", "host", "cuda", "driver", "cudnn", "device", "compute_capability"), is_text),
-    **dict.fromkeys(
-        ("gpu_uuid", "platform", "python", "cloud", "instance", "price_source", "roofs_disturbance"), is_text
-    ),
+    **dict.fromkeys(("gpu_uuid", "platform", "python", "cloud", "instance"), is_text),
+    **dict.fromkeys(("price_source", "roofs_disturbance"), is_text),
     **dict.fromkeys(("gpu_memory_mib", "memory_mib", "cpu_cores", "torch_threads", "sampling_seconds"), is_number),
     **dict.fromkeys(("roofs", "measured_roofs", "wall_seconds"), values_of(is_number)),
     **dict.fromkeys(("packages", "variables"), values_of(_or_null(is_text))),

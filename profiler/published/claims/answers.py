@@ -168,14 +168,10 @@ def layers_own(evidence: Evidence) -> list[str]:
     keys = ["machine", "precision", "batch_size"]
     whole = rows.filter(pl.col("disturbed").is_null()).group_by(*keys, "variant", maintain_order=True)
     sums = whole.agg(pl.col("total_ms").sum(), pl.col("total_ms").count().alias("count")).filter(count=len(LAYERS))
-    single = sums.sort("total_ms").unique(keys, keep="first", maintain_order=True)
+    several = sums.filter(pl.len().over(keys) > 1)
+    single = several.sort("total_ms").unique(keys, keep="first", maintain_order=True)
     best = best_per_layer(rows).filter(pl.col("layer") == ALL_LAYERS, pl.col("disturbed").is_null())
-    several = sums.group_by(keys).agg(pl.len().alias("variants")).filter(pl.col("variants") > 1)
-    both = (
-        single.join(best, on=keys, suffix="_best", maintain_order="left")
-        .join(several, on=keys, how="semi")
-        .drop_nulls("total_ms_best")
-    )
+    both = single.join(best, on=keys, suffix="_best", maintain_order="left").drop_nulls("total_ms_best")
     return [
         f"On {the(row['machine'])} in {row['precision']}, the fastest variant for each layer and pass takes "
         f"{decimals(row['total_ms_best'], 2)} ms for L1 to L5; {row['variant']}, the fastest single one, "
@@ -215,17 +211,17 @@ def use_own(evidence: Evidence) -> list[str]:
     rows = without_probes(evidence.results).filter(
         pl.col("model").is_in(LAYERS), pl.col("pass") == "training", model_kind="layer", batch_size=128
     )
-    found = []
-    for (machine, layer), group in rows.drop_nulls("peak_memory_mib").group_by("machine", "model", maintain_order=True):
-        ordered = group.sort("peak_memory_mib", maintain_order=True)
-        least, most = ordered.row(0, named=True), ordered.row(-1, named=True)
-        found.append((most["peak_memory_mib"] / least["peak_memory_mib"], machine, layer, least, most))
-    if not found:
+    ordered = rows.drop_nulls("peak_memory_mib").sort("peak_memory_mib", maintain_order=True)
+    groups = ordered.group_by("machine", "model", maintain_order=True)
+    ends = [(group.row(0, named=True), group.row(-1, named=True)) for _, group in groups]
+    apart = [(most["peak_memory_mib"] / least["peak_memory_mib"], least, most) for least, most in ends]
+    if not apart:
         return []
-    factor, machine, layer, least, most = max(found, key=lambda one: one[0])
+    factor, least, most = max(apart, key=lambda one: one[0])
     return [
-        f"On {the(machine)}, {layer} takes from {count(least['peak_memory_mib'])} MiB ({_variant(least)}) to "
-        f"{count(most['peak_memory_mib'])} MiB ({_variant(most)}): {compact(factor, 2)} times as much."
+        f"On {the(least['machine'])}, {least['model']} takes from {count(least['peak_memory_mib'])} MiB "
+        f"({_variant(least)}) to {count(most['peak_memory_mib'])} MiB "
+        f"({_variant(most)}): {compact(factor, 2)} times as much."
     ]
 
 
