@@ -62,14 +62,18 @@ def name_of(place: Place, count: int = 2, letter: str = "x") -> str:
     return ".".join([first if isinstance(first, str) else own, *map(str, rest)])
 
 
+def some_values(name: str, dtype: str) -> str:
+    """An example of what says what an integer input holds, for errors."""
+    largest = {"int8": 128, "uint8": 256}.get(dtype, 1000)
+    return "fill: lengths" if "mask" in name else f"range: [0, {largest}]"
+
+
 def no_values(name: str, dtype: str) -> str:
     """The error of an integer input of which nothing says what it holds."""
-    largest = {"int8": 128, "uint8": 256}.get(dtype, 1000)
-    example = "fill: lengths" if "mask" in name else f"range: [0, {largest}]"
+    example = f"inputs: {{{name}: {{{some_values(name, dtype)}}}}}"
     return (
-        f"input {name!r} is {dtype}, and nothing says which values it may have: give "
-        f"`inputs: {{{name}: {{{example}}}}}`, where a range goes up to, but not including, its second number; or one "
-        f"of fill: {', '.join(FILLS)}; or data: a .npy or .npz file"
+        f"input {name!r} is {dtype}, and nothing says which values it may have: give `{example}`, where a range goes "
+        f"up to, but not including, its second number; or one of fill: {', '.join(FILLS)}; or data: a .npy or .npz file"
     )
 
 

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from exporters.cache import file_sha256
 from exporters.catalog import network_of
 from exporters.declared_inputs import BATCH as BATCH
-from exporters.declared_inputs import DeclaredInput, Place, arrays_of, is_integer, name_of, no_values, symbols
+from exporters.declared_inputs import (
+    DeclaredInput,
+    Place,
+    arrays_of,
+    is_integer,
+    name_of,
+    no_values,
+    some_values,
+    symbols,
+)
 from exporters.errors import nearest
 from exporters.source import WEIGHTS, ModelError, ModelSource
 
@@ -441,10 +450,15 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batches, BATCH)}
     unnamed = {size for sizes in shapes.values() for size in sizes if isinstance(size, str) and size not in known}
     if names := sorted(unnamed):
-        example = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
+        example = ", ".join(f"{name}: 128" if name.isidentifier() else f'"{name}": 128' for name in names)
+        given = {name_of(each.place) for each in source.inputs}
+        lacking = [each for each in zip(shapes, dtypes, strict=True) if is_integer(each[1]) and each[0] not in given]
+        held = ", ".join(f"{name}: {{{some_values(name, dtype)}}}" for name, dtype in lacking)
+        values = f"\n    inputs: {{{held}}}" if held else ""
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; "
-            f"give their sizes next to `onnx`, for example:\n    dimensions: {{{example}}}"
+            f"give their sizes{' and what integers hold' * bool(values)} next to `onnx`, for example:\n"
+            f"    dimensions: {{{example}}}{values}"
         )
     return [
         TensorSpec(name, tuple(known.get(size, size) for size in sizes), dtype, named=_named(source, sizes))

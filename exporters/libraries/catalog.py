@@ -82,8 +82,9 @@ def model_entry(word: str, step: str | None = None) -> dict[str, str]:
         return {"name": name, "network": word} if step is None else {"name": f"{name}-{step}", "network": word}
     if word.endswith(".onnx"):
         return {"name": Path(word).stem, "onnx": word}
-    if ":" in word:
-        return {"name": word.rpartition(":")[2], "factory": word}
+    if ":" in word:  # With the module, since functions of several files are called alike.
+        module, _, function = word.rpartition(":")
+        return {"name": f"{module.rpartition('.')[2]}.{function}", "factory": word}
     return {"name": word}
 
 

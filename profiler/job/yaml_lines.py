@@ -92,7 +92,9 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
         name = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
         raise ConfigError(f"{path}: name the function in it that returns the model: {name}:make --input 3,224,224")
     if path.suffix in (".onnx", *WEIGHTS) and path.is_file():
-        raise ConfigError(f"{path}: a job is a YAML file that names it (README, 'Your own model')")
+        key = "onnx" if path.suffix == ".onnx" else 'factory: "net:make", input: [3, 224, 224], weights'
+        entry = f"{{name: mine, {key}: {path}}}"
+        raise ConfigError(f"{path}: is no job; give a YAML file whose `models` have it, as {entry} (docs/config.md)")
     try:
         loader, root, lines = _composed(_text(path))
         data = loader.construct_document(root) if root else None

@@ -29,6 +29,8 @@ _AIMS = {
 }
 _LEAST_SECONDS = 1.0
 """Set-up that nobody waits for."""
+_MANY = 3
+"""More names than these are counted, where a caution concerns all."""
 _CALIBRATE = {
     "onnx": "Int8 without calibration data has ranges of seeded inputs, so its error on yours is unknown. Give the "
     "model `calibration: FOLDER` in the job and measure again, or let it compete with --allow-uncalibrated or "
@@ -244,8 +246,13 @@ def _barred(found: Recommendation) -> list[Candidate]:
 def cautions(compared: Iterable[Candidate], figures: Collection[str]) -> list[str]:
     """Each kind of warning that makes one of the figures unreliable once, with whom of those compared it concerns."""
     kinds = [*doubting("latency"), *doubting("error"), *(doubting("memory") if "peak_memory_mib" in figures else ())]
-    names = {kind: dict.fromkeys(one.name for one in compared if kind in one.warnings) for kind in kinds}
-    return [f"Caution: {kind} ({listed(who)}): {meaning(kind, otherwise=kind)}." for kind, who in names.items() if who]
+    carried = {one.name: one.warnings for one in compared}
+    found = {kind: [name for name, warnings in carried.items() if kind in warnings] for kind in kinds}
+    every = f"all {len(carried)} compared"
+    who = {
+        kind: every if _MANY < len(names) == len(carried) else listed(names) for kind, names in found.items() if names
+    }
+    return [f"Caution: {kind} ({names}): {meaning(kind, otherwise=kind)}." for kind, names in who.items()]
 
 
 def _doubts(choice: Candidate, limits: Sequence[Limit]) -> list[str]:

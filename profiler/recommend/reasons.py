@@ -46,6 +46,8 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unfit":
         timed = any(shortfall.limit.figure not in NOT_TIMED for shortfall in loser.shortfalls)
         missed = "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
+        if any(shortfall.limit.figure == "latency_ms" for shortfall in loser.shortfalls):
+            missed += unlike_other(candidate, "latency_ms")
         told = found.choice and all(each.is_disturbed for each in found.candidates)  # By the headline, of all.
         doubted = timed and candidate.is_disturbed and not told
         return f"{missed}; it {was_disturbed(candidate.warnings)}" if doubted else missed

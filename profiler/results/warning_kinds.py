@@ -126,7 +126,8 @@ _KINDS = (
     WarningKind(
         "below-floor",
         "f",
-        "faster than the roofline; the column `warnings` of results.parquet names the limit",
+        "faster than this machine's measured peak or bandwidth allows, which may have been measured too low; the "
+        "column `warnings` of results.parquet has both figures",
         "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed` "
         "if the roofs were measured again after it and nothing disturbed that",
         doubts="latency",

@@ -130,6 +130,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         if conclude is not None:
             conclude(run.path, results, console)
         _say_yaml(start, run)
+    elif start.config.kind == "models" and "ok" in results["status"]:
+        start.say(f"What to deploy: {PROGRAM} recommend {shlex.quote(str(run.path))}; charts: its report.html")
     statuses = set(without_probes(results)["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 

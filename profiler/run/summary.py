@@ -42,6 +42,7 @@ _MOST_NAMED = 3
 """Of so many rows a warning gives the names."""
 _shown = partial(fields, shown=Shown.TERMINAL)
 _NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
+_RANKED = "A row whose latency and items/s contradict each other (inconsistent) is ranked by the slower of the two."
 _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 _VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
 _LAYER = [
@@ -116,11 +117,12 @@ def _print_group(console: Console, key: Row, lines: Sequence[Row], elsewhere: bo
 
 
 def _notes(lines: Sequence[Row], doubt: str | None, judged: bool, roofs_disturbance: str | None) -> list[str]:
-    """What the intervals, the lack of them, first calls, shares of the peak and, where `judged`, verdicts mean.
+    """What ranks, and what intervals, first calls, shares of the peak and, where `judged`, verdicts mean.
 
     A `doubt` takes the place of the notes on intervals.
     """
-    notes = [doubt] if doubt else []
+    notes = [_RANKED] if any(line["by_throughput_ms"] for line in lines) else []
+    notes += [doubt] if doubt else []
     if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
         notes.append(WITHIN_PROCESS)
     # A disturbed line has no factor at all, as its note says, and more samples would bring none.

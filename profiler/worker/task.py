@@ -156,7 +156,7 @@ def check_inputs(task: Task) -> None:
     """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
     fixed = fixed_batch(task.prepared.specs)
     if fixed is not None and fixed != task.case.batch_size:
-        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
+        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size")
     whole = next((spec for spec in task.prepared.specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if task.case.training.input_gradient and whole is not None:
         raise Unsupported(

@@ -46,7 +46,7 @@ def test_a_word_becomes_an_entry() -> None:
     assert model_entry("timm:vit_tiny.in1k") == {"name": "vit_tiny.in1k", "network": "timm:vit_tiny.in1k"}
     assert model_entry("hf:models/bert") == {"name": "bert", "network": "hf:models/bert"}
     assert model_entry("nets/a.onnx") == {"name": "a", "onnx": "nets/a.onnx"}
-    assert model_entry("package.nets:make") == {"name": "make", "factory": "package.nets:make"}
+    assert model_entry("package.nets:make") == {"name": "nets.make", "factory": "package.nets:make"}
     assert model_entry("resnet50") == {"name": "resnet50"}
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from runs import on_console
 
 from profiler.errors import ConfigError
-from profiler.recommend.answer import Answer, make_answer
+from profiler.recommend.answer import Answer, cautions, make_answer
 from profiler.recommend.choice import OBJECTIVES, Limit, Recommendation, Request, break_even, recommend
 from profiler.recommend.command import execute
 from profiler.recommend.options import Options, check, make_request
@@ -32,7 +32,7 @@ from profiler.results.set_up import BREAK_EVENS
 from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import PRIOR_CONFIGURATIONS
 from profiler.stats.samples import median_interval
-from profiler.tables.numbers import ms
+from profiler.tables.numbers import listed, ms
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 Row = dict[str, Any]
@@ -981,6 +981,12 @@ def test_of_two_figures_that_contradict_each_other_the_worse_one_ranks_and_both_
     assert "throughput" not in dict(make_answer(found, "").facts)["latency"]
 
 
+def test_the_nearest_is_not_without_what_contradicts_the_figure_by_which_a_limit_would_admit_it() -> None:
+    odd = row("ort", ms=20.0, throughput=10.0, warnings=["inconsistent: x"])
+    (sentence,) = make_answer(choose(odd, limits=(Limit("latency_ms", 5.0),)), "").sentences
+    assert "over the latency limit by 15.0 ms, but 100 ms by its throughput; it was inconsistent" in sentence
+
+
 def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     busy = {"warnings": ["disturbed: x"]}
     found = choose(row("ort", **busy), row("eager", ms=2.0, **busy), row("trt", ms=3.0, **busy))
@@ -989,6 +995,15 @@ def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     assert answer.notes == []
     (caution,) = answer.cautions
     assert caution.startswith("Caution: disturbed (ort fp16, batch 1 and eager fp16, batch 1): other work ran on the")
+
+
+def test_a_caution_of_more_than_three_names_that_holds_for_all_counts_them() -> None:
+    every = choose(*(row(variant, warnings=["disturbed: x"]) for variant in VARIANTS[:4])).candidates
+    (all_four,), (three,) = cautions(every, ()), cautions(every[:3], ())
+    assert all_four.startswith("Caution: disturbed (all 4 compared): other work ran")
+    assert three.startswith(f"Caution: disturbed ({listed(one.name for one in every[:3])}): other work ran")
+    quiet = choose(row("trt")).candidates
+    assert "all" not in cautions([*every, *quiet], ())[0].partition(":")[0]
 
 
 def test_an_interval_is_not_named_where_no_factor_is_shown() -> None:

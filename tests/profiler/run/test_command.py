@@ -367,6 +367,9 @@ def test_folder_holds_everything(full: Finished) -> None:
 def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) -> None:
     output = full.done.stdout
     assert full.done.stderr == ""
+    assert (
+        f"{full.folder.name}; charts: its report.html\n" in output.partition("\nWhat to deploy: python -m profiler ")[2]
+    )
     assert "Traceback" not in output
     assert "Warning:" not in output
     assert full.folder.name in output

@@ -71,7 +71,7 @@ def job(line: str, device: Device = "cpu") -> Config:
     ("line", "entry"),
     [
         ("resnet18", {"name": "resnet18"}),
-        ("net:make --input 3,2,2", {"name": "make", "factory": "net:make", "input": (3, 2, 2)}),
+        ("net:make --input 3,2,2", {"name": "net.make", "factory": "net:make", "input": (3, 2, 2)}),
         ("net:make --input x=batch,3,2,2", {"inputs": {"x": {"shape": ["batch", 3, 2, 2]}}}),
         (
             "net:make --input 8:int32:0,9 --input 4:float16",
@@ -180,7 +180,7 @@ REFUSED = [
     ("net:make", "net:make needs the shape of one item, for example --input 3,224,224"),
     ("net.py:make --input 3", "leave out .py: 'net:make'"),
     ("net.py", "net.py: name the function in it that returns the model: net:make --input"),
-    ("w.pt", "w.pt: a job is a YAML file that names it"),
+    ("w.pt", 'w.pt: is no job; .* as {name: mine, factory: "net:make", input: .*, weights: w.pt}'),
     ("timmm:resnet50", "unknown source 'timmm'; did you mean 'timm:resnet50'"),
     ("transformers:BertModel", "unknown source 'transformers'; did you mean 'hf:BertModel'"),
     ("resnet18 --engine ort,tensort", "^--engine: unknown engine 'tensort'; did you mean 'trt'"),

@@ -241,6 +241,14 @@ def test_a_column_without_figures_is_left_out():
     assert "Latency" in text
 
 
+def test_what_ranks_rows_that_contradict_themselves_is_said_where_there_is_one():
+    contradictory = row("ort", ms=0.5, throughput=100.0, warnings=["inconsistent: x"])
+    text = printed(row("eager", ms=5.0), contradictory)
+    assert text.index(" eager ") < text.index(" ort "), "10 ms by its throughput"
+    assert "is ranked by the slower of the two" in text
+    assert "ranked by" not in printed(row("eager", ms=5.0), row("ort", ms=0.5))
+
+
 def test_what_was_not_measured_is_listed_with_its_reason():
     text = printed(
         row("eager"),

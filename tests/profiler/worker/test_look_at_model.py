@@ -194,6 +194,14 @@ def test_dimensions_without_a_size_are_told(tmp_path: Path) -> None:
         look(write(tmp_path / "a.onnx", length="length"))
 
 
+def test_dimensions_without_a_size_and_integers_without_values_are_told_at_once(tmp_path: Path) -> None:
+    ids, length = (helper.make_tensor_value_info(n, TensorProto.INT64, ["n", "t"]) for n in ("ids", "y"))
+    graph = helper.make_graph([helper.make_node("Identity", ["ids"], ["y"])], "graph", [ids], [length])
+    onnx.save(helper.make_model(graph, ir_version=9), tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match=r"dimensions: \{t: 128\}\n    inputs: \{ids: \{range: \[0, 1000\]\}\}$"):
+        look(ModelSource("theirs", onnx=tmp_path / "a.onnx"))
+
+
 def test_an_opset_that_the_runtime_does_not_know_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As onnx may be newer than the runtime; the runtime is asked with a graph of these versions that does nothing."""
     opened = []
