@@ -164,7 +164,7 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
             if why_not := failure(case, prepared):
-                raise _not_made(why_not)
+                _made(why_not)
             graph = prepared.graph(case)
             onnx = graph.path if graph else None
         if task is not None:
@@ -193,10 +193,7 @@ def _build_task(case: Case, run: Run) -> BuildTask:
 
 
 def _made(outcome: Outcome) -> Any:
+    """What a process gave. Raises NotExported where it failed."""
     if outcome.status != "ok":
-        raise _not_made(outcome)
+        raise NotExported(f"{outcome.reason} (its output is in {outcome.log})")
     return outcome.value
-
-
-def _not_made(outcome: Outcome) -> NotExported:
-    return NotExported(f"{outcome.reason} (its output is in {outcome.log})")
