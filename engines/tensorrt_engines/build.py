@@ -7,6 +7,7 @@ an engine is for that GPU; TensorRT for RTX needs none, and builds for the compu
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -126,10 +127,16 @@ def engine_key(library: Any, request: BuildRequest) -> str:
 def _versions(library: Any) -> list[str]:
     """Of the bindings, and of the library behind them as far as it tells: by its parser and by its package."""
     rtx = bool(targets(library))
-    names = {str(own.metadata["Name"]).lower().replace("_", "-"): own.version for own in distributions()}
-    libraries = [f"{n} {v}" for n, v in names.items() if re.match(r"tensorrt.*-libs", n) and ("rtx" in n) == rtx]
+    libraries = [f"{name} {version}" for name, version in _installed_libraries().items() if ("rtx" in name) == rtx]
     bindings = f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}"
     return [bindings, *sorted(libraries)]
+
+
+@functools.cache
+def _installed_libraries() -> dict[str, str]:
+    """By name the versions of the packages with TensorRT's libraries, of all that are installed."""
+    names = ((str(own.metadata["Name"]).lower().replace("_", "-"), own) for own in distributions())
+    return {name: own.version for name, own in names if re.match(r"tensorrt.*-libs", name)}
 
 
 def _build(

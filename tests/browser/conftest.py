@@ -70,7 +70,8 @@ class Page:
 
     def look(self, width: int, height: int = 900, dark: bool = False, media: str = "screen") -> None:
         """Be a window of that size, for a reader who prefers that colour scheme."""
-        self._shown = None
+        if self._shown is not None and self._shown[1] != width:
+            self._shown = None
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -78,11 +79,11 @@ class Page:
 
     def show(self, file: Path, width: int, **picks: str) -> None:
         """The file in a light window of that width, with nothing else chosen; loaded only where it is not there yet."""
+        self.look(width)
         if self._shown == (file, width):
             self.errors.clear()
             picks = dict.fromkeys(self.evaluate(_CHOSEN), "All") | picks
         else:
-            self.look(width)
             self.open(file)
             self._shown = file, width
         self.choose(**picks)
