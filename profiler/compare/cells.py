@@ -14,7 +14,7 @@ from profiler.results import speedups
 from profiler.results.columns import kind_of_warning
 from profiler.results.replicates import disturbed, without_probes
 from profiler.results.speedups import compared, sides, spreads
-from profiler.tables.numbers import natural
+from profiler.tables.numbers import listed, natural
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 COLUMNS = [
@@ -65,7 +65,9 @@ def compare(
     if cells.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
         first = names[0] if base is None else base
         others = ", ".join(name for name in names if name != first)
-        raise ConfigError(f"no cell is on both sides: {first} and {others} share no {', '.join(match)}")
+        models = [(name, listed(rows.filter(side=name)["model"].unique(maintain_order=True))) for name in names]
+        differ = f" ({'; '.join(f'{name}: {of}' for name, of in models)})" if len({of for _, of in models}) > 1 else ""
+        raise ConfigError(f"no cell is on both sides: {first} and {others} share no {', '.join(match)}{differ}")
     return cells
 
 

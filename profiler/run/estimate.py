@@ -52,13 +52,19 @@ class Estimate:
     basis: Basis
 
 
+_Made = tuple[str | None, tuple[int, ...] | None]
+"""A user's factory and the shape of its item, None of other models: what is called alike may be another model."""
+
+
 @dataclass(frozen=True)
 class _Run:
-    """An earlier run: the seconds by phase of its cases, and before, between and after them; its `budget.seconds`."""
+    """An earlier run: the seconds by phase of its cases, and before, between and after them; its `budget.seconds`; of
+    what its models were made."""
 
     cases: Mapping[CaseId, Mapping[str, float]]
     around: Mapping[str, float]
     sampled: float
+    made: Mapping[str, _Made]
 
     @property
     def models(self) -> set[str]:
@@ -78,17 +84,19 @@ class Estimates:
     def __init__(self, folder: Path, environment: Mapping[str, Any], budget: Budget) -> None:
         self._folder, self._budget = folder, budget
         self._runs = list(islice(_read(folder, environment), _RUNS))
-        self._alike: dict[tuple[str, str, Role], list[tuple[CaseId, float]]] = {}
+        self._alike: dict[tuple[str, str, Role], list[tuple[CaseId, _Made, float]]] = {}
         for run, case_id in ((each, case_id) for each in self._runs for case_id in each.cases):
-            self._alike.setdefault(_alike(case_id), []).append((case_id, run.seconds(case_id, budget)))
+            made = run.made.get(case_id.model, (None, None))
+            self._alike.setdefault(_alike(case_id), []).append((case_id, made, run.seconds(case_id, budget)))
 
     def of(self, case: Case) -> Estimate:
         """What the case took in the latest run that had it, else the median of the nearest of its engine and pass."""
         alike = self._alike.get(_alike(case.id))
         if not alike:
             return Estimate(estimate_seconds(case, self._budget), Basis.GUESS)
-        least = min(_distance(case.id, other) for other, _ in alike)
-        nearest = [seconds for other, seconds in alike if _distance(case.id, other) == least]
+        distances = [_distance(case, other, made) for other, made, _ in alike]
+        least = min(distances)
+        nearest = [seconds for (*_, seconds), distance in zip(alike, distances, strict=True) if distance == least]
         if not any(least):
             return Estimate(nearest[0], Basis.EARLIER)
         return Estimate(statistics.median(nearest), Basis.SIMILAR)
@@ -128,9 +136,16 @@ def _alike(case_id: CaseId) -> tuple[str, str, Role]:
     return case_id.variant, case_id.pass_, case_id.role
 
 
-def _distance(case_id: CaseId, other: CaseId) -> tuple[bool, bool, bool, float]:
-    differs = [getattr(case_id, part) != getattr(other, part) for part in ("model", "setting", "precision")]
-    return differs[0], differs[1], differs[2], abs(math.log2(case_id.batch_size / other.batch_size))
+def _distance(case: Case, other: CaseId, made: _Made) -> tuple[bool, bool, bool, bool, float]:
+    own, source = case.id, case.source
+    model, setting, precision = (getattr(own, p) != getattr(other, p) for p in ("model", "setting", "precision"))
+    is_other = made != (None if source.library else source.factory, source.input_shape)
+    return model, is_other, setting, precision, abs(math.log2(own.batch_size / other.batch_size))
+
+
+def _made(models: Sequence[Mapping[str, Any]]) -> dict[str, _Made]:
+    """Of what the models of a run's bench.yaml are made, by name."""
+    return {each["name"]: (each.get("factory"), tuple(each["input"]) if each.get("input") else None) for each in models}
 
 
 def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
@@ -141,11 +156,12 @@ def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
             if any(facts.get(key) != environment.get(key) for key in _MACHINE):
                 continue
             check_readable(path.with_name("bench.yaml"))
-            sampling = float(read_yaml(path.with_name("bench.yaml"))[0]["budget"]["seconds"])
+            job = read_yaml(path.with_name("bench.yaml"))[0]
+            sampling, made = float(job["budget"]["seconds"]), _made(job.get("models") or [])
             around = {phase: float(facts["wall_seconds"].get(phase, 0.0)) for phase in _AROUND}
             results = RunFolder(path.parent).results()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
             continue
         ok = {case_id: each.phases for case_id, each in results.items() if each.status == "ok" and each.phases}
         if ok:
-            yield _Run(ok, around, sampling)
+            yield _Run(ok, around, sampling, made)

@@ -246,7 +246,7 @@ def test_what_makes_two_cells_of_one_name_not_the_same_is_said() -> None:
         (processes("a", 1.0) + processes("b", 1.0), {"by": "batch_size"}, "no text column"),
         (processes("a", 1.0) + processes("b", 1.0), {"by": "driver"}, "that column is empty"),
         (processes("a", 1.0) + processes("b", 1.0), {"base": "c"}, "no side is called 'c'"),
-        (processes("a", 1.0) + processes("b", 1.0, model="other"), {}, "no cell is on both sides"),
+        (processes("a", 1.0) + processes("b", 1.0, model="other"), {}, r"on both sides: .* \(a: resnet50; b: other\)"),
     ],
 )
 def test_what_cannot_be_compared_is_a_config_error(rows: Any, options: dict[str, Any], said: str) -> None:

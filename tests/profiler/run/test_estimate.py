@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_sampling_takes_as_much_longer_as_the_budget_is(tmp_path: Path, seconds:
     """And a second at least: 1.5 s of the 4.5 were other phases."""
     earlier(tmp_path, "run", result(case()), seconds=3.0)
     assert estimates(tmp_path, seconds).of(case()) == Estimate(pytest.approx(expected), Basis.EARLIER)
+
+
+@pytest.mark.parametrize(("factory", "item"), [("tst:make", (3, 64, 64)), ("unet:make", (3, 128, 128))])
+def test_a_factorys_model_of_the_same_name_may_be_another_one(
+    tmp_path: Path, factory: str, item: tuple[int, ...]
+) -> None:
+    own = replace(case("net"), source=ModelSource("net", factory="unet:make", input_shape=(3, 64, 64)))
+    run = earlier(tmp_path, "run", result(own))
+    models = '[{name: net, factory: "unet:make", input: [3, 64, 64]}]'
+    (run.path / "bench.yaml").write_text(f"budget: {{seconds: 3}}\nmodels: {models}\n")
+    assert estimates(tmp_path).of(own) == Estimate(4.5, Basis.EARLIER)
+    other = replace(own, source=ModelSource("net", factory=factory, input_shape=item))
+    assert estimates(tmp_path).of(other) == Estimate(4.5, Basis.SIMILAR)
 
 
 def test_of_other_cases_the_nearest_tells(tmp_path: Path) -> None:
