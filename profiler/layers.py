@@ -129,7 +129,7 @@ def _print_caution(console: Console, cases: Iterable[Profiled]) -> None:
     """Whose figures other work disturbed: layers are timed right after them."""
     kinds = {case.row["variant"]: [Warning.parse(text).kind for text in case.row["warnings"] or ()] for case in cases}
     if who := disturbed((variant, carried) for variant, carried in kinds.items() if without_factor(carried)):
-        text = f"Caution: {who} by other work, and so may be the layers, which are timed next; measure again"
+        text = f"Caution: {who}, and layers are timed right after: measure again before you rely on them"
         console.print(Text(text, style="yellow"))
 
 

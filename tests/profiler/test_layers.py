@@ -227,7 +227,7 @@ def test_layers_of_a_disturbed_case_are_not_to_be_relied_on(tmp_path: Path) -> N
     for of in (busy, quiet):
         folder.append(of)
     folder.write_parquet("suite", [case("eager"), case("ort")], {})
-    caution = "Caution: eager was disturbed by other work"
+    caution = "Caution: eager was disturbed, and layers are timed right after"
     text = printed(folder)
     assert [text[: text.index("node by node")].count(caution), text.count(caution)] == [1, 2]
     assert "Caution" not in printed(folder, variant="ort")
