@@ -135,7 +135,7 @@ def _conclusions(comparison: Comparison) -> Section:
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
     for side, lost in compared.drop_nulls("disturbed").group_by("side", maintain_order=True).len().iter_rows():
         left = f"{side}: {counted(lost, 'cell')} without a ratio of times, and left out of the means and ranges"
-        paragraphs.append(f"{left}: column Disturbed says which side's times other work changed. Measure again.")
+        paragraphs.append(f"{left}: column Disturbed says why, of either side or both. Measure again.")
     if WITHIN in compared["interval"]:
         paragraphs.append(WITHIN_PROCESS)
     return Section("", paragraphs or ["No cell was measured on both sides."])
