@@ -3,6 +3,9 @@
     python benchmarks/atlas.py measure --output results/atlas     again after a cut-off: goes on where it was
     python benchmarks/atlas.py page results/atlas/*/* --into docs/results/atlas
 
+Where one stay at a GPU is too short for all of it, `--part 1/2` and another time `--part 2/2`, each with an output of
+its own, measure half of the models each; the page takes the runs of both.
+
 Each GPU has its share of the models and of the cores. All of them prepare first, so that nothing else runs while they
 measure. The page needs timm, which knows the families.
 """
@@ -52,6 +55,7 @@ def main() -> None:
     given.add_argument("--job", type=Path, default=ROOT / "examples" / "atlas.yaml")
     given.add_argument("--output", type=Path, default=Path("results/atlas"), help="a folder a device goes here")
     given.add_argument("--devices", help="cuda:0,cuda:1 or cpu; all GPUs if left out")
+    given.add_argument("--part", type=part, default="1/1", metavar="K/N", help="the K-th of N shares of the models")
     given = commands.add_parser("page")
     given.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     given.add_argument("--into", required=True, type=Path, metavar="FOLDER")
@@ -62,12 +66,20 @@ def main() -> None:
     devices = options.devices.split(",") if options.devices else [f"cuda:{n}" for n in range(len(visible_gpus()))]
     if not devices:
         sys.exit("atlas: no NVIDIA GPU answers here; give --devices cpu")
-    sys.exit(measure(options.job, options.output, devices))
+    sys.exit(measure(options.job, options.output, devices, options.part))
 
 
-def measure(job: Path, output: Path, devices: Sequence[str]) -> int:
+def part(text: str) -> slice:
+    """What "2/3" takes of a list: of every three items the second."""
+    number, of = (int(word) for word in text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError
+    return slice(number - 1, None, of)
+
+
+def measure(job: Path, output: Path, devices: Sequence[str], part: slice) -> int:
     """Prepare all shares side by side, then measure them side by side; returns the largest exit code."""
-    models = [entry.name for entry in load_config(job).models]
+    models = [entry.name for entry in load_config(job).models][part]
     devices = devices[: len(models)]
     only = {device: ",".join(f"model={each}" for each in share) for device, share in shares(models, devices).items()}
     cores = shares(sorted(os.sched_getaffinity(0)), devices)

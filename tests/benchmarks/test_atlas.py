@@ -6,8 +6,9 @@ from pathlib import Path
 
 import handmade
 import polars as pl
+import pytest
 
-from benchmarks.atlas import ROOT, operator, page, shares
+from benchmarks.atlas import ROOT, operator, page, part, shares
 from profiler.job.config import load_config
 
 FAMILY = pl.col("model").str.split("_").list.first().alias("family")
@@ -20,6 +21,13 @@ def test_the_job_has_the_names_and_every_device_a_share() -> None:
     parts = shares(models, ["cuda:0", "cuda:1"])
     assert sorted(name for part in parts.values() for name in part) == sorted(models)
     assert shares([0], ["cuda:0", "cuda:1"]) == {"cuda:0": [0], "cuda:1": [0]}
+
+
+def test_parts_are_all_of_it_and_a_part_that_there_is_not_is_refused() -> None:
+    assert [list("abcde")[part(text)] for text in ("1/2", "2/2", "1/1")] == [["a", "c", "e"], ["b", "d"], list("abcde")]
+    for wrong in ("0/2", "3/2", "1", "1/2/3", "a/b"):
+        with pytest.raises(ValueError):
+            part(wrong)
 
 
 def test_a_reason_s_operator() -> None:
