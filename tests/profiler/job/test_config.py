@@ -285,7 +285,7 @@ def test_a_mistake_is_one_line_with_file_key_and_remedy_in_the_users_words(write
     [
         ("binary.yaml", b"\x89PNG\xff\x00", "not UTF-8"),
         ("zeros.yaml", b"a\x00b\n", "YAML"),
-        *((name, b"models: [alexnet]\n", "a YAML file that names it") for name in ("my.onnx", "my.pt")),
+        *((name, b"models: [alexnet]\n", "is no job; give a YAML file whose") for name in ("my.onnx", "my.pt")),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, says):
