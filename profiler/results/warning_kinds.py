@@ -199,8 +199,9 @@ _KINDS = (
     WarningKind(
         "unchecked-outputs",
         "0",
-        "the reference's outputs are zero, so agreeing with them says nothing",
-        "every output of the reference is zero on the seeded inputs, so that what computes nothing agrees with it",
+        "the reference's outputs are zero, or hardly depend on the inputs, so agreeing with them says nothing",
+        "every output of the reference is zero on the seeded inputs, so what computes nothing agrees with it, or the "
+        "error is half or more of how far its items are from each other: all that depends on the inputs could be wrong",
         doubts="error",
     ),
     WarningKind(

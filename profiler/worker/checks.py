@@ -22,7 +22,7 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker.outputs import Aligned, align, read_outputs, without_padding
-from profiler.worker.parity import NOT_FINITE, WRONG, Difference, compare, figures, judge
+from profiler.worker.parity import NOT_FINITE, WRONG, Difference, compare, figures, judge, spread
 from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients, static_graph
 
 _TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8"}
@@ -83,7 +83,12 @@ def _compared(
     reference = read_outputs(model.reference)
     aligned = align(outputs, names, reference, source.outputs, case.batch_size, model.reference_items)
     ours, truth = (without_padding(arrays, model.specs) for arrays in (aligned.outputs, aligned.reference))
-    return aligned, compare(ours, truth, aligned.names)
+    differences = compare(ours, truth, aligned.names)
+    if any(spec.data for spec in model.specs):  # Whose items may be one that repeats.
+        return aligned, differences
+    whole = without_padding([reference[name] for name in aligned.names], model.specs)
+    spreads = (spread(array, model.reference_items) for array in whole)
+    return aligned, [replace(each, spread=own) for each, own in zip(differences, spreads, strict=True)]
 
 
 def _some(reasons: Sequence[str]) -> str:

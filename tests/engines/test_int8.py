@@ -61,7 +61,7 @@ def open_session(cache: Cache) -> Open:
     return start
 
 
-@pytest.mark.parametrize("engine", map(if_able, ("ort", "openvino", "ort-openvino")))
+@pytest.mark.parametrize("engine", [*map(if_able, ("ort", "openvino", "ort-openvino"))])
 def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:
     session, expected = open_session(engine), outputs(open_session("ort", "fp32"))
     assert 1e-3 < error(outputs(session), expected) < 0.1

@@ -186,7 +186,7 @@ def test_unoptimized_ort_runs_the_exported_nodes_themselves(open_session: Open, 
     assert [layer.name for layer in layers] == exported
 
 
-@pytest.mark.parametrize("engine", map(if_able, ("openvino", "ort-openvino")))
+@pytest.mark.parametrize("engine", [*map(if_able, ("openvino", "ort-openvino"))])
 def test_openvino_tells_what_it_fused(open_session: Open, exported: list[str], engine: str) -> None:
     layers = open_session(engine).layers()
     stem, conv1, _ = of_kind(exported, "conv")

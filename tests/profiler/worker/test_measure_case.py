@@ -67,6 +67,17 @@ class Zero(nn.Module):
 def zero():
     return Zero()
 
+class Deaf(nn.Module):
+    """Outputs of about 1, of which the input decides a thousandth."""
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(8, 6)
+    def forward(self, x):
+        return self.last(x) * 0.001 + 1
+
+def deaf():
+    return Deaf()
+
 def nan():
     model = nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
     nn.init.constant_(model[1].weight, float("nan"))
@@ -87,6 +98,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         engine: str = "eager",
         pass_: str = "inference",
         seconds: float = 0.05,
+        precision: str = "fp32",
         then: Callable[[], None] = lambda: None,
     ) -> Result:
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
@@ -95,7 +107,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             export = prepare_export((source, "fp32", None, tmp_path / "cache"), lambda message: None)
             prepared = replace(prepared, onnx={"fp32": export})
         then()
-        case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
+        case = Case(factory, engine, engine, pass_, precision, 2, "cpu", 0, source)  # type: ignore[arg-type]
         return measure_case(Task(case, prepared, Budget(seconds=seconds, min_samples=3)), lambda message: None)
 
     return run
@@ -188,6 +200,14 @@ def test_token_ids_are_compared_place_by_place(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(OrtSession, "outputs", lambda session: [ids ^ 1 for ids in outputs(session)])
     result = measure_graph(source, tmp_path)
     assert result.reason == "the outputs are wrong: 100.0 % of the places of an integer output differ"
+
+
+def test_an_error_that_hides_what_the_inputs_decide_is_no_check(measure) -> None:
+    for precision, warned in (("fp32", False), ("bf16", True)):
+        result = measure("deaf", precision=precision)
+        assert (result.status, result.figures["rel_l2_error"] < 1e-2) == ("ok", True)
+        texts = [warning.text for warning in result.warnings if warning.kind == "unchecked-outputs"]
+        assert [", and other inputs change the outputs by no more than " in text for text in texts] == [True] * warned
 
 
 def test_token_ids_that_are_all_zero_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engines.base import Array, Warning
-from profiler.results.result import Figures
+from profiler.results.result import Figures, Finding
 from profiler.tables import numbers
-from profiler.worker.parity import Difference, compare, figures, judge
+from profiler.worker.parity import Difference, compare, figures, judge, spread
 
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
 SEEDED = "inputs are seeded"
@@ -229,6 +229,36 @@ def test_a_reference_of_zeros_is_no_check(dtype: type) -> None:
         "unchecked-outputs", "the reference is zero, as is what computes nothing: inputs are seeded"
     )
     assert judge("fp32", compare([zeros.copy(), LOGITS], [zeros, LOGITS]), SEEDED) is None, "the other one is a check"
+
+
+@pytest.mark.parametrize(
+    ("truth", "items", "expected"),
+    [
+        (np.array([[3.0, 4.0], [3.0, 4.0]], np.float32), 2, 0.0),
+        (np.array([[3.0, 4.0], [-3.0, -4.0]], np.float32), 2, 1.0),
+        (np.array([[1.0, 1.0], [3.0, 3.0]], np.float32), 2, math.sqrt(4 / 20)),
+        (np.array([[3.0, 4.0]], np.float32), 1, None),
+        (np.array([[3.0, 4.0], [1.0, 2.0]], np.float32), 4, None),
+        (np.array(5.0, np.float32), 2, None),
+        (np.array([[1, 2], [3, 4]], np.int64), 2, None),
+        (np.array([[1.0, INF], [3.0, INF]], np.float32), 2, None),
+    ],
+)
+def test_how_far_items_are_from_their_mean(truth: Array, items: int, expected: float | None) -> None:
+    assert spread(truth, items) == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+def test_an_error_as_large_as_half_of_what_inputs_change_is_no_check() -> None:
+    def finding(*spreads: float | None) -> Finding:
+        return judge("fp16", [Difference(1e-3, spread=each) for each in spreads], SEEDED)
+
+    assert finding(2.1e-3) is finding(None) is finding(1e-4, 1.0) is finding(1e-4, None) is None
+    assert finding(2e-3) == finding(2e-3, 1e-4)
+    assert str(finding(2e-3)) == (
+        "unchecked-outputs: relative L2 error 1.0e-3, and other inputs change the outputs by no more than 2.0e-3: "
+        "inputs are seeded"
+    )
+    assert str(judge("fp32", [Difference(1e-3, spread=1e-3)], SEEDED)).startswith("inaccurate: ")
 
 
 def test_outputs_without_elements_have_no_error() -> None:
