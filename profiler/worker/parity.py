@@ -145,7 +145,5 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
         return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")
     if differences and all(difference.hides_inputs for difference in differences):
         apart = numbers.error(max(difference.spread or 0.0 for difference in differences))
-        return Warning(
-            "unchecked-outputs", f"{what}, and other inputs change the outputs by no more than {apart}: {seeding}"
-        )
+        return Warning("unchecked-outputs", f"{what}, and other inputs change the outputs by only {apart}: {seeding}")
     return None

@@ -255,7 +255,7 @@ def test_an_error_as_large_as_half_of_what_inputs_change_is_no_check() -> None:
     assert finding(2.1e-3) is finding(None) is finding(1e-4, 1.0) is finding(1e-4, None) is None
     assert finding(2e-3) == finding(2e-3, 1e-4)
     assert str(finding(2e-3)) == (
-        "unchecked-outputs: relative L2 error 1.0e-3, and other inputs change the outputs by no more than 2.0e-3: "
+        "unchecked-outputs: relative L2 error 1.0e-3, and other inputs change the outputs by only 2.0e-3: "
         "inputs are seeded"
     )
     assert str(judge("fp32", [Difference(1e-3, spread=1e-3)], SEEDED)).startswith("inaccurate: ")
