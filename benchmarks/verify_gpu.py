@@ -1,13 +1,13 @@
 """Our clocks beside other tools': NVBench, triton.testing.do_bench and torch.utils.benchmark time the same callable.
 
-In the engines of PyTorch the column `plain` is a second model: loaded, captured and timed by its own code
-(verify_plain.py); `parity` is our error over numpy's own comparison of its outputs with the reference, within a factor
-of 2. The script's figure must be within 2 % of ours where the device sets the latency. Where the host does, in the rows
+In the engines of PyTorch the column `plain` is a script's figure: the model loaded, captured and timed by its own code
+(verify_plain.py) in a process of its own, since a card takes longer for a captured graph once a second one is captured
+in its process. `parity` is our error over numpy's own comparison of its outputs with the reference, within a factor of
+2. The script's figure must be within 2 % of ours where the device sets the latency. Where the host does, in the rows
 that are warned of as `host-bound`, a latency is how fast Python enqueues, which no two loops agree on: it is printed,
-and nothing is concluded. The gated clock runs again right after the script (`gpu_between`), since a card may by then
-take longer for the very same graph; a figure in the range from our latency to that one is not off.
+and nothing is concluded.
 
-All of them time one session on one stream in one process, one cell of verify_gpu.yaml after the other, so what differs
+The others time one session on one stream in one process, one cell of verify_gpu.yaml after the other, so what differs
 is the tool. NVBench flushes the L2 cache before each call of its cold measurement and not in its batch measurement, so
 each is compared with a gated measurement of ours under the same condition and taken right before or after it. Batches
 are taken where a CUDA graph makes a call one launch: the others would overflow the launch queue that NVBench blocks.
@@ -47,11 +47,11 @@ from profiler.worker.task import Task
 HERE = Path(__file__).resolve().parent
 TOLERANCE, PLAIN_TOLERANCE, PARITY_FACTOR = 0.01, 0.02, 2.0
 REPEATED = ("resnet50/eager/inference/fp16/b16/r0", "resnet50/ort-tuned/inference/fp16/b16/r0")
-TOOLS = ("ours", "plain", "between", "do_bench", "torch_timer", "flushed", "nvbench", "again")
+TOOLS = ("plain", "ours", "do_bench", "torch_timer", "flushed", "nvbench", "again")
 RATIOS = {
     "flushed": (("gpu_flushed", "nvbench_cold"), TOLERANCE),
     "warm": (("gpu_again", "nvbench_batch"), TOLERANCE),
-    "plain off": (("ours", "plain"), PLAIN_TOLERANCE),
+    "plain off": (("event", "plain"), PLAIN_TOLERANCE),
 }
 """Our gated time with a flush before each call to NVBench's cold one, without to that of its batch, our latency to the
 plain script's; and how far off they may be."""
@@ -59,7 +59,6 @@ COLUMNS = (
     "event",
     "gpu",
     "plain",
-    "gpu_between",
     "do_bench",
     "torch_timer",
     "gpu_flushed",
@@ -83,9 +82,8 @@ class Row:
     def ratios(self) -> dict[str, float]:
         """By RATIOS how far off we are, of what was measured and can be compared; our L2 error over numpy's own."""
         ms = dict(self.ms)
-        if "plain" in ms and not host_bound({name: [value] for name, value in ms.items()}):
-            low, high = sorted((ms["event"], ms.get("gpu_between", ms["event"])))
-            ms["ours"] = min(max(ms["plain"], low), high)  # What of that range is nearest to the script's figure.
+        if host_bound({name: [value] for name, value in ms.items()}):
+            ms.pop("plain", None)
         there = {name: tools for name, (tools, _) in RATIOS.items() if set(tools) <= ms.keys()}
         found = {name: ms[own] / ms[other] - 1 for name, (own, other) in there.items()}
         return found | ({"parity": ms["our_error"] / ms["numpy_error"]} if ms.get("numpy_error") else {})
@@ -142,7 +140,7 @@ def main() -> None:
 
 
 def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) -> list[Row]:
-    """One process a cell; each row is printed and written as it comes."""
+    """Two processes a cell, the script's and the other tools'; each row is printed and written as it comes."""
     rows: list[Row] = []
     head = "".join(f"{name:>14}" for name in (*COLUMNS, *RATIOS, "parity"))
     print(f"{'':<38}{head}")
@@ -150,11 +148,17 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
         table = csv.writer(file)
         table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), *RATIOS, "parity"])
         for task in tasks:
-            outcome = run(task, "time_cell", logs)
-            if outcome.status != "ok":
-                print(f"{task.case.id!s:<38}  {outcome.status}: {outcome.reason}", flush=True)
+            outcomes = [run(task, function, logs) for function in functions_of(task)]
+            if failed := [outcome for outcome in outcomes if outcome.status != "ok"]:
+                print(f"{task.case.id!s:<38}  {failed[0].status}: {failed[0].reason}", flush=True)
                 continue
-            row = Row(task.case, outcome.value, *_clocks(outcome.entered, watcher))
+            clocks = [_clocks(outcome.entered, watcher) for outcome in outcomes]
+            row = Row(
+                task.case,
+                {name: ms for outcome in outcomes for name, ms in outcome.value.items()},
+                {tool: mhz for clock, _ in clocks for tool, mhz in clock.items()},
+                any(capped for _, capped in clocks),
+            )
             rows.append(row)
             cells = [f"{row.ms[name]:.4f}" if name in row.ms else "" for name in COLUMNS]
             cells += [row.words.get(name, "") for name in (*RATIOS, "parity")]
@@ -206,6 +210,12 @@ def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, floa
     return mhz, capped
 
 
+def functions_of(task: Task) -> Sequence[str]:
+    """What runs of a cell, each in a process of its own; a script only where it has a module to time."""
+    plain = task.case.engine in ("eager", "compiled") and task.prepared.reference is not None
+    return ("time_plain", "time_cell") if plain else ("time_cell",)
+
+
 def time_ours(task: Task, report: Report) -> dict[str, float]:
     """Our own clocks alone."""
     session, clock, call_ms = _open(task)
@@ -225,9 +235,7 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
 
     report(Entered("ours"))
     found = _ours(session, clock, task.budget, call_ms)
-    found |= _plain(task, session, clock.stream, report)
-    report(Entered("between"))
-    found |= _gated("gpu_between", session, clock, found)
+    found["our_error"] = _error(task, session)
     report(Entered("do_bench"))
     found["do_bench"] = triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median")
     report(Entered("torch_timer"))
@@ -246,23 +254,29 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
     return found
 
 
-def _plain(task: Task, session: Any, stream: Any, report: Report) -> dict[str, float]:
-    """The plain script's latency of a module, and our error and numpy's; empty for an engine of graphs."""
-    from profiler.results.result import Result
-    from profiler.worker import checks
+def time_plain(task: Task, report: Report) -> dict[str, float]:
+    """The plain script's latency of a module, and numpy's error of its outputs."""
+    import torch
+
     from profiler.worker.task import make_job
 
-    engine, reference = task.case.engine, task.prepared.reference
-    if engine not in ("eager", "compiled") or reference is None:
-        return {}
+    reference = task.prepared.reference
+    assert reference is not None
+    report(Entered("plain"))
+    call = module_call(make_job(task, lambda phase: None), compiled=task.case.engine == "compiled")
+    is_graph = bool(task.case.options.get("cuda_graph"))
+    ms = replayed_ms(call) if is_graph else event_ms(call, torch.cuda.Stream())
+    return {"plain": ms, "numpy_error": numpy_error(arrays(call()), reference)}
+
+
+def _error(task: Task, session: Any) -> float:
+    """Our own relative L2 error of the session's outputs; 0 without a reference."""
+    from profiler.results.result import Result
+    from profiler.worker import checks
+
     result = Result(task.case.id, "ok")
     checks.verify(task, session, session.outputs(), result)
-    report(Entered("plain"))
-    call = module_call(make_job(task, lambda phase: None), compiled=engine == "compiled")
-    is_graph = bool(task.case.options.get("cuda_graph"))
-    ms = replayed_ms(call) if is_graph else event_ms(call, stream)
-    errors = {"our_error": result.figures["rel_l2_error"] or 0.0, "numpy_error": numpy_error(arrays(call()), reference)}
-    return {"plain": ms, **errors}
+    return result.figures.get("rel_l2_error") or 0.0
 
 
 def _open(task: Task) -> tuple[Any, Any, float]:

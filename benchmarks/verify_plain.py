@@ -37,8 +37,6 @@ def module_call(job: Any, compiled: bool = False) -> Callable[[], Any]:
         cast = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in cast]
     positional, keywords = arguments(job.specs, cast)
     called = torch.compile(module, mode=job.options.mode, dynamic=False) if compiled else module
-    if compiled and job.device == "cuda":
-        called = each_a_step(called)
 
     def call() -> Any:
         with torch.inference_mode():
@@ -47,21 +45,6 @@ def module_call(job: Any, compiled: bool = False) -> Callable[[], Any]:
     for _ in range(3 if compiled else 1):
         call()
     return call
-
-
-def each_a_step(called: Callable[..., Any]) -> Callable[..., Any]:
-    """Say at each call that the last one's outputs are no longer needed.
-
-    Once anything in a process does, torch's CUDA-graph trees (2.11) begin a step at such a mark only: a second model
-    without its own would count as more of the first one's step, and be warmed up at each call in place of replayed.
-    """
-    import torch
-
-    def step(*positional: Any, **keywords: Any) -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
-        return called(*positional, **keywords)
-
-    return step
 
 
 def arrays(result: Any) -> list[np.ndarray]:

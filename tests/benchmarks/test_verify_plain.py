@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from benchmarks.verify_plain import each_a_step, module_call, numpy_error
+from benchmarks.verify_plain import module_call, numpy_error
 from engines.base import Job
 from engines.catalog import EagerOptions
 from exporters.build_model import build
@@ -47,12 +47,3 @@ def test_the_plain_script_takes_the_options_of_the_case(tmp_path: Path, monkeypa
         assert not torch.backends.cudnn.allow_tf32
     hook.remove()
     assert torch.allclose(*results, atol=1e-6)
-
-
-def test_a_compiled_call_begins_a_step_of_torchs_graph_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: seen.append("step"))
-    call = each_a_step(lambda x, *, more: seen.append(x + more))
-    call(1, more=2)
-    call(3, more=4)
-    assert seen == ["step", 3, "step", 7]
