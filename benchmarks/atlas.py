@@ -3,8 +3,8 @@
     python benchmarks/atlas.py measure --output results/atlas     again after a cut-off: goes on where it was
     python benchmarks/atlas.py page results/atlas/*/* --into docs/results/atlas
 
-Where one stay at a GPU is too short for all of it, `--part 1/2` and another time `--part 2/2`, each with an output of
-its own, measure half of the models each; the page takes the runs of both.
+Where one stay at a GPU is too short for all of it, the page takes runs that were cut off, and keeps the models that it
+has: another time `--without docs/results/atlas` measures the others.
 
 Each GPU has its share of the models and of the cores. All of them prepare first, so that nothing else runs while they
 measure. The page needs timm, which knows the families.
@@ -17,24 +17,26 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from exporters.whole_file import write_whole
 from profiler.job.config import load_config
 from profiler.nvml import visible_gpus
 from profiler.published.setups import marks
 from profiler.results.columns import kind_of_warning
-from profiler.results.replicates import OK, disturbed
+from profiler.results.replicates import OK
 from profiler.results.run_folder import RunFolder
-from profiler.results.warning_kinds import meaning, qualifying
-from profiler.submit.cleaning import Cleaner, read_run, write_data
+from profiler.results.unfinished import is_unfinished, so_far
+from profiler.results.warning_kinds import INCONSISTENT, meaning, qualifying
+from profiler.submit.cleaning import Cleaner, Run, read_run, write_data
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name, prose
-from profiler.tables.writers import markdown
+from profiler.tables.writers import markdown, parquet
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = "<!-- Made by benchmarks/atlas.py; do not edit. -->"
@@ -45,6 +47,8 @@ OPERATOR = re.compile(
 FEW = 10
 """Up to so many models are named."""
 KINDS = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
+DOUBTS = {kind.kind for kind in qualifying() if kind.no_factor}
+"""Warnings that forbid to say by what factor a row's latency wins."""
 
 
 def main() -> None:
@@ -55,7 +59,7 @@ def main() -> None:
     given.add_argument("--job", type=Path, default=ROOT / "examples" / "atlas.yaml")
     given.add_argument("--output", type=Path, default=Path("results/atlas"), help="a folder a device goes here")
     given.add_argument("--devices", help="cuda:0,cuda:1 or cpu; all GPUs if left out")
-    given.add_argument("--part", type=part, default="1/1", metavar="K/N", help="the K-th of N shares of the models")
+    given.add_argument("--without", type=Path, metavar="FOLDER", help="leave out the models of this page")
     given = commands.add_parser("page")
     given.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     given.add_argument("--into", required=True, type=Path, metavar="FOLDER")
@@ -66,20 +70,13 @@ def main() -> None:
     devices = options.devices.split(",") if options.devices else [f"cuda:{n}" for n in range(len(visible_gpus()))]
     if not devices:
         sys.exit("atlas: no NVIDIA GPU answers here; give --devices cpu")
-    sys.exit(measure(options.job, options.output, devices, options.part))
+    sys.exit(measure(options.job, options.output, devices, options.without))
 
 
-def part(text: str) -> slice:
-    """What "2/3" takes of a list: of every three items the second."""
-    number, of = (int(word) for word in text.split("/"))
-    if not 1 <= number <= of:
-        raise ValueError
-    return slice(number - 1, None, of)
-
-
-def measure(job: Path, output: Path, devices: Sequence[str], part: slice) -> int:
+def measure(job: Path, output: Path, devices: Sequence[str], without: Path | None) -> int:
     """Prepare all shares side by side, then measure them side by side; returns the largest exit code."""
-    models = [entry.name for entry in load_config(job).models][part]
+    known = set(pl.read_parquet(without / "results.parquet")["model"]) if without else set()
+    models = [entry.name for entry in load_config(job).models if entry.name not in known]
     devices = devices[: len(models)]
     only = {device: ",".join(f"model={each}" for each in share) for device, share in shares(models, devices).items()}
     cores = shares(sorted(os.sched_getaffinity(0)), devices)
@@ -133,48 +130,79 @@ def families() -> Callable[[str], str]:
 
 def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: Path) -> None:
     """Write README.md, results.parquet and the job of the shares' runs."""
-    runs = [read_run(folder) for folder in folders]
+    runs = [_read(folder) for folder in folders]
     clean = Cleaner(runs)
-    rows = clean.results(pl.concat([run.results for run in runs])).with_columns(
-        family=pl.col("model").map_elements(family_of, pl.String)
-    )
+    rows, seconds = whole(clean.results(pl.concat([run.results for run in runs]))), seconds_of(folders)
+    if (into / "results.parquet").exists():
+        rows = added(pl.read_parquet(into / "results.parquet"), rows)
+        seconds = added(pl.read_parquet(into / "seconds.parquet"), seconds)
+    seconds = seconds.join(rows, "model", how="semi")
     job = clean.job(runs[0].job)
-    into.mkdir(parents=True, exist_ok=True)
-    write_data(into, rows.drop("family"), clean.environment(runs[0].environment), {"bench.yaml": job})
-    (into / "README.md").write_text(page(rows, seconds_of(folders)))
+    write_data(into, rows, clean.environment(runs[0].environment), {"bench.yaml": job})
+    write_whole(into / "seconds.parquet", parquet(seconds))
+    of = len(load_config(folders[0] / "bench.yaml").models)
+    family = pl.col("model").map_elements(family_of, pl.String)
+    (into / "README.md").write_text(page(rows.with_columns(family=family), seconds, of))
+
+
+def _read(folder: Path) -> Run:
+    """A run; one that was cut off gets tables of what its journal holds."""
+    if is_unfinished(folder):
+        write_whole(folder / "results.parquet", parquet(so_far(folder)[0]["results"]))
+    return read_run(folder)
+
+
+def whole(rows: pl.DataFrame) -> pl.DataFrame:
+    """Those of the models that have a row in every variant: a run that was cut off has begun one more."""
+    return rows.filter(pl.col("variant").n_unique().over("model") == rows["variant"].n_unique())
+
+
+def added(page: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
+    """What the page has, but for models that were measured again, and what was measured."""
+    return pl.concat([page.join(measured, "model", how="anti"), measured], how="diagonal_relaxed")
 
 
 def seconds_of(folders: Sequence[Path]) -> pl.DataFrame:
-    """Wall seconds of each case by phase, as journals have them: columns engine, phase, seconds."""
+    """Wall seconds of each case by phase, as journals have them: columns model, engine, phase, seconds."""
     results = [result for folder in folders for result in RunFolder(folder).results().values()]
     return pl.DataFrame(
-        [(result.case_id.variant, phase, spent) for result in results for phase, spent in result.phases.items()],
-        schema={"engine": pl.String, "phase": pl.String, "seconds": pl.Float64},
+        [
+            (result.case_id.model, result.case_id.variant, phase, spent)
+            for result in results
+            for phase, spent in result.phases.items()
+        ],
+        schema={"model": pl.String, "engine": pl.String, "phase": pl.String, "seconds": pl.Float64},
         orient="row",
     )
 
 
-def page(rows: pl.DataFrame, seconds: pl.DataFrame) -> str:
-    """The page as Markdown; `rows` are results with the column family."""
-    models, of = rows["model"].n_unique(), rows["family"].n_unique()
+def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
+    """The page as Markdown; `rows` are results with the column family, of a job with so many models."""
+    models, families = rows["model"].n_unique(), rows["family"].n_unique()
+    left = f" The other {job - models} of the job's {job} models have not been measured yet." if job > models else ""
     first = rows.row(0, named=True)
     ok = rows.filter(OK).height
     where = f"{first['machine']}, {first['precision']}, batch {first['batch_size']}"
-    doubtful = rows.filter(OK & disturbed(KINDS).is_not_null())["model"].n_unique()
-    left_out = f" Left out: {numbers.counted(doubtful, 'model')} with a row that was disturbed." if doubtful else ""
     parts = [
         MADE,
         "# Atlas of timm",
-        f"{models} models of {of} of timm's families, with random weights: {where}. {ok} of {rows.height} cells were "
-        "measured. The data is in [results.parquet](results.parquet), the job in [bench.yaml](bench.yaml).",
+        f"{models} models of {families} of timm's families, with random weights: {where}. {ok} of {rows.height} cells "
+        f"were measured.{left} The data is in [results.parquet](results.parquet), the job in [bench.yaml](bench.yaml).",
         *_section("How many run", passes(rows)),
         *_section("Why some do not, by operator", failures(rows)),
         *_section("What the rows warn of", warned(rows)),
         *_section(
             "The fastest runtime by family",
-            fastest(rows),
-            "Milliseconds of a call, the geometric mean over a family's models that ran undisturbed in all of them; "
-            f"the ratio is that of the second fastest to the fastest. A ratio below 1.02 is no difference.{left_out}",
+            fastest(rows, "latency_ms", DOUBTS),
+            "Milliseconds of a call, the geometric mean over a family's models that ran in all of them; the ratio is "
+            "that of the second fastest to the fastest. A ratio below 1.02 is no difference. A mean with `?` has a row "
+            "that is disturbed or inconsistent; where it is one of the fastest two, none is named.",
+        ),
+        *_section(
+            "By the device's time",
+            fastest(rows, "gpu_ms", DOUBTS - {INCONSISTENT}),
+            "The same without the gaps in which the device waits for the host. They are most of a call that is "
+            "host-bound, and torch.compile's CUDA graph has none: eager-tuned and ort-tuned would not either.",
         ),
         *_section(
             "Seconds that a cell took, by phase",
@@ -212,7 +240,7 @@ def operator(reason: str) -> str:
     """The operator that a reason names, else how it begins."""
     if match := OPERATOR.search(reason):
         return match[str(match.lastgroup)]
-    return re.split(r"[;.(]", re.sub(r"^model '[^']*': ", "", reason))[0][:80].strip()
+    return re.split(r"[;.,(]", re.sub(r"^(model '[^']*'|\w*Error): ", "", reason))[0][:80].strip()
 
 
 def failures(rows: pl.DataFrame) -> Table:
@@ -249,30 +277,32 @@ def warned(rows: pl.DataFrame) -> Table:
     return Table("warned", "", counts.with_columns(meaning=meanings).sort("kind"), fields)
 
 
-def fastest(rows: pl.DataFrame) -> Table:
-    """By family the geometric mean of each variant, over models that ran in all undisturbed, the fastest, and by how
-    much."""
+def fastest(rows: pl.DataFrame, column: str, doubts: Set[str]) -> Table:
+    """By family the geometric mean of each variant's milliseconds, over models that have them in all of them, the
+    fastest, and by how much, unless a row of the fastest two has a warning of the kinds `doubts`."""
+    doubted = KINDS.list.eval(pl.element().is_in(sorted(doubts))).list.any()
     variants = rows["variant"].unique(maintain_order=True).to_list()
-    ms = pl.when(OK & disturbed(KINDS).is_null()).then("latency_ms")
-    index = ["family", "model"]
-    wide = rows.with_columns(ms=ms).pivot("variant", index=index, values="ms", aggregate_function="median")
     means = (
-        wide.drop_nulls(variants)
-        .group_by("family")
-        .agg(pl.len().alias("models"), *(pl.col(variant).log().mean().exp() for variant in variants))
-        .with_columns(least=pl.min_horizontal(variants), ordered=pl.concat_list(variants).list.sort())
+        rows.filter(pl.col(column).is_not_null().all().over("model"))
+        .group_by("family", "variant")
+        .agg(pl.col("model").n_unique(), ms=pl.col(column).log().mean().exp(), doubted=doubted.any())
+        .sort("family", "ms", "variant")
     )
-    winner = pl.coalesce(pl.when(pl.col(v) == pl.col("least")).then(pl.lit(v)) for v in variants)
-    second = pl.col("ordered").list.get(1, null_on_oob=True)
-    table = means.with_columns(winner=winner, ratio=second / pl.col("least")).sort("winner", "family")
+    ms, sure = pl.col("ms"), pl.when(~pl.col("doubted").head(2).any())
+    winners = means.group_by("family", maintain_order=True).agg(
+        pl.col("model").first(), winner=sure.then(pl.col("variant").first()), ratio=sure.then(ms.get(1) / ms.first())
+    )
+    text, mark = ms.map_elements(lambda value: numbers.ms([value])[0], pl.String), pl.when("doubted").then(pl.lit("?"))
+    cells = means.with_columns(cell=pl.concat_str(text, mark, separator=" ", ignore_nulls=True))
+    table = cells.pivot("variant", index="family", values="cell").join(winners, "family")
     fields = [
         name("Family", "family"),
-        figure("Models", "models", numbers.whole),
-        *(figure(variant, variant) for variant in variants),
+        figure("Models", "model", numbers.whole),
+        *(name(variant, variant) for variant in variants),
         name("Fastest", "winner"),
         figure("Ratio", "ratio", numbers.each(lambda value: numbers.decimals(value, 2))),
     ]
-    return Table("fastest", "", table, fields)
+    return Table("fastest", "", table.sort("winner", "family", nulls_last=True), fields)
 
 
 def spent(seconds: pl.DataFrame) -> Table:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import handmade
 import polars as pl
-import pytest
 
-from benchmarks.atlas import ROOT, operator, page, part, shares
+from benchmarks.atlas import ROOT, added, operator, page, shares, whole
 from profiler.job.config import load_config
 
 FAMILY = pl.col("model").str.split("_").list.first().alias("family")
@@ -23,23 +22,22 @@ def test_the_job_has_the_names_and_every_device_a_share() -> None:
     assert shares([0], ["cuda:0", "cuda:1"]) == {"cuda:0": [0], "cuda:1": [0]}
 
 
-def test_parts_are_all_of_it_and_a_part_that_there_is_not_is_refused() -> None:
-    assert [list("abcde")[part(text)] for text in ("1/2", "2/2", "1/1")] == [["a", "c", "e"], ["b", "d"], list("abcde")]
-    for wrong in ("0/2", "3/2", "1", "1/2/3", "a/b"):
-        with pytest.raises(ValueError):
-            part(wrong)
-
-
 def test_a_reason_s_operator() -> None:
     assert operator(LACKING) == "Foo"
     assert operator("model 'm': the export failed: no conversion of aten.foo.default") == "aten.foo"
     assert operator("model 'm': no luck (at all)") == "no luck"
+    assert operator("RuntimeError: it keeps a tensor, which is lost") == "it keeps a tensor"
 
 
 def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path: Path) -> None:
     rows = [
         handmade.row(variant, "fp16", ms, model=model, gpu="H200", reason=None if ms else LACKING)
-        for model, times in {"a_1": (4.0, 1.0, 2.0), "a_2": (4.0, 4.0, 2.0), "b_1": (1.0, 3.0, None)}.items()
+        for model, times in {
+            "a_1": (4.0, 1.0, 2.0),
+            "a_2": (4.0, 4.0, 2.0),
+            "b_1": (1.0, 3.0, None),
+            "c_1": (4.0, 1.0, 2.0),
+        }.items()
         for variant, ms in zip(("eager", "compiled", "ort"), times, strict=True)
     ]
     for variant, warnings in {
@@ -54,13 +52,24 @@ def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path:
         schema=["engine", "phase", "seconds"],
         orient="row",
     )
-    text = page(results.with_columns(FAMILY), seconds)
+    text = page(results.with_columns(FAMILY), seconds, job=7)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert ["ort", "4", "1", "3", "75"] in lines
+    assert ["ort", "5", "1", "4", "80"] in lines
     assert next(line for line in lines if line[0] == "inaccurate")[:5] == ["inaccurate", "0", "1", "0", "a_3"]
     assert next(line for line in lines if line[2] == "Foo")[:5] == ["ort", "failed", "Foo", "1", "b_1"]
-    assert ["a", "2", "4.00", "2.00", "2.00", "compiled", "1.00"] in lines
-    assert "Left out: 1 model with a row that was disturbed." in text
+    assert ["a", "3", "2.52", "1.59 ?", "1.59", "", ""] in lines
+    assert ["c", "1", "4.00", "1.00", "2.00", "compiled", "2.00"] in lines
+    assert "The other 2 of the job's 7 models have not been measured yet." in text
     assert ["all", "2.00", "0.50"] in lines
     assert ["a", "a_3", "1.00", "1.00 B", "1.00"] in lines
     assert ["b", "b_1", "1.00", "3.00", "failed"] in lines
+
+
+def test_a_page_grows_by_the_models_that_a_cut_off_run_measured_whole() -> None:
+    def rows(*cells: tuple[str, str, float]) -> pl.DataFrame:
+        return pl.DataFrame(cells, schema=["model", "variant", "ms"], orient="row")
+
+    cut_off = rows(("a", "eager", 1.0), ("a", "ort", 2.0), ("b", "eager", 3.0))
+    assert whole(cut_off).rows() == [("a", "eager", 1.0), ("a", "ort", 2.0)]
+    page = rows(("a", "eager", 9.0), ("a", "ort", 9.0), ("c", "eager", 4.0))
+    assert added(page, whole(cut_off)).rows() == [("c", "eager", 4.0), ("a", "eager", 1.0), ("a", "ort", 2.0)]
