@@ -215,19 +215,24 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    def export() -> Any:
+        # Of a parameter that takes gradients torch 2.11 can mistake the operator whose types it promotes (NFNet, fp16).
+        with torch.no_grad():
+            return torch.onnx.export(model, example, **options)
+
     ways: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
         "Cannot view a tensor": lambda: sdpa_kernel(SDPBackend.MATH),
         "only 4D query": attention_in_four_dimensions,
     }
     try:
-        return torch.onnx.export(model, example, **options)
+        return export()
     except Exception as error:
         text = sentence(error)
         way = next((each for words, each in ways.items() if words in text), None)
         if way is None:
             raise
     with way():
-        return torch.onnx.export(model, example, **options)
+        return export()
 
 
 def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ from exporters import onnx_export
 from exporters.build_model import load, restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.onnx_export import attention_in_four_dimensions, check_onnx, export_onnx
+from exporters.onnx_export import attention_in_four_dimensions, check_onnx, export_onnx, to_program
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
@@ -244,3 +244,16 @@ def test_attention_is_exported_as_one_of_four_dimensions(shape: tuple[int, ...],
     assert seen.dimensions == [4, 4]
     torch.testing.assert_close(positional, plain)
     torch.testing.assert_close(named, plain)
+
+
+def test_a_graph_is_traced_without_gradients() -> None:
+    seen: list[bool] = []
+
+    class Net(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    to_program(Net(2, 2).eval(), (torch.zeros(1, 2),), dynamo=True, verbose=False)
+    assert seen
+    assert not any(seen)
