@@ -1,11 +1,10 @@
 """Our clocks beside other tools': NVBench, triton.testing.do_bench and torch.utils.benchmark time the same callable.
 
 In the engines of PyTorch the column `plain` is a script's figure: the model loaded, captured and timed by its own code
-(verify_plain.py) in a process of its own, since a card takes longer for a captured graph once a second one is captured
-in its process. `parity` is our error over numpy's own comparison of its outputs with the reference, within a factor of
-2. The script's figure must be within 2 % of ours where the device sets the latency. Where the host does, in the rows
-that are warned of as `host-bound`, a latency is how fast Python enqueues, which no two loops agree on: it is printed,
-and nothing is concluded.
+(verify_plain.py) in a process of its own, as a program that deploys it would. `parity` is our error over numpy's own
+comparison of its outputs with the reference, within a factor of 2. The script's figure must be within 2 % of ours where
+the device sets the latency. Where the host does, in the rows that are warned of as `host-bound`, a latency is how fast
+Python enqueues, which no two loops agree on: it is printed, and nothing is concluded.
 
 The others time one session on one stream in one process, one cell of verify_gpu.yaml after the other, so what differs
 is the tool. NVBench flushes the L2 cache before each call of its cold measurement and not in its batch measurement, so
