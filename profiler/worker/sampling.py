@@ -67,22 +67,21 @@ def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.per
     """Run until two consecutive windows agree within 2 %; returns milliseconds per call, and whether they did.
 
     At least 10 calls and 200 ms; where one call is slower than that, as on a CPU, one call. At most half the budget's
-    seconds: if two windows had the time to disagree until then, the case is not steady.
+    seconds: if the last two windows disagree then, and there was time for more, the case is not steady.
     """
     start = now()
     last = _window(session, clock, 1, now)
-    calls, size = 1, 1
+    calls, size, agree = 1, 1, False
     while True:
         elapsed = now() - start
         enough = calls >= _WARM_UP_CALLS and elapsed >= _WARM_UP_SECONDS
-        if elapsed >= max(budget.seconds / 2, _WARM_UP_SECONDS) or elapsed + last * size / 1000 > budget.seconds:
-            return last, not enough
+        over = elapsed >= max(budget.seconds / 2, _WARM_UP_SECONDS) or elapsed + last * size / 1000 > budget.seconds
+        if over or (enough and agree):
+            return last, agree or not enough
         size = max(1, min(calls, int(_CHUNK_SECONDS * 1000 / max(last, 1e-3))))
         this = _window(session, clock, size, now)
         calls += size
-        if enough and abs(this - last) <= _WARM_UP_AGREEMENT * last:
-            return this, True
-        last = this
+        agree, last = abs(this - last) <= _WARM_UP_AGREEMENT * last, this
 
 
 def measure(

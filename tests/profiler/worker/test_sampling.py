@@ -135,6 +135,13 @@ def test_warm_up_of_a_steady_session_runs_the_fewest_calls_and_time():
     assert 200 <= world.ms < 600
 
 
+@pytest.mark.parametrize("call_ms", [0.25, 1.0, 5.0, 12.0, 20.0])
+@pytest.mark.parametrize("seconds", [0.3, 0.5, 0.6, 2.0])
+def test_a_steady_session_is_steady_by_the_end_of_any_budget(call_ms, seconds):
+    _, steady = World("host", call_ms=call_ms).warm_up(Budget(seconds=seconds))
+    assert steady
+
+
 def test_warm_up_goes_on_until_two_windows_agree():
     falling = [20.0 * 0.97**i for i in range(150)]
     world = World("host", call_ms=falling[-1], durations=falling)
