@@ -98,7 +98,7 @@ _KINDS = (
         "unsteady",
         "u",
         "timings had not settled when measuring began",
-        "timings had not settled when measuring began: the warm-up ended before two windows agreed within 2 %",
+        "timings had not settled when measuring began: the last two windows of the warm-up disagree by more than 2 %",
         doubts="latency",
         unsteady=True,
     ),
