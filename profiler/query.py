@@ -59,7 +59,9 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     is none or that names a table or column that there is not.
     """
     if not re.match(rf"[\s(]*({'|'.join(_READS)})\b", sql, re.IGNORECASE):
-        raise ConfigError(f'query: only queries that read are allowed; for example "{_EXAMPLE}"')
+        first = re.split(r"\W+", sql.strip(" \t\n("))[0].lower()
+        hint = nearest(first, _READS, f'for example "{_EXAMPLE}"')
+        raise ConfigError(f"query: only queries that read are allowed{hint}")
     tables = {"results": runs.results, "samples": runs.samples, "environments": _environments(runs.environments)}
     if runs.layers is not None:
         tables["layers"] = runs.layers

@@ -253,6 +253,8 @@ def _differences(comparison: Comparison) -> Section:
         for word, meaning in _DIFFERS.items()
         if (count := comparison.cells.filter(pl.col("differs").str.contains(word)).height)
     ]
+    if any(row["what"].startswith("roofs.") for row in comparison.differences):
+        paragraphs.append("roofs: the peak rates that each run measured of its machine; no ratio rests on them.")
     if not rows:
         return Section("What differs", ["The environments do not differ.", *paragraphs])
     return Section("What differs", paragraphs, [of_rows("", fields, rows)])

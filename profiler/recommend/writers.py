@@ -17,7 +17,7 @@ from profiler.recommend.answer import Answer, cautions, versions
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import HIGHER, Loser, Margin, Recommendation, break_even
 from profiler.recommend.options import command_line
-from profiler.recommend.reasons import amount, reason, setting, unlike_other
+from profiler.recommend.reasons import amount, limit_text, reason, setting, unlike_other
 from profiler.results.columns import field
 from profiler.results.sentences import not_in_the_choice
 from profiler.results.set_up import BREAK_EVENS
@@ -54,7 +54,8 @@ def print_briefly(
     first, request = answers[0][0], answers[0][1].request
     models = {found.request.model for _, found, _ in answers}
     of_which = f" of {first.model}" if first.model and len(models) == 1 else ""
-    console.print(Text(f"\nWhat to deploy{of_which}", style="bold"))
+    limits = f" with {', '.join(map(limit_text, request.limits))}" if request.limits else ""
+    console.print(Text(f"\nWhat to deploy{of_which}{limits}", style="bold"))
     compared = list[Candidate]()
     for asked, found, answer in answers:
         _print_choice(console, asked, found, answer, len(models) > 1)

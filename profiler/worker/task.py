@@ -154,9 +154,12 @@ def has_checked_gradients(case: Case) -> bool:
 
 def check_inputs(task: Task) -> None:
     """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
-    fixed = fixed_batch(task.prepared.specs)
+    fixed, source = fixed_batch(task.prepared.specs), task.case.source
     if fixed is not None and fixed != task.case.batch_size:
-        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size")
+        named = "; a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
+        raise Unsupported(
+            f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size{named * bool(source.inputs)}"
+        )
     whole = next((spec for spec in task.prepared.specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if task.case.training.input_gradient and whole is not None:
         raise Unsupported(

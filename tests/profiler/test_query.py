@@ -65,7 +65,7 @@ def test_layers_are_a_table_where_a_run_has_them() -> None:
         ("select driverless from samples", "valid: run_id, case_id, clock, index, ms$"),
         ("select r.modl from results r", "no column"),
         ("select * from samplez", "no table 'samplez'; there are results, samples"),
-        ("selct from", "only queries that read"),
+        ("selct from", "only queries that read are allowed; did you mean 'select'"),
         ("select model,, from results", "sql parser error"),
         ("select model from results group by", "for example: select"),
         ("select list_filter(warnings, 'x') from results", "is taken apart by unnest"),

@@ -878,6 +878,7 @@ def test_the_shape_is_named_and_measured_again(tmp_path: Path) -> None:
         assert text.startswith(f"\nWhat to deploy{' of net' * bool(more)}\n")
         assert "\nLowest latency, width 8: ort fp16, batch 1 (8.00 ms" in text
         assert "--extra width=8 --export deploy/\n" in text
+    assert ask(path, max_latency_ms=("9",))[1].startswith("\nWhat to deploy with latency ≤ 9 ms\n")
 
 
 def test_rough_figures_and_too_few_samples_are_measured_for_longer(tmp_path: Path) -> None:

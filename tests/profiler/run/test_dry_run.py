@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from engines.catalog import Training
+from exporters.declared_inputs import DeclaredInput
 from exporters.inputs import TensorSpec
 from exporters.single_layers import LAYERS
 from exporters.source import ModelSource
@@ -48,6 +49,13 @@ def test_integers_have_no_gradient() -> None:
     words = " ".join(text.split())
     assert "input ids is int64, of which there is no gradient; leave mine out of training's input_gradient" in words
     assert "1 of 2 cases can run here" in text
+
+
+def test_a_fixed_batch_of_declared_inputs_may_be_a_batch_without_its_name() -> None:
+    declared = replace(FACTORY, inputs=(DeclaredInput((0,), ("sequence",), "int64"),))
+    hint = "a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
+    assert hint in " ".join(printed([case(declared)], {"mine": Look(FIXED)})[1].split())
+    assert hint not in " ".join(printed([case()], {"mine": Look(FIXED)})[1].split())
 
 
 def test_each_case_says_what_keeps_it_from_running_and_each_reason_is_there_once() -> None:
