@@ -36,7 +36,7 @@ import time
 import warnings
 from pathlib import Path
 
-from profiler.processes import pipe
+from profiler.processes import logs, pipe
 from profiler.processes.messages import Salvage
 from profiler.processes.pipe import frame
 
@@ -182,6 +182,8 @@ def floods_its_log(_, report):
     os.write(1, b"the beginning\\n")
     for _ in range(40):
         os.write(1, b"y" * 2**20)
+        time.sleep(0.01)
+    while os.fstat(1).st_size > logs.MOST_BYTES:  # What is written just while it is cut may be lost.
         time.sleep(0.01)
     os.write(1, b"the end\\n")
     return "figures"
