@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence, Set
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from exporters.whole_file import write_whole
 from profiler.job.config import load_config
 from profiler.nvml import visible_gpus
 from profiler.published.setups import marks
-from profiler.results.columns import kind_of_warning
+from profiler.results.columns import Group, kind_of_warning, names
 from profiler.results.replicates import OK
 from profiler.results.run_folder import RunFolder
 from profiler.results.unfinished import is_unfinished, so_far
@@ -130,13 +132,16 @@ def families() -> Callable[[str], str]:
 
 
 def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: Path) -> None:
-    """Write README.md, results.parquet and the job of the shares' runs."""
+    """Write README.md, results.parquet, seconds.parquet and the job of the runs and of what is there. Exits where those
+    are of different machines or versions."""
     runs = [_read(folder) for folder in folders]
     clean = Cleaner(runs)
     rows, seconds = whole(clean.results(pl.concat([run.results for run in runs]))), seconds_of(folders)
     if (into / "results.parquet").exists():
         rows = added(pl.read_parquet(into / "results.parquet"), rows)
         seconds = added(pl.read_parquet(into / "seconds.parquet"), seconds)
+    if mixed := [fact for fact in ("machine", *names(Group.VERSIONS)) if rows[fact].n_unique() > 1]:
+        sys.exit(f"atlas: {', '.join(mixed)} differ between these runs, or from what {into} has; give another folder")
     seconds = seconds.join(rows, "model", how="semi")
     job = clean.job(runs[0].job)
     write_data(into, rows, clean.environment(runs[0].environment), {"bench.yaml": job})
@@ -147,10 +152,14 @@ def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: P
 
 
 def _read(folder: Path) -> Run:
-    """A run; one that was cut off gets tables of what its journal holds."""
-    if is_unfinished(folder):
-        write_whole(folder / "results.parquet", parquet(so_far(folder)[0]["results"]))
-    return read_run(folder)
+    """A run; of one that was cut off what its journal holds, without tables in its folder that would be old later."""
+    if not is_unfinished(folder):
+        return read_run(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in ("environment.json", "bench.yaml"):
+            shutil.copy(folder / file, scratch)
+        write_whole(Path(scratch, "results.parquet"), parquet(so_far(folder)[0]["results"]))
+        return read_run(Path(scratch))
 
 
 def whole(rows: pl.DataFrame) -> pl.DataFrame:
@@ -203,7 +212,7 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
             "By the device's time",
             fastest(rows, "gpu_ms", DOUBTS - {INCONSISTENT}),
             "The same without the gaps in which the device waits for the host. They are most of a call that is "
-            "host-bound, and torch.compile's CUDA graph has none: eager-tuned and ort-tuned would not either.",
+            "host-bound, and torch.compile's CUDA graph has none; nor would eager-tuned or ort-tuned have any.",
         ),
         *_section(
             "Seconds that a cell took, by phase",
@@ -284,7 +293,7 @@ def fastest(rows: pl.DataFrame, column: str, doubts: Set[str]) -> Table:
     doubted = KINDS.list.eval(pl.element().is_in(sorted(doubts))).list.any()
     variants = rows["variant"].unique(maintain_order=True).to_list()
     means = (
-        rows.filter(pl.col(column).is_not_null().all().over("model"))
+        rows.filter((OK & pl.col(column).is_not_null()).all().over("model"))
         .group_by("family", "variant")
         .agg(pl.col("model").n_unique(), ms=pl.col(column).log().mean().exp(), doubted=doubted.any())
         .sort("family", "ms", "variant")
