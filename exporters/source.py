@@ -54,9 +54,10 @@ class Identity:
         """A sha256, in hexadecimal."""
         return digest(self.parts)
 
-    def changes(self, now: Identity) -> list[str]:
-        """What differs between this and the same model now, in words; torch's version is no part of the network."""
-        left_out = {"torch"} | (set() if self.repeatable and now.repeatable else _RANDOM)
+    def changes(self, now: Identity, *without: str) -> list[str]:
+        """What differs between this and the same model now, in words; torch's version is no part of the network, nor
+        are the parts `without` which to compare."""
+        left_out = {"torch", *without} | (set() if self.repeatable and now.repeatable else _RANDOM)
         before, after = (json.loads(_json(each.parts)) for each in (self, now))
         if TOO_LONG in (before.get("outputs"), after.get("outputs")):  # On a busy machine, say.
             left_out.add("outputs")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -24,6 +25,7 @@ from profiler.results.environment import flat, versions_of_others
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.replicates import without_probes
 from profiler.results.result import in_its_interpreter
+from profiler.results.run_folder import RecordedModel, RunFolder
 from profiler.results.sentences import rough
 from profiler.results.speedups import spreads
 from profiler.tables.numbers import compact
@@ -84,6 +86,8 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     rows = _only(results, options).select(*needed).collect()
     cells = compare(rows, by, options.base, best, spreads(results))
     sides, environments = _sides(rows, by, runs)
+    notes = [*runs.notes]
+    models = changed_models(runs, sides, rows["model"].unique(), notes)
     doubt = rough(runs.sampling_seconds(run_id for side in sides for run_id in side.runs))
     return Comparison(
         sides,
@@ -91,10 +95,11 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         differences(environments),
         None if limit is None else find_regressions(cells, limit),
         (
-            *runs.notes,
+            *notes,
             *(_MIXED.format(side=side) for side in sides if len(side.machines) > 1),
             *([doubt] if doubt else []),
         ),
+        models,
     )
 
 
@@ -164,6 +169,34 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
             known = [{**in_its_interpreter(of, str(name)), "interpreters": None} for of in known]
         environments[str(name)] = [{**of, **measured[i]} for i, of in zip(ids, known, strict=True)]
     return tuple(sides), environments
+
+
+def changed_models(runs: Runs, sides: Sequence[Side], names: Container[str], notes: list[str]) -> list[dict[str, Any]]:
+    """One row a model and side in which it is another network than in the first side that recorded it: `model`, `base`,
+    `side`, and in `differs` its parts in words. Adds to `notes` which run's models.json cannot be read."""
+    recorded: dict[str, dict[str, RecordedModel]] = {}
+    for run in runs.runs:
+        try:
+            known = {} if "://" in run.address else RunFolder(Path(run.address)).read_models()
+        except ConfigError:
+            notes.append(f"{run.address}/models.json: cannot be read; whether its models are the others' is not known")
+            known = {}
+        recorded |= dict.fromkeys(run.run_ids, known)
+    first: dict[str, tuple[str, RecordedModel]] = {}
+    changes: dict[tuple[str, str, str], dict[str, None]] = {}
+    for side in sides:
+        for subject, model in (each for run_id in side.runs for each in recorded.get(run_id, {}).items()):
+            name = subject.partition("/")[0]  # At several shapes it is recorded as several.
+            base, its = first.setdefault(subject, (side.name, model))
+            if base != side.name and name in names:
+                # Another processor or version of torch rounds otherwise, and outputs are recorded bit by bit.
+                words = its.identity.changes(model.identity, "outputs")
+                changes.setdefault((name, base, side.name), {}).update(dict.fromkeys(words))
+    return [
+        {"model": name, "base": base, "side": side, "differs": [*words]}
+        for (name, base, side), words in changes.items()
+        if words
+    ]
 
 
 def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:

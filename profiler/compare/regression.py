@@ -109,6 +109,11 @@ def _listed(cells: pl.DataFrame, top: int, text: Callable[[Row], str]) -> list[s
     return [*lines, f"and {count(cells.height - top)} more"] if cells.height > top else lines
 
 
+def _doubts(row: Row) -> str:
+    """The warnings that make either side's times unreliable, like "; unsteady in a; drift, unsteady in b"."""
+    return "".join(f"; {kinds} in {row[side]}" for side in ("base", "side") if (kinds := row[f"{side}_doubts"]))
+
+
 def _name(row: Row) -> str:
     batch = row["batch_size"] and f"b{row['batch_size']}"
     parts = [row["model"], row["variant"], row["pass"], row["precision"], batch, row["extra"]]
@@ -116,17 +121,18 @@ def _name(row: Row) -> str:
 
 
 def _how_much(row: Row) -> str:
-    """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"; from twice the time on "77× slower (…)"."""
+    """Like "7.1 % slower (6.2 to 8.0, between processes, on device time; drift in b)"; from twice the time on "77×
+    slower (…)"."""
     name = "device_ratio" if row["on_device"] else "ratio"
     middle = 1 / row[name]
     slower = times(middle, sign="× slower") if middle >= 2 else f"{percent(middle - 1, 1)} % slower"
     if row[f"{name}_high"] is None:
-        return f"{slower}, without an interval"
+        return f"{slower}, without an interval{_doubts(row)}"
     least, most = (1 / row[f"{name}{end}"] for end in ("_high", "_low"))
     ends = [times(end) if middle >= 2 else percent(end - 1, 1) for end in (least, most)]
     clock = _CLOCKS[row["judged_on"]] if row["on_device"] else "latency"
     kind = "within process" if row["interval"] == WITHIN else f"between processes, on {clock}"
-    return f"{slower} ({' to '.join(ends)}, {kind})"
+    return f"{slower} ({' to '.join(ends)}, {kind}{_doubts(row)})"
 
 
 def _why_perhaps(row: Row) -> str:

@@ -15,6 +15,7 @@ from profiler.compare.regression import Regression
 from profiler.results.columns import field, verdict
 from profiler.results.sentences import WITHIN_PROCESS
 from profiler.results.speedups import geometric_mean
+from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import MARGINS, WITHIN, Verdict, legend
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, each, percent, products, significant, times, whole
@@ -49,13 +50,14 @@ class Side:
 @dataclass(frozen=True)
 class Comparison:
     """All that is printed: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
-    --fail-on-regression found."""
+    --fail-on-regression found, `models` those that are other networks under one name."""
 
     sides: tuple[Side, ...]
     cells: pl.DataFrame
     differences: Sequence[Mapping[str, str]]
     regression: Regression | None = None
     notes: tuple[str, ...] = ()
+    models: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
     def totals(self) -> list[Total]:
@@ -107,6 +109,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
             for total, text in zip(comparison.totals, texts, strict=True)
         ],
         "differences": list(comparison.differences),
+        "models": list(comparison.models),
         "regression": {"limit": regression.limit, **judged} if regression else None,
         "notes": list(comparison.notes),
         "cells": comparison.cells.to_dicts(),
@@ -136,6 +139,11 @@ def _conclusions(comparison: Comparison) -> Section:
     for side, lost in compared.drop_nulls("disturbed").group_by("side", maintain_order=True).len().iter_rows():
         left = f"{side}: {counted(lost, 'cell')} without a ratio of times, and left out of the means and ranges"
         paragraphs.append(f"{left}: column Disturbed says why, of either side or both. Measure again.")
+    doubts = [pl.col(f"{side}_doubts").str.split(", ").fill_null([]) for side in ("base", "side")]
+    doubted = compared.select(kind=pl.concat_list(doubts).list.unique()).explode("kind")["kind"].value_counts()
+    cells = dict(doubted.iter_rows())
+    for kind in filter(cells.get, doubting("latency")):
+        paragraphs.append(f"Caution: {kind} ({counted(cells[kind], 'cell')}): {meaning(kind, otherwise=kind)}.")
     if WITHIN in compared["interval"]:
         paragraphs.append(WITHIN_PROCESS)
     return Section("", paragraphs or ["No cell was measured on both sides."])
@@ -249,8 +257,12 @@ def _differences(comparison: Comparison) -> Section:
     fields = [words("What", "what"), *(words(name, name) for name in names[1:])]
     rows = [[row.get(name) for name in names] for row in comparison.differences]
     paragraphs = [
-        f"{counted(count, 'cell')}: {meaning}"
-        for word, meaning in _DIFFERS.items()
+        f"{row['model']} is not the same model in {row['side']} as in {row['base']}: {', '.join(row['differs'])}."
+        for row in comparison.models
+    ]
+    paragraphs += [
+        f"{counted(count, 'cell')}: {why}"
+        for word, why in _DIFFERS.items()
         if (count := comparison.cells.filter(pl.col("differs").str.contains(word)).height)
     ]
     if any(row["what"].startswith("roofs.") for row in comparison.differences):

@@ -10,7 +10,7 @@ import polars as pl
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, kind_of_warning
 from profiler.results.reading import Frame
-from profiler.results.warning_kinds import CONTRADICTION, INCONSISTENT, KINDS, without_factor
+from profiler.results.warning_kinds import CONTRADICTION, INCONSISTENT, KINDS, doubting, without_factor
 
 OK = pl.col("status") == "ok"
 OUT_OF_MEMORY = "out of memory"
@@ -73,7 +73,16 @@ def why_not() -> pl.Expr:
 
 def disturbed(kinds: pl.Expr) -> pl.Expr:
     """Of lists of kinds of warnings those that forbid to say by what factor a row wins, as text; null without any."""
-    text = kinds.list.set_intersection(pl.lit(without_factor(KINDS), pl.List(pl.String))).list.sort().list.join(", ")
+    return _among(kinds, without_factor(KINDS))
+
+
+def doubts(kinds: pl.Expr) -> pl.Expr:
+    """Of such lists the other kinds that make a time unreliable, as text; null without any."""
+    return _among(kinds, sorted({*doubting("latency")} - {*without_factor(KINDS)}))
+
+
+def _among(kinds: pl.Expr, wanted: Sequence[str]) -> pl.Expr:
+    text = kinds.list.set_intersection(pl.lit(wanted, pl.List(pl.String))).list.sort().list.join(", ")
     return pl.when(text != "").then(text)
 
 

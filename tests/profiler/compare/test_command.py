@@ -15,11 +15,13 @@ import pytest
 from rich.console import Console
 from runs import Profiler
 
+from exporters.source import Identity
 from profiler.compare.command import Options, differences, execute, make_comparison
-from profiler.compare.view import sections
+from profiler.compare.view import data, sections
 from profiler.errors import ConfigError
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import read_runs
+from profiler.results.run_folder import RunFolder
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 H200, CPU = str(GOLDEN / "h200"), str(GOLDEN / "cpu")
@@ -283,6 +285,37 @@ def test_of_rough_figures_it_says_so_once(tmp_path: Path) -> None:
     _, text = page(Options(runs=(f"{tmp_path}/quick", f"{tmp_path}/long")))
     assert text.count("Rough figures") == 1
     assert re.search(r"sampling_seconds +(0\.3|3) +(0\.3|3)\b", text), "what differs"
+
+
+def test_cautions_say_how_many_cells_rest_on_doubted_rows(runs: Path) -> None:
+    path = runs / "slow" / "results.parquet"
+    drifting = pl.when(model="alexnet", replicate=0).then(pl.lit(["drift: by 5 %"])).otherwise("warnings")
+    pl.read_parquet(path).with_columns(warnings=drifting).write_parquet(path)
+    _, text = page(Options(runs=(f"{runs}/main", f"{runs}/slow"), only=("model=alexnet",)))
+    cells = len(read_runs([CPU]).results.filter(model="alexnet").collect())
+    assert f"Caution: drift ({cells} cells): figures moved while they were taken" in " ".join(text.split())
+
+
+def test_another_network_under_the_same_name_is_said(runs: Path) -> None:
+    parts = {"kind": "factory", "factory": "net:make", "state": "1", "outputs": "2", "torch": "2.12"}
+    RunFolder(runs / "main").write_models({name: Identity(parts) for name in ("alexnet", "resnet18/height=64", "gone")})
+    other = {"gone": {"state": "8"}, "alexnet": {"state": "8", "options": {}}, "resnet18/height=64": {"outputs": "8"}}
+    RunFolder(runs / "slow").write_models({name: Identity({**parts, **more}) for name, more in other.items()})
+    request = Options(runs=(f"{runs}/main", f"{runs}/slow"))
+    _, text = page(request)
+    # Outputs are rounded otherwise on another processor; no row is of `gone`.
+    expected = "alexnet is not the same model in slow as in main: its parameters or buffers, its options."
+    assert expected in " ".join(text.split()) and text.count("is not the same model") == 1
+    (row,) = data(make_comparison(request))["models"]
+    assert row == {
+        "model": "alexnet",
+        "base": "main",
+        "side": "slow",
+        "differs": ["its parameters or buffers", "its options"],
+    }
+    (runs / "slow" / "models.json").write_text("{")
+    (note,) = make_comparison(request).notes
+    assert note == f"{runs}/slow/models.json: cannot be read; whether its models are the others' is not known"
 
 
 # What differs between environments

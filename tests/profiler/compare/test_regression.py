@@ -224,3 +224,15 @@ def test_a_disturbed_cell_is_no_proof_and_its_factor_is_not_named(kind: str, dis
     medians = "1 ms in a, 77 ms in b"
     why = f"{medians}; either side was {kind}"
     assert found.lines(9)[2:] == [f"b: resnet50/ort/inference/fp32/b1: {why}"]
+
+
+def test_a_verdict_on_doubted_rows_stays_and_names_their_warnings_and_sides() -> None:
+    base, side = replicated(1.0, 1.001, 0.999), replicated(1.5, 1.501, 1.499)
+    base[0]["warnings"] = ["unsteady: by 4 %"]
+    side[1]["warnings"] = ["unsteady: by 3 %", "drift: by 5 %", "short-calls: 4 a block"]
+    found = find_regressions(cells(base, side), 0.05)
+    assert found.exit_code == 1
+    (_, line) = found.lines(9)
+    assert line.endswith(", between processes, on latency; unsteady in a; drift, unsteady in b)")
+    (*_, line) = find_regressions(cells(base[:1], [single(1.5)]), 0.05).lines(9)
+    assert "50.0 % slower, without an interval; unsteady in a; 1 and 1 processes" in line
