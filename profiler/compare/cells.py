@@ -44,7 +44,9 @@ def compare(
     Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
     ratio: its status is null, or says why. `disturbed` are the kinds of warnings with which no sentence names a cell's
-    ratio, `base_doubts` and `side_doubts` the others that make that side's times unreliable. Raises ConfigError for a column that is none, without two sides, and where no cell is on two.
+    ratio, `base_doubts` and `side_doubts` the others that make that side's times unreliable.
+
+    Raises ConfigError for a column that is none, without two sides, and where no cell is on two.
     """
     rows = _rows(results, by)
     names = rows["side"].unique(maintain_order=True).to_list()
@@ -165,7 +167,6 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         for prefix, end in (("base", ""), ("side", "_side"))
     }
     own = {"status": "status", "reason": "reason", "processes": "latency_processes", "memory_mib": "memory_mib"}
-    doubted = {f"{prefix}_doubts": doubts(pl.col(f"warnings{end}")) for prefix, end in (("base", ""), ("side", "_side"))}
     return both.select(
         pl.lit(base).alias("base"),
         pl.lit(side).alias("side"),
@@ -181,5 +182,6 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         ),
         "differs",
         disturbed=disturbed(pl.concat_list(pl.col(name).fill_null([]) for name in ("warnings", "warnings_side"))),
-        **doubted,
+        base_doubts=doubts(pl.col("warnings")),
+        side_doubts=doubts(pl.col("warnings_side")),
     )
