@@ -80,10 +80,13 @@ class Candidate:
         partly = {name for name in known if FIGURES[name].percentile and len(known[name]) < self.replicates}
         return {name: median(values) for name, values in known.items() if name not in partly}
 
-    def ranked(self, figure: str) -> float:
-        """What it is ranked by: its figure, or where latency and throughput contradict each other the worse of them."""
-        worse = self.row.get(f"ranked {figure}") if self.row["by_throughput_ms"] else None
-        return self.figures[figure] if worse is None else float(worse)
+    @cached_property
+    def ranked(self) -> Mapping[str, float]:
+        """The figures that it is ranked by and that limits are held against: where latency and throughput contradict
+        each other the worse of them."""
+        if not self.row["by_throughput_ms"]:
+            return self.figures
+        return {name: self.row.get(f"ranked {name}", value) for name, value in self.figures.items()}
 
     @property
     def seconds_per_item(self) -> float | None:

@@ -230,7 +230,7 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     measured = [c for c in every if c.cases]
     admitted = [c for c in measured if request.admits(c)]
     sign = -1 if figure in HIGHER else 1
-    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: (sign * c.ranked(figure), *_set_up(c)))
+    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: (sign * c.ranked[figure], *_set_up(c)))
     missed = {c.name: _shortfalls(c, limits) for c in ranked}
     fit = [c for c in ranked if not missed[c.name]]
     rest = [
@@ -246,7 +246,7 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     best, times = fit[0], _times(results, fit)
     margins = {c.name: margin_of(best, c, figure, times) for c in fit[1:]}
     choice = min([best, *(c for c in fit[1:] if margins[c.name].tied)], key=_set_up)
-    equal = {c.name for c in fit[1:] if margins[c.name].tied or c.figures[figure] == best.figures[figure]}
+    equal = {c.name for c in fit[1:] if margins[c.name].tied or c.ranked[figure] == best.ranked[figure]}
     unclear = {name for name, margin in margins.items() if margin.is_unclear}
     whys: dict[str, Why] = {**dict.fromkeys(equal, "tied"), **dict.fromkeys(unclear, "unclear")}
     beaten = [Loser(c, whys.get(c.name, "worse"), margins[c.name]) for c in fit[1:] if c is not choice]
@@ -320,7 +320,7 @@ def _set_up(candidate: Candidate) -> tuple[float, float]:
 
 
 def _shortfalls(candidate: Candidate, limits: Sequence[Limit]) -> tuple[Shortfall, ...]:
-    values = [(limit, candidate.figures.get(limit.figure)) for limit in limits]
+    values = [(limit, candidate.ranked.get(limit.figure)) for limit in limits]
     return tuple(Shortfall(limit, value) for limit, value in values if value is None or not limit.holds(value))
 
 
@@ -328,19 +328,19 @@ def _relaxation(limit: Limit, ranked: Sequence[Candidate], limits: Sequence[Limi
     """The candidate that meets the other limits and misses this one by the least."""
 
     def excess(candidate: Candidate) -> float:
-        return limit.excess(candidate.figures[limit.figure])
+        return limit.excess(candidate.ranked[limit.figure])
 
     others = [other for other in limits if other is not limit]
     known = [c for c in ranked if limit.figure in c.figures]
     nearest = min((c for c in known if not _shortfalls(c, others)), key=excess, default=None)
-    value = None if nearest is None else nearest.figures[limit.figure]
-    admitted = sum(limit.holds(c.figures[limit.figure]) for c in known)
+    value = None if nearest is None else nearest.ranked[limit.figure]
+    admitted = sum(limit.holds(c.ranked[limit.figure]) for c in known)
     return Relaxation(limit, value, nearest, admitted, min(known, key=excess, default=None))
 
 
 def _nearest(ranked: Sequence[Candidate], limits: Sequence[Limit]) -> Candidate | None:
     known = [c for c in ranked if all(limit.figure in c.figures for limit in limits)]
-    return min(known, key=lambda c: max(limit.excess(c.figures[limit.figure]) for limit in limits), default=None)
+    return min(known, key=lambda c: max(limit.excess(c.ranked[limit.figure]) for limit in limits), default=None)
 
 
 def _times(results: pl.DataFrame, compared: Sequence[Candidate]) -> pl.DataFrame:

@@ -46,8 +46,6 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unfit":
         timed = any(shortfall.limit.figure not in NOT_TIMED for shortfall in loser.shortfalls)
         missed = "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
-        if any(shortfall.limit.figure == "latency_ms" for shortfall in loser.shortfalls):
-            missed += unlike_other(candidate, "latency_ms")
         told = found.choice and all(each.is_disturbed for each in found.candidates)  # By the headline, of all.
         doubted = timed and candidate.is_disturbed and not told
         return f"{missed}; it {was_disturbed(candidate.warnings)}" if doubted else missed
@@ -92,7 +90,7 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
         some = next(loser.candidate for loser in found.losers if loser.candidate.cases)
         return f"no candidate has this figure: {_unknown(some, limit.figure)}"
     if candidate is None or relaxed.value is None:
-        best = f"{relaxed.extreme.name} with {amount(limit.figure, relaxed.extreme.figures[limit.figure])}"
+        best = f"{relaxed.extreme.name} with {amount(limit.figure, relaxed.extreme.ranked[limit.figure])}"
         meet = numbers.counted(relaxed.admitted, "candidate") if relaxed.admitted else "no candidate"
         meets = "meet" if relaxed.admitted > 1 else "meets"
         return f"not enough by itself: {meet} {meets} it; the best for it is {best}"
@@ -105,11 +103,11 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
 
 
 def unlike_other(candidate: Candidate, figure: str) -> str:
-    """What contradicts the figure by which it is chosen, like ", but 5.95 ms by its throughput"; else empty."""
+    """What contradicts a figure, like ", but 5.95 ms by its throughput"; else empty."""
     by_throughput = candidate.row["by_throughput_ms"]
     if figure == "throughput" and by_throughput:
         return f", but {amount('latency_ms', candidate.figures['latency_ms'])} per call at the median"
-    return unlike(by_throughput) if figure == "latency_ms" else ""
+    return unlike(by_throughput) if figure == "latency_ms" or FIGURES[figure].percentile else ""
 
 
 def setting(figure: str, value: float) -> str:
@@ -182,7 +180,9 @@ def _shortfall(candidate: Candidate, missed: Shortfall) -> str:
         digits = next((d for d in range(2, 9) if numbers.error(value, d) != numbers.error(limit.value, d)), 9)
         return f"error {numbers.error(value, digits)} over the limit of {numbers.error(limit.value, digits)}"
     over = "under" if limit.figure in HIGHER else "over"
-    return f"{over} the {name} limit by {amount(limit.figure, abs(value - limit.value))}"
+    but = unlike_other(candidate, limit.figure)
+    both = f": {amount(limit.figure, candidate.figures[limit.figure])}{but}" if but else ""
+    return f"{over} the {name} limit by {amount(limit.figure, abs(value - limit.value))}{both}"
 
 
 def _unknown(candidate: Candidate, figure: str) -> str:

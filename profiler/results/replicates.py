@@ -100,9 +100,10 @@ def ranked_ms() -> pl.Expr:
 
 
 def ranked() -> dict[str, pl.Expr]:
-    """The same by the figure that is to be the best: of the throughput, in items/s."""
+    """The same by the figure that is to be the best or is limited: of the throughput, in items/s."""
+    tails = {c.name: pl.max_horizontal(c.name, by_throughput_ms()) for c in COLUMNS.values() if c.percentile}
     rate = pl.when(by_throughput_ms().is_not_null()).then(1000 * pl.col("batch_size") / ranked_ms())
-    return {"latency_ms": ranked_ms(), "throughput": pl.coalesce(rate, "throughput")}
+    return {"latency_ms": ranked_ms(), **tails, "throughput": pl.coalesce(rate, "throughput")}
 
 
 def _one(name: str, kind: pl.DataType) -> pl.Expr:

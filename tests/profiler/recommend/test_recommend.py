@@ -985,7 +985,36 @@ def test_of_two_figures_that_contradict_each_other_the_worse_one_ranks_and_both_
 def test_the_nearest_is_not_without_what_contradicts_the_figure_by_which_a_limit_would_admit_it() -> None:
     odd = row("ort", ms=20.0, throughput=10.0, warnings=["inconsistent: x"])
     (sentence,) = make_answer(choose(odd, limits=(Limit("latency_ms", 5.0),)), "").sentences
-    assert "over the latency limit by 15.0 ms, but 100 ms by its throughput; it was inconsistent" in sentence
+    why = "over the latency limit by 95.0 ms: 20.0 ms, but 100 ms by its throughput; it was inconsistent"
+    assert f"{why}. Admit it with --max-latency-ms 100." in sentence
+
+
+@pytest.mark.parametrize(
+    ("limit", "ms", "why"),
+    [
+        (Limit("latency_ms", 10.0), 9.0, "over the latency limit by 90.0 ms: 9.00 ms, but 100 ms by its throughput"),
+        (
+            Limit("latency_p90_ms", 10.0),
+            9.0,
+            "over the p90 latency limit by 90.0 ms: 9.50 ms, but 100 ms by its throughput",
+        ),
+        (
+            Limit("throughput", 9.0),
+            200.0,
+            "under the throughput limit by 4.00 items/s: 10.0 items/s, but 200 ms per call at the median",
+        ),
+    ],
+)
+def test_a_limit_is_held_against_the_figure_that_ranks(limit: Limit, ms: float, why: str) -> None:
+    odd = row("ort", ms=ms, throughput=10.0, latency_p90_ms=9.5, warnings=["inconsistent: x"])
+    slow = row("eager", ms=9.9, latency_p90_ms=9.9)
+    found = choose(odd, slow, limits=(limit,))
+    assert found.choice and found.choice.row["variant"] == "eager"
+    assert reasons(found)["ort fp16, batch 1"].startswith(why)
+    found = choose(odd, limits=(limit,))
+    (relaxed,) = found.relaxations
+    admitted = choose(odd, limits=(Limit(limit.figure, relaxed.value or 0.0),))
+    assert admitted.choice and admitted.choice.row["variant"] == "ort"
 
 
 def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
