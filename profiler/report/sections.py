@@ -24,7 +24,7 @@ from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.reading import Runs
 from profiler.results.run_files import read_text
-from profiler.results.sentences import FIRST_CALL, WITHIN_PROCESS, doubtful_roofs, group_sentence
+from profiler.results.sentences import FIRST_CALL, RANKED, WITHIN_PROCESS, doubtful_roofs, group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
 from profiler.stats.ratios import Verdict, label, legend
@@ -173,13 +173,15 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     doubt = doubtful_roofs({label: run.get("roofs_disturbance") for label, run in data.environments.items()})
     roofline = f"{doubt or _LIMITS} {_ROOFLINE}" if "roofline" in drawn else f"{_NO_ROOFLINE} {doubt or ''}".strip()
     lost, sentences = _when(measured and data.lost, data.lost or ""), group_sentences(configurations)
+    ranked = _when(configurations["by_throughput_ms"].count(), RANKED)
+    latency, shapes = "latency" in drawn, charts.dimensions(configurations)
     answer = {"plain": lost, "sentences": sentences, "open": True}
     every, machine = _when("not-measured" not in made, "Every case succeeded."), code(data.runs, data.labels)
     return [
-        section("answer", "What to deploy", [*_answer(data), *_command(data)], other="overview", **answer),
+        section("answer", "What to deploy", [*_answer(data), *ranked, *_command(data)], other="overview", **answer),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
-        section("latency", "Latency against batch size", _when("latency" in drawn, _LATENCY)),
-        section("shapes", "Latency and throughput by shape", _when(charts.dimensions(configurations), _SHAPES)),
+        section("latency", "Latency against batch size", [*_when(latency, _LATENCY), *(ranked if latency else [])]),
+        section("shapes", "Latency and throughput by shape", [*_when(shapes, _SHAPES), *(ranked if shapes else [])]),
         section("throughput", "Throughput against latency", _when(measured, _THROUGHPUT)),
         section("memory", "Memory", _memory(configurations)),
         section("roofline", "Roofline", _when(configurations["tflops"].count(), roofline)),

@@ -39,6 +39,8 @@ _RESERVE = 1.5
 _MOST_FAILURES = 4
 _REASON_CHARACTERS = 140
 WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."
+RANKED = "A row whose latency and items/s contradict each other (inconsistent) is ranked by the slower of the two."
+"""Where a row is called the fastest, or rows are in that order."""
 FIRST_CALL = (
     "First call: what the first request of a new shape waits for, in a process that has served the smaller ones; one "
     "sample. The smallest shape has none: its first call is part of the set-up."

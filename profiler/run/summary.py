@@ -19,6 +19,7 @@ from profiler.results.replicates import measured, not_measured, warned
 from profiler.results.sentences import (
     FIRST_CALL,
     NOT_REPEATED,
+    RANKED,
     WITHIN_PROCESS,
     Repeated,
     disturbance_sentence,
@@ -42,7 +43,6 @@ _MOST_NAMED = 3
 """Of so many rows a warning gives the names."""
 _shown = partial(fields, shown=Shown.TERMINAL)
 _NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
-_RANKED = "A row whose latency and items/s contradict each other (inconsistent) is ranked by the slower of the two."
 _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 _VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
 _LAYER = [
@@ -121,7 +121,7 @@ def _notes(lines: Sequence[Row], doubt: str | None, judged: bool, roofs_disturba
 
     A `doubt` takes the place of the notes on intervals.
     """
-    notes = [_RANKED] if any(line["by_throughput_ms"] for line in lines) else []
+    notes = [RANKED] if any(line["by_throughput_ms"] for line in lines) else []
     notes += [doubt] if doubt else []
     if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
         notes.append(WITHIN_PROCESS)

@@ -29,6 +29,7 @@ from profiler.report.tables import tables
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder
+from profiler.results.sentences import RANKED
 from profiler.results.speedups import summary
 from profiler.run import command
 from profiler.tables.writers import csv
@@ -679,6 +680,15 @@ def test_a_model_that_computes_and_moves_nothing_has_a_page(tmp_path: Path) -> N
         save(tmp_path / "run", [row("eager", 0.002, **nothing), row("ort", 0.001, **nothing)]), folder=tmp_path
     )
     assert not {"inf", "nan"} & {text for rows in Reader(page).tables.values() for r in rows for text in r.values()}
+
+
+def test_what_ranks_contradictory_rows_is_said_where_something_is_called_the_fastest(tmp_path: Path) -> None:
+    rows = [row("eager", 2.0, batch_size=n) for n in (1, 4)] + [row("ort", 1.0, batch_size=n) for n in (1, 4)]
+    calm = {s.name: s.text for s in compose(gathered(tmp_path / "calm", rows)).sections}
+    rows[-1] |= {"throughput": 100.0, "warnings": ["inconsistent: x"]}
+    texts = {s.name: s.text for s in compose(gathered(tmp_path / "odd", rows)).sections}
+    assert {name for name, text in texts.items() if RANKED in text} == {"answer", "latency"}
+    assert not any(RANKED in text for text in calm.values())
 
 
 def test_headline_counts_models_and_batch_sizes(tmp_path: Path) -> None:
