@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics, graph_break_reasons
 from torch._inductor import config
 
-from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, ignore
+from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, Warning, ignore
 from engines.catalog import CompiledOptions, TorchOptions
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
@@ -22,6 +22,7 @@ _RUNS_UNTIL_REPLAY = 3
 """Compile and warm up, record, replay: torch's CUDA-graph trees need one call for each."""
 _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
 """As torch's graph trees say it (torch 2.11)."""
+_KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
@@ -37,6 +38,8 @@ class CompiledSession(EagerSession):
     """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
 
     def __init__(self, job: Job[CompiledOptions]) -> None:
+        self.keeps = False
+        """Whether the module's first call, which it keeps a tensor of, is one in eager."""
         super().__init__(job)
         self.mode = job.options.mode
         self._compile()
@@ -66,6 +69,7 @@ class CompiledSession(EagerSession):
                 compiled_before=counters["aot_autograd"]["autograd_cache_hit"]
                 + counters["inductor"]["fxgraph_cache_hit"],
             ),
+            warnings=[Warning("eager-first", _KEPT)] if self.keeps else None,
             graph_breaks=len(breaks),
             graph_break_reasons=breaks,
             recompilations=_recompilations(),
@@ -106,20 +110,43 @@ class CompiledSession(EagerSession):
         self.call = next_step if self._wants_graph else compiled
         if isinstance(self.training, LayerStep):
             self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
+        if self._kept_is_overwritten():
+            if self.keeps or self.job.pass_ == "training":
+                raise RuntimeError(
+                    f"{_KEPT}: clone it where it is kept, or compile without graphs ({{name: compiled, mode: default}})"
+                )
+            self._begin_in_eager()
+        if counters["stats"]["unique_graphs"] == 0:
+            raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
+        if self.job.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _kept_is_overwritten(self) -> bool:
+        """Run what was compiled until it is replayed; whether that overwrites a tensor that the module keeps."""
         try:
             for _ in range(_RUNS_UNTIL_REPLAY):
                 self.run(ignore)
         except RuntimeError as error:
             if _KEPT_RESULT not in str(error):
                 raise
-            raise RuntimeError(
-                "the model keeps a tensor of its last call, which CUDA graphs overwrite: clone it where it is kept, or "
-                "compile without graphs ({name: compiled, mode: default})"
-            ) from None
-        if counters["stats"]["unique_graphs"] == 0:
-            raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
-        if self.job.device == "cuda":
-            torch.cuda.synchronize()
+            return True
+        return False
+
+    def _begin_in_eager(self) -> None:
+        """Compile a fresh module after a call in eager: a tensor that it keeps of its first call is then no graph's."""
+        self.keeps = True
+        _forget_compiled()
+        self._forget()
+        del self.model, self.call
+        self._open()
+        self._compile()
+
+    def _take_batch(self) -> None:
+        super()._take_batch()
+        if self.keeps:  # Of every shape, as detectors keep their anchors.
+            positional, keywords = self.arguments
+            with torch.inference_mode():
+                self.model(*positional, **keywords)
 
 
 def _forget_compiled() -> None:

@@ -88,9 +88,7 @@ class EagerSession:
         """Why no CUDA graph could be recorded."""
         self.training: TrainingStep | None = None
         self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
-        self._load()
-        self._take_batch()
-        self._quantize()
+        self._open()
 
     def rebatch(self, job: Job[TorchOptions]) -> None:
         """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
@@ -102,9 +100,7 @@ class EagerSession:
             self._take_batch()
         else:  # Which layers can be quantized depends on the batch.
             del self.model, self.call
-            self._load()
-            self._take_batch()
-            self._quantize()
+            self._open()
 
     def reshape(self, job: Job[TorchOptions]) -> None:
         """The next call searches algorithms, records its graph or, compiled, is compiled for the shape."""
@@ -206,6 +202,12 @@ class EagerSession:
         self.graph = self.result = None
         self.inputs.clear()
         del self.model, self.call, self.step, self.training
+
+    def _open(self) -> None:
+        """The module and the job's inputs, ready to run."""
+        self._load()
+        self._take_batch()
+        self._quantize()
 
     def _load(self) -> None:
         """The module with the prepared weights, in float."""

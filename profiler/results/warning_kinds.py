@@ -240,6 +240,13 @@ _KINDS = (
     WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
     WarningKind("graph-breaks", "b", "torch.compile left the graph; the column warnings says where and why"),
     WarningKind(
+        "eager-first",
+        "E",
+        "torch.compile failed until the module had been called once in eager; call yours so before you compile it",
+        "the module keeps a tensor of an earlier call, which torch.compile's CUDA graphs overwrite. It was compiled "
+        "again after a call in eager, which a program that compiles it needs as well",
+    ),
+    WarningKind(
         "recompiled",
         "R",
         "torch.compile compiled again while it ran, though the shapes stayed; the column warnings says why",
