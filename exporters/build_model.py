@@ -33,10 +33,11 @@ _GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 FIRST_KEYS = 3  # of a list of keys in an error message
 
 
-def build(source: ModelSource) -> nn.Module:
-    """The structure, initialized by default: a factory's model, a canonical network, a layer. Raises ModelError."""
+def make(source: ModelSource, seed: int = SEED) -> nn.Module:
+    """The structure as it was made, initialized by default: a factory's model, a canonical network, a layer. Raises
+    ModelError."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         model = call_factory(source) if source.factory else structure(source)
     tensors = (*model.named_parameters(), *model.named_buffers())
     if names := [name for name, tensor in tensors if tensor.is_complex()]:
@@ -44,12 +45,21 @@ def build(source: ModelSource) -> nn.Module:
             f"{names[0]} is complex, and in fp32 its imaginary part would be lost; keep the two "
             "parts as floats (torch.view_as_real) and make them one in forward (torch.view_as_complex)"
         )
-    return model.to("cpu", torch.float32).eval()
+    return model
 
 
-def load(source: ModelSource) -> nn.Module:
-    """The model with weights from `source.weights`, else the factory's own, else seeded ones. Raises ModelError."""
-    model = build(source) if source.factory else empty(source).to_empty(device="cpu")
+def build(source: ModelSource) -> nn.Module:
+    """The same in fp32 and eval mode. Raises ModelError."""
+    return make(source).to("cpu", torch.float32).eval()
+
+
+def load(source: ModelSource, made: nn.Module | None = None) -> nn.Module:
+    """The model with weights from `source.weights`, else the factory's own, else seeded ones; `made` is the factory's
+    where it was called before. Raises ModelError."""
+    if source.factory:
+        model = (made or make(source)).to("cpu", torch.float32).eval()
+    else:
+        model = empty(source).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(SEED)
     if source.weights is not None:
         fill(model, source)

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.build_model import load
+from exporters.build_model import SEED, load, make
 from exporters.cache import file_sha256
 from exporters.calls import call, named_outputs
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
 from exporters.packages import library_folders, spec_of
-from exporters.source import TOO_LONG, ModelSource
+from exporters.source import TOO_LONG, TRAINING_MODE, ModelSource
 from exporters.time_limit import TooLong, limited
 
 ITEMS = 2
@@ -31,29 +31,37 @@ SECONDS = 30.0
 """How long a model may take for these on one thread; one that takes longer is known by its parameters and its code."""
 
 
-def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
-    """The parts of a factory's identity that its model gives, and whether it gives the same ones every time.
+def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool, tuple[str, ...]]:
+    """The parts of a factory's identity that its model gives, whether it gives the same ones every time, and remarks.
 
-    The model is made and run twice, each time at another seed. One that differs (dropout that is always on, weights
-    from an unseeded generator), or that cannot be run, gets parts that no other run has. Raises ModelError.
+    The model is made and run twice, each time at another seed, and a third time where its weights are others then. One
+    that differs (dropout that is always on, weights from an unseeded generator), or that cannot be run, gets parts that
+    no other run has. Raises ModelError.
     """
-    first = look(source)
-    second = look(source, runs=first["outputs"] != TOO_LONG)
+    model = make(source)
+    remarks = [TRAINING_MODE] if model.training else []
+    first = look(source, model)
+    del model
+    runs = first["outputs"] != TOO_LONG
+    second = look(source, make(source, SEED + 1), runs)
+    if second["state"] != first["state"]:
+        remarks.append("weights random, or some of them (others at another seed)")
+        second = look(source, runs=runs)
     if TOO_LONG in (first["outputs"], second["outputs"]):
         first["outputs"] = second["outputs"] = TOO_LONG
     if first == second and first["outputs"] is not None:
-        return first, True
-    return first | {"outputs": uuid.uuid4().hex}, False
+        return first, True, tuple(remarks)
+    return first | {"outputs": uuid.uuid4().hex}, False, tuple(remarks)
 
 
-def look(source: ModelSource, runs: bool = True) -> dict[str, Any]:
+def look(source: ModelSource, made: nn.Module | None = None, runs: bool = True) -> dict[str, Any]:
     """What a factory's model is like: parameters and buffers, modules, outputs (TOO_LONG unless it `runs`), files.
 
     The outputs are compared bit by bit: they come from one thread, so that neither the number of cores nor what else is
     prepared next to it changes them. A change of code that they do not show (of how it trains, say) is in the files.
     """
     assert source.factory is not None
-    model = load(source)
+    model = load(source, made)
     parts: dict[str, Any] = {"state": _digest(model.state_dict().items()), "structure": _structure(model)}
     outputs = _outputs(model, source) if runs else TOO_LONG
     # After the run, which may import more.

@@ -34,6 +34,8 @@ _CHANGES = {
 """What the parts of an identity are called; any other is where the model comes from."""
 TOO_LONG = "not computed: it takes too long"
 """In place of the hash of a factory's outputs."""
+TRAINING_MODE = "in training mode (inference is measured in eval mode)"
+"""Of a user's module."""
 _RANDOM = {"state", "outputs"}
 """Parts that are others every time, where a model is not repeatable."""
 
@@ -43,11 +45,12 @@ class Identity:
     """What a model and its weights are made of, as far as JSON holds it: two that agree are one network.
 
     `repeatable` is False for a factory whose model differs each time it is made or run. Nothing that was derived from
-    such a model may be used for it again.
+    such a model may be used for it again. `remarks` are what a user should know of it.
     """
 
     parts: dict[str, Any]
     repeatable: bool = True
+    remarks: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

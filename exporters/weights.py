@@ -41,8 +41,8 @@ def identify(source: ModelSource) -> Identity:
         return Identity(parts)
     from exporters.fingerprint import fingerprint
 
-    made, repeatable = fingerprint(source)
-    return Identity(parts | made, repeatable)
+    made, repeatable, remarks = fingerprint(source)
+    return Identity(parts | made, repeatable, remarks)
 
 
 def given(source: ModelSource) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
         if source.factory is not None and source.library is None:
             from exporters.fingerprint import look
 
-            parts |= look(source, runs and source.identity.parts.get("outputs") != TOO_LONG)
+            parts |= look(source, runs=runs and source.identity.parts.get("outputs") != TOO_LONG)
         now = Identity({**source.identity.parts, **parts}, source.identity.repeatable)
         if changes := source.identity.changes(now):
             raise ModelError(

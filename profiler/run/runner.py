@@ -33,7 +33,7 @@ from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
 from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
-from profiler.tables.numbers import counted
+from profiler.tables.numbers import counted, grouped, listed
 from profiler.worker.task import Task
 
 
@@ -123,7 +123,11 @@ class Runner:
         with self.wall.span("prepare"):
             cases, tick = [*waiting, *probes], self.display.preparing
             prepared = prepare(cases, self.budget, self.run.logs, self.config.path, tick, self._uuid)
-            self.run.write_models({name: one.identity for name, one in prepared.items() if one.identity})
+            identities = {name: one.identity for name, one in prepared.items() if one.identity}
+            self.run.write_models(identities)
+            remarked = ((one.remarks, name.partition("/")[0]) for name, one in identities.items() if one.remarks)
+            for remarks, models in grouped(remarked).items():
+                self.display.announce(f"{listed(dict.fromkeys(models))}: {'; '.join(remarks)}")
             self._await(others)
         quiet.start()
         with self.wall.span("roofs"):

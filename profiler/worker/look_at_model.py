@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from exporters.build_model import build, call_factory, empty, fill
+from exporters.build_model import call_factory, empty, fill, make
 from exporters.calls import call
 from exporters.inputs import TensorSpec, arguments, described, input_specs, read_onnx
 from exporters.int8 import calibration_files
 from exporters.qdq_placement import PLACEMENTS
 from exporters.shapes import dimensions_of
-from exporters.source import ModelError, ModelSource
+from exporters.source import TRAINING_MODE, ModelError, ModelSource
 from exporters.time_limit import limited
 from profiler.processes.messages import Outcome, Report, Salvage
 from profiler.tables.numbers import count
@@ -67,7 +67,7 @@ def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[n
     _check_signature(model, source, specs)
     seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters"
     if model.training and source.library is None:
-        seen += ", in training mode: it is measured in eval mode"
+        seen += f", {TRAINING_MODE}"
     if source.weights is not None:
         with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.
             warnings.simplefilter("ignore")
@@ -119,7 +119,7 @@ def _module(source: ModelSource) -> tuple[nn.Module, str]:
     with contextlib.suppress(ModelError), torch.device("meta"):
         return call_factory(source), f"{maker} was called, without memory for weights"
     # Its code may only need values, which there are none of on that device.
-    return build(source), f"{maker} was called"
+    return make(source), f"{maker} was called"
 
 
 def _open_header(source: ModelSource) -> str:

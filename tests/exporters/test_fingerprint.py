@@ -12,7 +12,7 @@ from exporters import fingerprint
 from exporters.cache import Cache
 from exporters.fingerprint import code
 from exporters.onnx_export import export_onnx
-from exporters.source import TOO_LONG, Identity, ModelError, ModelSource
+from exporters.source import TOO_LONG, TRAINING_MODE, Identity, ModelError, ModelSource
 from exporters.weights import identified
 from profiler.processes.process import Call, run_one
 
@@ -63,6 +63,11 @@ def unseeded():
 
 def failing():
     return Net(None)
+
+def loaded():
+    net = Net(torch.relu).eval()
+    net.load_state_dict({"layer.weight": torch.ones(3, 4), "layer.bias": torch.ones(3)})
+    return net
 """
 HELPERS = {
     "helpers/__init__.py": "FACTOR = 2\n",
@@ -158,6 +163,12 @@ def test_a_model_that_differs_each_time_never_has_the_same_key(identify: Identif
     assert first.changes(second) == [], "which does not make it another network"
     (folder / "helpers" / "__init__.py").write_text("FACTOR = 3\n")
     assert first.changes(identify(name)) == ["its source code (helpers)"]
+
+
+def test_random_weights_and_training_mode_are_remarked(identify: Identify) -> None:
+    random = "weights random, or some of them (others at another seed)"
+    assert identify("helped").remarks == identify("unseeded").remarks == (TRAINING_MODE, random)
+    assert identify("loaded").repeatable and identify("loaded").remarks == ()
 
 
 def test_what_is_imported_is_found_without_importing_it(identify: Identify, folder: Path) -> None:

@@ -647,6 +647,12 @@ def test_onnx_file_with_two_inputs_runs_as_it_is(users: Finished, engine: str, b
     assert set(json.loads(row["proof"])["compute_types"]) == {"float32"}
 
 
+def test_what_is_to_be_known_of_factories_models_is_said_once(users: Finished) -> None:
+    text = " ".join(users.done.stdout.split())
+    assert "mine, pair and unlike: in training mode (inference is measured in eval mode)" in text
+    assert text.count("in training mode") == 1
+
+
 @pytest.mark.parametrize("engine", GRAPH_ENGINES)
 def test_onnx_file_of_fixed_batch_runs_at_that_batch_alone(users: Finished, engine: str) -> None:
     other, own = (users.row(f"fixed/{engine}/inference/fp32/b{batch}/r0") for batch in (1, 2))
