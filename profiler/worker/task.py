@@ -18,6 +18,8 @@ from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 8
 """How many items reference outputs have."""
+NAME_THE_BATCH = "; a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
+"""Of declared inputs without one, what may mend their error."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,8 @@ def check_inputs(task: Task) -> None:
     """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
     fixed, source = fixed_batch(task.prepared.specs), task.case.source
     if fixed is not None and fixed != task.case.batch_size:
-        named = "; a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
         raise Unsupported(
-            f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size{named * bool(source.inputs)}"
+            f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size{NAME_THE_BATCH * bool(source.inputs)}"
         )
     whole = next((spec for spec in task.prepared.specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if task.case.training.input_gradient and whole is not None:

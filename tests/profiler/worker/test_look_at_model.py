@@ -22,7 +22,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
 from profiler.worker.prepare_model import check_source, prepare_model
 from profiler.worker.reference_outputs import no_reference
-from profiler.worker.task import Look
+from profiler.worker.task import NAME_THE_BATCH, Look
 
 FACTORIES = """
 import torch
@@ -238,6 +238,16 @@ def test_what_integers_hold_is_said_only_of_errors_that_come_of_values(text: str
     source = ModelSource("mine", factory="a:b", inputs=declared_inputs({"ids": {"shape": [4], "dtype": "int64"}}))
     error = no_reference(source, IndexError(text), [TensorSpec("ids", (4,), "int64", range=(0, 9))])
     assert ("`ids` is drawn from 0" in str(error)) is is_of_values
+
+
+@pytest.mark.parametrize("error", [IndexError("tuple index out of range"), RuntimeError("shapes do not fit")])
+def test_a_model_that_fails_at_declared_inputs_without_a_batch_says_how_to_name_it(error: Exception) -> None:
+    def of(*shape: str | int) -> str:
+        source = ModelSource("mine", factory="a:b", inputs=declared_inputs({"x": {"shape": list(shape)}}))
+        return str(no_reference(source, error, [TensorSpec("x", shape, "float32")]))
+
+    assert of(3, 32, 32).endswith(NAME_THE_BATCH)
+    assert NAME_THE_BATCH not in of(BATCH, 3, 32, 32)
 
 
 def test_an_onnx_file_is_unsupported_where_what_makes_its_reference_is_not_installed(
