@@ -25,6 +25,7 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last, self._place, self._is_waiting = "", "", False
+        self._reasons: dict[tuple[str, str, str | None], str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -55,8 +56,14 @@ class PlainDisplay:
         self._console.print(Text(what), highlight=False)
 
     def ended(self, case: Case, result: Result, counts: bool = True) -> None:
-        """Called once a case has ended; where that does not count, an earlier measurement of it stays."""
-        line = Text(self._place).append_text(_line(case, result, counts))
+        """Called once a case has ended; where that does not count, an earlier measurement of it stays.
+
+        A long reason that an earlier case has word for word is that one's, by its id; the end of the run groups them.
+        """
+        known = self._reasons.setdefault((result.status, result.reason or "", result.log), str(case.id))
+        line = Text(self._place).append_text(
+            _line(case, result, counts, f"as {known}" if known != str(case.id) else "")
+        )
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _print_once(self, text: str) -> None:
@@ -112,15 +119,17 @@ def _place(done: int, total: int) -> Text:
     return Text(f"{done + 1}/{total}", style="bold")
 
 
-def _line(case: Case, result: Result, counts: bool) -> Text:
-    """How a case ended: its median, or why it has none or does not count."""
+def _line(case: Case, result: Result, counts: bool, same: str) -> Text:
+    """How a case ended: its median, or why it has none or does not count; `same` is the case that ended so before."""
     samples = result.samples.get(result.clock or "", [])
     what, middle, state = result.reason or "", median(samples), str(result.status)
     if result.status == "ok" and not counts:
         what, state = "no less disturbed", "disturbed"
     elif result.status == "ok" and middle is not None:
         what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
-    if result.log:
+    if same and len(same) < len(what):
+        what = same
+    elif result.log:
         what += f" (log: {result.log})"
     what += "" if counts else ": the earlier measurement stays"
     status = Text(f"{state:<11} ", style=_STYLES.get(state, "red"))

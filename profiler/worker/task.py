@@ -158,9 +158,8 @@ def check_inputs(task: Task) -> None:
     """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
     fixed, source = fixed_batch(task.prepared.specs), task.case.source
     if fixed is not None and fixed != task.case.batch_size:
-        raise Unsupported(
-            f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size{NAME_THE_BATCH * bool(source.inputs)}"
-        )
+        hint = NAME_THE_BATCH if source.inputs and source.onnx is None else ""
+        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size{hint}")
     whole = next((spec for spec in task.prepared.specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if task.case.training.input_gradient and whole is not None:
         raise Unsupported(

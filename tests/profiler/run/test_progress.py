@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -30,6 +31,20 @@ def test_a_repeat_that_does_not_count_has_a_line_too() -> None:
         f"[2/16] disturbed   {CASE.id}  no less disturbed: the earlier measurement stays",
         f"[2/16] timeout     {CASE.id}  too long: the earlier measurement stays",
     ]
+
+
+def test_a_long_reason_is_said_once_and_then_by_the_first_case_that_has_it() -> None:
+    output = io.StringIO()
+    display = PlainDisplay(Console(file=output, width=120))
+    cases = [replace(CASE, batch_size=batch) for batch in (1, 2, 4)]
+    why = "model 'alexnet': its reference outputs cannot be made: IndexError: tuple index out of range at net.py:22"
+    for case, reason in zip(cases, (why, why, "too long"), strict=True):
+        display.ended(case, Result(case.id, "failed", [reason], log="logs/prepare-alexnet.log"))
+        display.ended(replace(case, replicate=1), Result(case.id, "ok", clock="host", samples={"host": [4.0]}))
+    said = [line.split("  ")[-1] for line in output.getvalue().splitlines()]
+    log = "(log: logs/prepare-alexnet.log)"
+    assert said[::2] == [f"{why} {log}", f"as {CASE.id}", f"too long {log}"]
+    assert set(said[1::2]) == {"4.000 ms, 1 sample"}
 
 
 def test_a_log_says_once_for_each_case_what_it_waits_for() -> None:
