@@ -25,7 +25,7 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last, self._place, self._is_waiting = "", "", False
-        self._reasons: dict[tuple[str, str, str | None], str] = {}
+        self._reasons: dict[tuple[str, str], tuple[str, str | None]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -60,10 +60,11 @@ class PlainDisplay:
 
         A long reason that an earlier case has word for word is that one's, by its id; the end of the run groups them.
         """
-        known = self._reasons.setdefault((result.status, result.reason or "", result.log), str(case.id))
-        line = Text(self._place).append_text(
-            _line(case, result, counts, f"as {known}" if known != str(case.id) else "")
-        )
+        why, log = result.reason or "", result.log
+        first, its_log = self._reasons.setdefault((result.status, why), (str(case.id), log))
+        if first != str(case.id) and len(f"as {first}") < len(why):
+            why, log = f"as {first}", None if log == its_log else log
+        line = Text(self._place).append_text(_line(case, result, counts, f"{why} (log: {log})" if log else why))
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _print_once(self, text: str) -> None:
@@ -119,18 +120,14 @@ def _place(done: int, total: int) -> Text:
     return Text(f"{done + 1}/{total}", style="bold")
 
 
-def _line(case: Case, result: Result, counts: bool, same: str) -> Text:
-    """How a case ended: its median, or why it has none or does not count; `same` is the case that ended so before."""
+def _line(case: Case, result: Result, counts: bool, what: str) -> Text:
+    """How a case ended: its median, or `what` if it has none, or that it does not count."""
     samples = result.samples.get(result.clock or "", [])
-    what, middle, state = result.reason or "", median(samples), str(result.status)
+    middle, state = median(samples), str(result.status)
     if result.status == "ok" and not counts:
         what, state = "no less disturbed", "disturbed"
     elif result.status == "ok" and middle is not None:
         what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
-    if same and len(same) < len(what):
-        what = same
-    elif result.log:
-        what += f" (log: {result.log})"
     what += "" if counts else ": the earlier measurement stays"
     status = Text(f"{state:<11} ", style=_STYLES.get(state, "red"))
     return status.append(f"{case.id}  ", style="default").append(what, style="dim")

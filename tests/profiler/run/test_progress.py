@@ -38,13 +38,14 @@ def test_a_long_reason_is_said_once_and_then_by_the_first_case_that_has_it() -> 
     display = PlainDisplay(Console(file=output, width=120))
     cases = [replace(CASE, batch_size=batch) for batch in (1, 2, 4)]
     why = "model 'alexnet': its reference outputs cannot be made: IndexError: tuple index out of range at net.py:22"
-    for case, reason in zip(cases, (why, why, "too long"), strict=True):
-        display.ended(case, Result(case.id, "failed", [reason], log="logs/prepare-alexnet.log"))
-        display.ended(replace(case, replicate=1), Result(case.id, "ok", clock="host", samples={"host": [4.0]}))
+    for case, reason, log in zip(cases, (why, why, "too long"), ("a.log", "a.log", "b.log"), strict=True):
+        display.ended(case, Result(case.id, "failed", [reason], log=log))
+        display.ended(replace(case, replicate=1), Result(case.id, "ok", clock="host", samples={"host": [4e9]}))
     said = [line.split("  ")[-1] for line in output.getvalue().splitlines()]
-    log = "(log: logs/prepare-alexnet.log)"
-    assert said[::2] == [f"{why} {log}", f"as {CASE.id}", f"too long {log}"]
-    assert set(said[1::2]) == {"4.000 ms, 1 sample"}
+    assert said[::2] == [f"{why} (log: a.log)", f"as {CASE.id}", "too long (log: b.log)"]
+    assert set(said[1::2]) == {"4,000,000,000.000 ms, 1 sample"}
+    display.ended(cases[2], Result(cases[2].id, "failed", [why], log="c.log"))
+    assert output.getvalue().endswith(f"  as {CASE.id} (log: c.log)\n")
 
 
 def test_a_log_says_once_for_each_case_what_it_waits_for() -> None:
