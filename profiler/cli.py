@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, check_arguments, unusable_path
 from profiler.options import COMMANDS, Build, Doctor, Environment, Run
-from profiler.tables.standard_streams import check_written
+from profiler.tables.standard_streams import check_written, given_width
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -152,9 +152,7 @@ def main() -> NoReturn:
 def _console() -> Console:
     from rich.console import Console
 
-    console = Console()
-    # Where nobody looks, 80 columns would cut the tables.
-    return console if console.is_terminal else Console(width=120)
+    return Console(width=given_width())
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from profiler.run.command import measure_cases, quick_budget, resolved
 from profiler.run.example_inputs import Example, examples, named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import Display
+from profiler.tables.standard_streams import given_width
 
 
 def measure(
@@ -169,5 +169,5 @@ def _listed(values: Any) -> Any:
 def _console(progress: bool) -> Console:
     if not progress:
         return Console(quiet=True, force_terminal=False)
-    # Where nobody looks, 80 columns would cut the tables. A notebook shows text as one output, and rich's own as many.
-    return Console(width=None if sys.stdout.isatty() else 120, force_jupyter=False)
+    # A notebook shows text as one output, and rich's own as many.
+    return Console(width=given_width(), force_jupyter=False)

@@ -60,6 +60,15 @@ def keep_writing(encoding: str | None = None) -> None:
     sys.stderr = _text(_Stream(2, 2 in closed), sys.stderr, encoding)
 
 
+def given_width() -> int | None:
+    """The width of what is printed: as COLUMNS says, else 120 where nobody looks, since 80 would cut the tables; None
+    is the terminal's own."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    return None if sys.stdout.isatty() else 120
+
+
 def check_written() -> None:
     """Raise ConfigError where what was printed is lost, but for a reader that wanted no more, such as `head`."""
     sys.stdout.flush()

@@ -50,6 +50,14 @@ def test_what_is_not_given_is_the_default_of_the_class(given: list[Any]) -> None
     assert (options.format, options.top, options.output, options.best) == ("text", 40, None, False)
 
 
+@pytest.mark.parametrize(("columns", "width"), [("200", 200), ("60", 60), ("", 120), ("0", 120), ("wide", 120)])
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.StringIO())
+        assert cli._console().width == width
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_takes_long_to_load_is_said_at_once_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, terminal: bool
