@@ -251,7 +251,7 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _figure("top1_agreement", "Top-1", unit="share", better="more"),
     "of the first training step, against fp64 on the CPU: relative, the gradients' over all parameters together",
     _error("loss_error", "Loss error"),
-    _error("gradient_error", "Gradient error", noun="error"),
+    _error("gradient_error", "Gradient error", noun="error", shown=Shown.TERMINAL, expendable=3),
     Group.ROOFLINE,
     "FLOPs of one item's convolutions and products, forward and backward in training (inference: without work that "
     "reaches no output, where the run has an export); null where they cannot be counted",

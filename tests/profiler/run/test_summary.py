@@ -130,6 +130,17 @@ def test_a_line_gives_its_figures():
     assert 1.9 < low <= 2.0 <= high < 2.1
 
 
+def test_training_shows_the_gradients_error_where_there_is_room() -> None:
+    more = {"pass": "training", "rel_l2_error": None, "gradient_error": 4.567e-6, "throughput": 12345.6}
+    rows = [row(name, ms=ms, **more) for name, ms in (("eager", 1234.5678), ("eager-nocudnn", 999.9))]
+    text = printed(*rows)
+    assert "Gradient" in text and words(text, "eager-nocudnn  ")[-1] == "4.6e-6"
+    narrow = printed(*rows, width=72)
+    assert "Left out for the width: " in narrow and "Gradient error." in narrow
+    assert "4.6e-6" not in narrow
+    assert "Gradient" not in printed(row("eager"), row("ort", ms=0.5))
+
+
 def test_training_shows_forward_and_backward():
     text = printed(
         row("eager", ms=6.0, forward_ms=2.0, backward_ms=4.0, **{"pass": "training"}),
