@@ -25,6 +25,7 @@ from profiler.results.environment import flat, versions_of_others
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.replicates import without_probes
 from profiler.results.result import in_its_interpreter
+from profiler.results.run_files import printable
 from profiler.results.run_folder import RecordedModel, RunFolder
 from profiler.results.sentences import rough
 from profiler.results.speedups import spreads
@@ -52,6 +53,8 @@ _TWICE = frozenset(f"packages.{package}" for e in ENGINES.values() if e.version 
 """Packages whose versions have a key of their own."""
 _CLOSE = 0.02
 """Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
+_MOST_MODELS = 8 << 20
+"""Bytes of a models.json, which anybody may have made."""
 _PART = object()
 """In place of a mapping: what it does not hold, the run does not have; and of what is not the side's."""
 
@@ -177,7 +180,7 @@ def changed_models(runs: Runs, sides: Sequence[Side], names: Container[str], not
     recorded: dict[str, dict[str, RecordedModel]] = {}
     for run in runs.runs:
         try:
-            known = {} if "://" in run.address else RunFolder(Path(run.address)).read_models()
+            known = {} if "://" in run.address else RunFolder(Path(run.address)).read_models(_MOST_MODELS)
         except ConfigError:
             notes.append(f"{run.address}/models.json: cannot be read; whether its models are the others' is not known")
             known = {}
@@ -190,7 +193,7 @@ def changed_models(runs: Runs, sides: Sequence[Side], names: Container[str], not
             base, its = first.setdefault(subject, (side.name, model))
             if base != side.name and name in names:
                 # Another processor or version of torch rounds otherwise, and outputs are recorded bit by bit.
-                words = its.identity.changes(model.identity, "outputs")
+                words = printable(its.identity.changes(model.identity, "outputs"))
                 changes.setdefault((name, base, side.name), {}).update(dict.fromkeys(words))
     return [
         {"model": name, "base": base, "side": side, "differs": [*words]}

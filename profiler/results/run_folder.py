@@ -122,13 +122,16 @@ class RunFolder:
         lines = {name: {"since": model.since, **asdict(model.identity)} for name, model in known.items()}
         write_whole(self._models, json.dumps(lines, indent=2, default=repr) + "\n")
 
-    def read_models(self) -> dict[str, RecordedModel]:
-        """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read."""
+    def read_models(self, most: int = _MOST_MODELS) -> dict[str, RecordedModel]:
+        """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read, or has
+        over `most` bytes."""
         try:
             if not self._models.exists():
                 return {}
-            with open_run_file(self._models, _MOST_MODELS) as file:
+            with open_run_file(self._models, most) as file:
                 lines = json.load(file).items()
+            if not all(isinstance(one["parts"], dict) and isinstance(one["since"], str) for _, one in lines):
+                raise TypeError("a model's parts are no mapping, or its date is no text")
             return {name: RecordedModel(Identity(one["parts"], one["repeatable"]), one["since"]) for name, one in lines}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None

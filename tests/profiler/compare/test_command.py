@@ -297,25 +297,32 @@ def test_cautions_say_how_many_cells_rest_on_doubted_rows(runs: Path) -> None:
 
 
 def test_another_network_under_the_same_name_is_said(runs: Path) -> None:
-    parts = {"kind": "factory", "factory": "net:make", "state": "1", "outputs": "2", "torch": "2.12"}
+    parts = {"kind": "factory", "code": {}, "state": "1", "outputs": "2", "torch": "2.12"}
     RunFolder(runs / "main").write_models({name: Identity(parts) for name in ("alexnet", "resnet18/height=64", "gone")})
-    other = {"gone": {"state": "8"}, "alexnet": {"state": "8", "options": {}}, "resnet18/height=64": {"outputs": "8"}}
+    other = {
+        "gone": {"state": "8"},
+        "alexnet": {"state": "8", "code": {"\x1b[2J": "1"}},
+        "resnet18/height=64": {"outputs": "8"},
+    }
     RunFolder(runs / "slow").write_models({name: Identity({**parts, **more}) for name, more in other.items()})
     request = Options(runs=(f"{runs}/main", f"{runs}/slow"))
     _, text = page(request)
     # Outputs are rounded otherwise on another processor; no row is of `gone`.
-    expected = "alexnet is not the same model in slow as in main: its parameters or buffers, its options."
+    expected = (
+        "alexnet is not the same model in slow as in main: its source code (\\x1b[2J), its parameters or buffers."
+    )
     assert expected in " ".join(text.split()) and text.count("is not the same model") == 1
     (row,) = data(make_comparison(request))["models"]
     assert row == {
         "model": "alexnet",
         "base": "main",
         "side": "slow",
-        "differs": ["its parameters or buffers", "its options"],
+        "differs": ["its source code (\\x1b[2J)", "its parameters or buffers"],
     }
-    (runs / "slow" / "models.json").write_text("{")
-    (note,) = make_comparison(request).notes
-    assert note == f"{runs}/slow/models.json: cannot be read; whether its models are the others' is not known"
+    for damaged in ("{", '{"alexnet": {"since": "", "parts": 5, "repeatable": true}}'):
+        (runs / "slow" / "models.json").write_text(damaged)
+        (note,) = make_comparison(request).notes
+        assert note == f"{runs}/slow/models.json: cannot be read; whether its models are the others' is not known"
 
 
 # What differs between environments
