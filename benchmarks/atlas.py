@@ -4,7 +4,8 @@
     python benchmarks/atlas.py page results/atlas/*/* --into docs/results/atlas
 
 Where one stay at a GPU is too short for all of it, the page takes runs that were cut off, and keeps the models that it
-has: another time `--without docs/results/atlas` measures the others, `--most 60` no more than there is time for.
+has: another time `--without docs/results/atlas` measures the others, and again what failed, `--most 60` no more than
+there is time for.
 
 Each GPU has its share of the models and of the cores. All of them prepare first, so that nothing else runs while they
 measure. The page needs timm, which knows the families.
@@ -61,7 +62,7 @@ def main() -> None:
     given.add_argument("--job", type=Path, default=ROOT / "examples" / "atlas.yaml")
     given.add_argument("--output", type=Path, default=Path("results/atlas"), help="a folder a device goes here")
     given.add_argument("--devices", help="cuda:0,cuda:1 or cpu; all GPUs if left out")
-    given.add_argument("--without", type=Path, metavar="FOLDER", help="leave out the models of this page")
+    given.add_argument("--without", type=Path, metavar="FOLDER", help="leave out this page's models, unless one failed")
     given.add_argument("--most", type=int, metavar="N", help="only so many models: on an H200 about 26 s each")
     given = commands.add_parser("page")
     given.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
@@ -73,7 +74,10 @@ def main() -> None:
     devices = options.devices.split(",") if options.devices else [f"cuda:{n}" for n in range(len(visible_gpus()))]
     if not devices:
         sys.exit("atlas: no NVIDIA GPU answers here; give --devices cpu")
-    known = set(pl.read_parquet(options.without / "results.parquet")["model"]) if options.without else set()
+    known = set[str]()
+    if options.without:
+        page = pl.read_parquet(options.without / "results.parquet")
+        known = set(page["model"]) - set(page.filter(~OK)["model"])
     models = [entry.name for entry in load_config(options.job).models if entry.name not in known]
     sys.exit(measure(options.job, options.output, devices, models[: options.most]))
 

@@ -262,9 +262,11 @@ def time_plain(task: Task, report: Report) -> dict[str, float]:
     reference = task.prepared.reference
     assert reference is not None
     report(Entered("plain"))
+    # All of the script on one stream, as a case is: replays are slower once two have been used (docs/verification.md).
+    torch.cuda.set_stream(torch.cuda.Stream())
     call = module_call(make_job(task, lambda phase: None), compiled=task.case.engine == "compiled")
     is_graph = bool(task.case.options.get("cuda_graph"))
-    ms = replayed_ms(call) if is_graph else event_ms(call, torch.cuda.Stream())
+    ms = replayed_ms(call) if is_graph else event_ms(call)
     return {"plain": ms, "numpy_error": numpy_error(arrays(call()), reference)}
 
 

@@ -68,22 +68,20 @@ def numpy_error(outputs: list[np.ndarray], reference: Path) -> float:
     return max(errors)
 
 
-def replayed_ms(call: Callable[[], Any], seconds: float = 0.6) -> float:
-    """Median milliseconds of a replay of the call's own CUDA graph, between two events of its own."""
+def replayed_ms(call: Callable[[], Any]) -> float:
+    """Median milliseconds of a replay of the call's own CUDA graph, recorded and replayed on the current stream."""
     import torch
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
+    for _ in range(3):
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         call()
-    return event_ms(graph.replay, stream, seconds)
+    return event_ms(graph.replay)
 
 
-def event_ms(call: Callable[[], Any], stream: Any, seconds: float = 0.6) -> float:
+def event_ms(call: Callable[[], Any], seconds: float = 0.6) -> float:
     """Median milliseconds from one event to the next, with a call between them and more calls queued behind it.
 
     A call that is awaited before the next begins would have the host's time to its first launch in it.
@@ -91,13 +89,12 @@ def event_ms(call: Callable[[], Any], stream: Any, seconds: float = 0.6) -> floa
     import torch
 
     found: list[float] = []
-    with torch.cuda.stream(stream):
-        while sum(found) < seconds * 1e3:
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(_QUEUED + 1)]
-            events[0].record()
-            for event in events[1:]:
-                call()
-                event.record()
-            events[-1].synchronize()
-            found += [first.elapsed_time(last) for first, last in pairwise(events)][_LEAD_IN:]
+    while sum(found) < seconds * 1e3:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(_QUEUED + 1)]
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        events[-1].synchronize()
+        found += [first.elapsed_time(last) for first, last in pairwise(events)][_LEAD_IN:]
     return statistics.median(found)
