@@ -16,8 +16,7 @@ class Model:
     def __init__(self, config: dict[str, Any], arrays: list[Array]) -> None:
         options, self.device, dtype = config["options"], config["device"], DTYPES[config["precision"]]
         if self.device == "cuda":
-            # For all that follows: where two streams have had work, a replayed graph takes up to 9 % longer, since its
-            # kernels are 0.3 µs further apart (torch 2.11, H200).
+            # Where two streams have had work, replays take up to 9 % longer (torch 2.11, H200).
             torch.cuda.set_stream(torch.cuda.Stream())
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config["precision"] == "tf32"
         torch.backends.cudnn.enabled = options.get("cudnn", True)
@@ -38,18 +37,16 @@ class Model:
             inputs.append(typed.contiguous(memory_format=orders.get(tensor.dim(), torch.contiguous_format)))
         self.run: Callable[[], Any] = lambda: model(*inputs)
         self.result = self.run()
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if options.get("cuda_graph"):
-            self.capture()
+        self.graph = self.captured() if options.get("cuda_graph") else None
 
-    def capture(self) -> None:
+    def captured(self) -> torch.cuda.CUDAGraph:
         for _ in range(3):
             self.run()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
             self.result = self.run()
-        self.graph = graph
+        return graph
 
     def call(self) -> None:
         if self.graph is not None:
