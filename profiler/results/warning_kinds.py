@@ -90,7 +90,8 @@ _KINDS = (
         "drift",
         "d",
         "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
-        "the last third of the samples differs from the first by more than 2 %, and not by chance",
+        "the last third of the samples differs from the first by more than 2 % (of fewer than 60 samples, by more than "
+        "10 %), and not by chance",
         doubts="latency",
         unsteady=True,
     ),

@@ -21,6 +21,7 @@ PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
 EFFECTIVE_NEEDS = 30
 """Fewest effective samples from which an interval is given: below, correlation is estimated too badly to trust it."""
 _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
+_JUMP_NEEDS, _JUMP_LEAST = 12, 0.1
 _RESAMPLES = 1000
 _AT_ONCE = 1_000_000
 """Samples drawn at once, so that the bootstrap of a long series needs some 4 MB."""
@@ -138,14 +139,17 @@ def drift(samples: ArrayLike) -> float | None:
 
     It counts above 2 %, and where the medians of six batches of either third hardly mix: a Mann-Whitney test of batches
     (U at most 1: p = 4 / 924), which a correlation shorter than a batch does not mislead. Under 60 samples the batches
-    would be too short for that.
+    would be too short for that: from 12 on it counts above 10 %, and where the thirds do not meet.
     """
     values = np.asarray(samples, dtype=float)
-    if values.size < _DRIFT_NEEDS:
+    if values.size < _JUMP_NEEDS:
         return None
     third = values.size // 3
     first, last = values[:third], values[-third:]
     change = float(np.median(last) / np.median(first)) - 1
+    if values.size < _DRIFT_NEEDS:
+        apart = first.max() < last.min() or last.max() < first.min()
+        return change if abs(change) > _JUMP_LEAST and apart else None
     before, after = (np.array([np.median(b) for b in np.array_split(t, _DRIFT_BATCHES)]) for t in (first, last))
     # Of all pairs, those in which the later batch is the slower less those in which it is the faster.
     above = abs(float(np.sign(after[:, None] - before[None, :]).sum()))
