@@ -29,8 +29,8 @@ _AIMS = {
 }
 _LEAST_SECONDS = 1.0
 """Set-up that nobody waits for."""
-_MANY = 3
-"""More names than these are counted, where a caution concerns all."""
+_MANY, _TOO_MANY = 3, 8
+"""More names than these are counted: where a caution concerns all, and where it does not."""
 _CALIBRATE = {
     "onnx": "Int8 without calibration data has ranges of seeded inputs, so its error on yours is unknown. Give the "
     "model `calibration: FOLDER` in the job and measure again, or let it compete with --allow-uncalibrated or "
@@ -248,11 +248,15 @@ def cautions(compared: Iterable[Candidate], figures: Collection[str]) -> list[st
     kinds = [*doubting("latency"), *doubting("error"), *(doubting("memory") if "peak_memory_mib" in figures else ())]
     carried = {one.name: one.warnings for one in compared}
     found = {kind: [name for name, warnings in carried.items() if kind in warnings] for kind in kinds}
-    every = f"all {len(carried)} compared"
-    who = {
-        kind: every if _MANY < len(names) == len(carried) else listed(names) for kind, names in found.items() if names
-    }
-    return [f"Caution: {kind} ({names}): {meaning(kind, otherwise=kind)}." for kind, names in who.items()]
+
+    def who(names: list[str]) -> str:
+        if _MANY < len(names) == len(carried):
+            return f"all {len(carried)} compared"
+        return listed(names) if len(names) <= _TOO_MANY else f"{len(names)} of {len(carried)} compared"
+
+    return [
+        f"Caution: {kind} ({who(names)}): {meaning(kind, otherwise=kind)}." for kind, names in found.items() if names
+    ]
 
 
 def _doubts(choice: Candidate, limits: Sequence[Limit]) -> list[str]:

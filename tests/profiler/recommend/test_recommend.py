@@ -1036,6 +1036,14 @@ def test_a_caution_of_more_than_three_names_that_holds_for_all_counts_them() -> 
     assert "all" not in cautions([*every, *quiet], ())[0].partition(":")[0]
 
 
+def test_a_caution_counts_more_names_than_anybody_reads() -> None:
+    (busy,) = choose(row("ort", warnings=["disturbed: x"])).candidates
+    (quiet,) = choose(row("eager")).candidates
+    eight, nine = ([*(replace(busy, name=f"net{n}") for n in range(models)), quiet] for models in (8, 9))
+    assert cautions(eight, ())[0].startswith(f"Caution: disturbed ({listed(f'net{n}' for n in range(8))}): other work")
+    assert cautions(nine, ())[0].startswith("Caution: disturbed (9 of 10 compared): other work ran")
+
+
 def test_an_interval_is_not_named_where_no_factor_is_shown() -> None:
     busy = {"warnings": ["disturbed: x"], "latency_ci_low_ms": 0.5, "latency_ci_high_ms": 3.0}
     found = choose(row("ort", **busy), row("eager", ms=1.1, **busy))
