@@ -48,6 +48,12 @@ def make(source: ModelSource, seed: int = SEED) -> nn.Module:
     return model
 
 
+def acts_as_in_training(model: nn.Module) -> bool:
+    """Whether modules of it are in training mode whose forward pass asks for that, as dropout's and batch norm's do."""
+    codes = (getattr(inspect.unwrap(m.forward), "__code__", None) for m in model.modules() if m.training)
+    return any(code is None or "training" in code.co_names for code in codes)  # None: compiled, and so not known.
+
+
 def build(source: ModelSource) -> nn.Module:
     """The same in fp32 and eval mode. Raises ModelError."""
     return make(source).to("cpu", torch.float32).eval()
@@ -57,7 +63,7 @@ def load(source: ModelSource, made: nn.Module | None = None) -> nn.Module:
     """The model with weights from `source.weights`, else the factory's own, else seeded ones; `made` is the factory's
     where it was called before. Raises ModelError."""
     if source.factory:
-        model = (made or make(source)).to("cpu", torch.float32).eval()
+        model = (make(source) if made is None else made).to("cpu", torch.float32).eval()
     else:
         model = empty(source).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(SEED)

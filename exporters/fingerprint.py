@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.build_model import SEED, load, make
+from exporters.build_model import SEED, acts_as_in_training, load, make
 from exporters.cache import file_sha256
 from exporters.calls import call, named_outputs
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
@@ -34,18 +34,19 @@ SECONDS = 30.0
 def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool, tuple[str, ...]]:
     """The parts of a factory's identity that its model gives, whether it gives the same ones every time, and remarks.
 
-    The model is made and run twice, each time at another seed, and a third time where its weights are others then. One
-    that differs (dropout that is always on, weights from an unseeded generator), or that cannot be run, gets parts that
-    no other run has. Raises ModelError.
+    The model is made and run twice, the second time at another seed, and again at the first seed where it is another
+    one then. One that differs at one seed (dropout that is always on, weights from an unseeded generator), or that
+    cannot be run, gets parts that no other run has. Raises ModelError.
     """
     model = make(source)
-    remarks = [TRAINING_MODE] if model.training else []
+    remarks = [TRAINING_MODE] if acts_as_in_training(model) else []
     first = look(source, model)
-    del model
+    del model  # Before the next is made: it may have gigabytes.
     runs = first["outputs"] != TOO_LONG
-    second = look(source, make(source, SEED + 1), runs)
+    second = look(source, make(source, SEED + 1), runs, first["state"])
     if second["state"] != first["state"]:
         remarks.append("weights random, or some of them (others at another seed)")
+    if second != first:  # By buffers that are no part of the state, too.
         second = look(source, runs=runs)
     if TOO_LONG in (first["outputs"], second["outputs"]):
         first["outputs"] = second["outputs"] = TOO_LONG
@@ -54,8 +55,11 @@ def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool, tuple[str, .
     return first | {"outputs": uuid.uuid4().hex}, False, tuple(remarks)
 
 
-def look(source: ModelSource, made: nn.Module | None = None, runs: bool = True) -> dict[str, Any]:
-    """What a factory's model is like: parameters and buffers, modules, outputs (TOO_LONG unless it `runs`), files.
+def look(
+    source: ModelSource, made: nn.Module | None = None, runs: bool = True, state: str | None = None
+) -> dict[str, Any]:
+    """What a factory's model is like: parameters and buffers, modules, outputs (TOO_LONG unless it `runs`), files. One
+    whose parameters and buffers are not those of `state`, where that is given, is not run.
 
     The outputs are compared bit by bit: they come from one thread, so that neither the number of cores nor what else is
     prepared next to it changes them. A change of code that they do not show (of how it trains, say) is in the files.
@@ -63,7 +67,7 @@ def look(source: ModelSource, made: nn.Module | None = None, runs: bool = True) 
     assert source.factory is not None
     model = load(source, made)
     parts: dict[str, Any] = {"state": _digest(model.state_dict().items()), "structure": _structure(model)}
-    outputs = _outputs(model, source) if runs else TOO_LONG
+    outputs = _outputs(model, source) if runs and state in (None, parts["state"]) else TOO_LONG
     # After the run, which may import more.
     names = {type(module).__module__ for module in model.modules()} | {source.factory.partition(":")[0]}
     return parts | {"outputs": outputs, "code": code(name for name in names if name.partition(".")[0] != "torch")}

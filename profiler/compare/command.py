@@ -175,8 +175,9 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
 
 
 def changed_models(runs: Runs, sides: Sequence[Side], names: Container[str], notes: list[str]) -> list[dict[str, Any]]:
-    """One row a model and side in which it is another network than in the first side that recorded it: `model`, `base`,
-    `side`, and in `differs` its parts in words. Adds to `notes` which run's models.json cannot be read."""
+    """One row a model and side in which it may be another network than in the first side that recorded it: `model`,
+    `base`, `side`, and in `differs` its parts in words (code that differs may compute the same). Adds to `notes`
+    which run's models.json cannot be read."""
     recorded: dict[str, dict[str, RecordedModel]] = {}
     for run in runs.runs:
         try:

@@ -18,7 +18,7 @@ from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import MARGINS, WITHIN, Verdict, legend
 from profiler.tables import numbers
-from profiler.tables.numbers import counted, each, percent, products, significant, times, whole
+from profiler.tables.numbers import counted, each, grouped, listed, percent, products, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import left_out
 
@@ -50,7 +50,7 @@ class Side:
 @dataclass(frozen=True)
 class Comparison:
     """All that is printed: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
-    --fail-on-regression found, `models` those that are other networks under one name."""
+    --fail-on-regression found, `models` those that may be other networks under one name."""
 
     sides: tuple[Side, ...]
     cells: pl.DataFrame
@@ -256,9 +256,10 @@ def _differences(comparison: Comparison) -> Section:
     names = ["what", *(side.name for side in comparison.sides)]
     fields = [words("What", "what"), *(words(name, name) for name in names[1:])]
     rows = [[row.get(name) for name in names] for row in comparison.differences]
+    others = grouped(((row["side"], row["base"], *row["differs"]), row["model"]) for row in comparison.models)
     paragraphs = [
-        f"{row['model']} is not the same model in {row['side']} as in {row['base']}: {', '.join(row['differs'])}."
-        for row in comparison.models
+        f"Maybe not the same model in {side} as in {base}: {listed(models)} ({', '.join(differs)})."
+        for (side, base, *differs), models in others.items()
     ]
     paragraphs += [
         f"{counted(count, 'cell')}: {why}"

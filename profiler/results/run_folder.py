@@ -132,7 +132,12 @@ class RunFolder:
                 lines = json.load(file).items()
             if not all(isinstance(one["parts"], dict) and isinstance(one["since"], str) for _, one in lines):
                 raise TypeError("a model's parts are no mapping, or its date is no text")
-            return {name: RecordedModel(Identity(one["parts"], one["repeatable"]), one["since"]) for name, one in lines}
+            return {
+                name: RecordedModel(
+                    Identity(one["parts"], one["repeatable"], tuple(one.get("remarks", ()))), one["since"]
+                )
+                for name, one in lines
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from exporters.build_model import call_factory, empty, fill, make
+from exporters.build_model import acts_as_in_training, call_factory, empty, fill, make
 from exporters.calls import call
 from exporters.inputs import TensorSpec, arguments, described, input_specs, read_onnx
 from exporters.int8 import calibration_files
@@ -66,7 +66,7 @@ def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[n
     model, how = _module(source)
     _check_signature(model, source, specs)
     seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters"
-    if model.training and source.library is None:
+    if source.library is None and acts_as_in_training(model):
         seen += f", {TRAINING_MODE}"
     if source.weights is not None:
         with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.

@@ -34,7 +34,7 @@ from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
 from profiler.worker import outputs
 from profiler.worker.outputs import read_facts, write_outputs
-from profiler.worker.task import NAME_THE_BATCH, REFERENCE_ITEMS, Taken, usual_items
+from profiler.worker.task import REFERENCE_ITEMS, Taken, how_to_name_the_batch, usual_items
 
 CPU_SECONDS = 60.0
 """What the reference outputs of a model may take on the CPU: all of a catalog's networks need less."""
@@ -224,8 +224,7 @@ def no_reference(
         )
     elif specs and source.input_shape and not isinstance(error, TypeError):
         why += f"; given: {described(specs)}: write `inputs` for another type"
-    if source.inputs and source.onnx is None and fixed_batch(specs) is not None:
-        why += NAME_THE_BATCH
+    why += how_to_name_the_batch(source, specs)
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
     return source.error(f"its reference outputs cannot be made: {why}")

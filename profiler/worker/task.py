@@ -18,8 +18,6 @@ from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 8
 """How many items reference outputs have."""
-NAME_THE_BATCH = "; a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
-"""Of declared inputs without one, what may mend their error."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +152,19 @@ def has_checked_gradients(case: Case) -> bool:
     return case.pass_ == "training" and not case.training.dropout
 
 
+def how_to_name_the_batch(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
+    """What may mend an error of inputs that were declared without a batch; else empty."""
+    if not source.inputs or source.onnx is not None or fixed_batch(specs) is None:
+        return ""
+    return "; a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
+
+
 def check_inputs(task: Task) -> None:
     """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
     fixed, source = fixed_batch(task.prepared.specs), task.case.source
     if fixed is not None and fixed != task.case.batch_size:
-        hint = NAME_THE_BATCH if source.inputs and source.onnx is None else ""
-        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size{hint}")
+        why = f"{task.case.model} has a fixed batch of {fixed}, and runs at no other size"
+        raise Unsupported(why + how_to_name_the_batch(source, task.prepared.specs))
     whole = next((spec for spec in task.prepared.specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if task.case.training.input_gradient and whole is not None:
         raise Unsupported(

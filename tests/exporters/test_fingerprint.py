@@ -54,7 +54,8 @@ def frozen():
     return net
 
 def dropping():
-    return Net(lambda y: nn.functional.dropout(y, training=True))
+    # Of six values alone, two calls would drop the same ones once in 64 times.
+    return Net(lambda y: nn.functional.dropout(y.repeat(1, 99), training=True))
 
 def unseeded():
     net = Net(torch.relu)
@@ -67,6 +68,17 @@ def failing():
 def loaded():
     net = Net(torch.relu).eval()
     net.load_state_dict({"layer.weight": torch.ones(3, 4), "layer.bias": torch.ones(3)})
+    return net
+
+def projected():
+    net = loaded()
+    waves = torch.randn(3)
+    net.function = lambda y: y * waves
+    return net
+
+def normed():
+    net = Net(torch.relu)
+    net.norm = nn.BatchNorm1d(3)
     return net
 """
 HELPERS = {
@@ -165,10 +177,16 @@ def test_a_model_that_differs_each_time_never_has_the_same_key(identify: Identif
     assert first.changes(identify(name)) == ["its source code (helpers)"]
 
 
-def test_random_weights_and_training_mode_are_remarked(identify: Identify) -> None:
+def test_random_weights_are_remarked_and_training_mode_where_it_changes_something(identify: Identify) -> None:
     random = "weights random, or some of them (others at another seed)"
-    assert identify("helped").remarks == identify("unseeded").remarks == (TRAINING_MODE, random)
+    assert identify("helped").remarks == identify("unseeded").remarks == (random,)
+    assert identify("normed").remarks == (TRAINING_MODE, random)
     assert identify("loaded").repeatable and identify("loaded").remarks == ()
+
+
+def test_what_is_random_beside_the_state_is_the_same_at_its_seed(identify: Identify) -> None:
+    assert identify("projected").repeatable
+    assert identify("projected").key == identify("projected").key
 
 
 def test_what_is_imported_is_found_without_importing_it(identify: Identify, folder: Path) -> None:

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from engines.base import Warning
-from exporters.source import ModelSource
+from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.results.columns import RESULTS, SAMPLES
@@ -70,6 +70,13 @@ def test_a_journal_is_parsed_once_until_somebody_writes_into_it(run: RunFolder) 
 
 def test_journal_of_a_new_run_is_empty(run: RunFolder) -> None:
     assert run.results() == {}
+
+
+def test_what_is_recorded_of_a_model_stays_while_it_does_not_change(run: RunFolder) -> None:
+    first = Identity({"state": "1"}, repeatable=False, remarks=("weights random",))
+    run.write_models({"mine": first})
+    run.write_models({"mine": first, "other": Identity({})})
+    assert {name: one.identity for name, one in run.read_models().items()} == {"mine": first, "other": Identity({})}
 
 
 def test_last_line_of_a_case_counts(run: RunFolder) -> None:

@@ -595,7 +595,7 @@ from torch import nn
 def twice(times=2):
     model = nn.Linear(3, 2, bias=False)
     model.weight = nn.Parameter(times * torch.arange(6.0).reshape(3, 2).T)
-    return model
+    return nn.Sequential(model, nn.Dropout())
 """
 # Gives twice what write_onnx's graph does.
 

@@ -22,7 +22,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
 from profiler.worker.prepare_model import check_source, prepare_model
 from profiler.worker.reference_outputs import no_reference
-from profiler.worker.task import NAME_THE_BATCH, Look
+from profiler.worker.task import Look
 
 FACTORIES = """
 import torch
@@ -246,8 +246,9 @@ def test_a_model_that_fails_at_declared_inputs_without_a_batch_says_how_to_name_
         source = ModelSource("mine", factory="a:b", inputs=declared_inputs({"x": {"shape": list(shape)}}))
         return str(no_reference(source, error, [TensorSpec("x", shape, "float32")]))
 
-    assert of(3, 32, 32).endswith(NAME_THE_BATCH)
-    assert NAME_THE_BATCH not in of(BATCH, 3, 32, 32)
+    named = "a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
+    assert of(3, 32, 32).endswith(named)
+    assert named not in of(BATCH, 3, 32, 32)
 
 
 def test_an_onnx_file_is_unsupported_where_what_makes_its_reference_is_not_installed(
