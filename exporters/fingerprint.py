@@ -22,7 +22,7 @@ from exporters.cache import file_sha256
 from exporters.calls import call, named_outputs
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
 from exporters.packages import library_folders, spec_of
-from exporters.source import TOO_LONG, TRAINING_MODE, ModelSource
+from exporters.source import RANDOM_WEIGHTS, TOO_LONG, TRAINING_MODE, ModelSource
 from exporters.time_limit import TooLong, limited
 
 ITEMS = 2
@@ -45,7 +45,7 @@ def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool, tuple[str, .
     runs = first["outputs"] != TOO_LONG
     second = look(source, make(source, SEED + 1), runs, first["state"])
     if second["state"] != first["state"]:
-        remarks.append("weights random, or some of them (others at another seed)")
+        remarks.append(RANDOM_WEIGHTS)
     if second != first:  # By buffers that are no part of the state, too.
         second = look(source, runs=runs)
     if TOO_LONG in (first["outputs"], second["outputs"]):

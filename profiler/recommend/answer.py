@@ -138,6 +138,8 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):
         if name in figures:
             facts[FIGURES[name].noun] = reasons.amount(name, figures[name])
+    if "peak_memory_mib" in figures and choice.row["device"] == "cpu":
+        facts[FIGURES["peak_memory_mib"].noun] += " beyond what the process and its libraries take"
     if "error" in facts and (reference := choice.row["reference_model"]):
         facts["error"] += f" (to the outputs of {reference})"
     for part in PARTS:
@@ -156,7 +158,8 @@ def _in_parts(choice: Candidate, part: Part) -> str:
     own = [(FIGURES[name].heading.lower(), choice.figures.get(name, 0.0)) for name in columns]
     most = [(name, value) for name, value in own if value >= 0.005 * total]
     split = [f"{name} {seconds(value)}" for name, value in most] if len(most) > 1 else [name for name, _ in most]
-    return f"{seconds(total)} ({', '.join(split)})"
+    apart = "; without imports" if part == "start_s" else ""
+    return f"{seconds(total)} ({', '.join(split)}{apart})"
 
 
 def _spread(choice: Candidate) -> str:
@@ -218,7 +221,8 @@ def _pays_off(choice: Candidate, rival: Candidate) -> str:
         clauses.append(f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})")
     if start >= 1:
         each = "each" if clauses else f"Against {rival.name} each"
-        clauses.append(f"{each} start takes longer ({both_start}): as long as {rounded(start, 2)} items save")
+        text = f"{each} start takes longer ({both_start}, without imports): as long as {rounded(start, 2)} items save"
+        clauses.append(text)
     return f"{'; '.join(clauses)}." if clauses else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from exporters.source import RANDOM_WEIGHTS
 from profiler.errors import WHEN_IDLE, ConfigError, measuring_again, measuring_anew
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import Answer, cautions, make_answer
@@ -22,6 +24,7 @@ from profiler.recommend.options import check, each_of, make_request
 from profiler.recommend.reasons import lacking
 from profiler.recommend.writers import as_data, as_markdown, print_answer, print_briefly
 from profiler.results.reading import Run, Runs, read_runs
+from profiler.results.run_folder import RunFolder
 from profiler.results.sentences import rough, sampling
 
 NOTHING_FITS = 3
@@ -77,11 +80,23 @@ def _answers(
         rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
         of_model = results.filter(pl.col("run_id").is_in(run.run_ids), model=found.request.model)
         again = _command(found, subject, rows, of_model, run, longer)
-        answers.append((one, found, make_answer(found, again, doubt, longer)))
+        answer = make_answer(found, again, doubt, longer)
+        answers.append((one, found, replace(answer, doubts=[*answer.doubts, *_of_weights(subject, run)])))
     if not answers:
         raise unfit[0]
     print(*unfit, sep="\n", end="\n" * bool(unfit), file=sys.stderr)
     return answers
+
+
+def _of_weights(subject: Candidate, run: Run) -> list[str]:
+    """A caution where the run says that the model's weights are random; nothing where it says nothing that is read."""
+    try:
+        recorded = {} if "://" in run.address else RunFolder(Path(run.address)).read_models()
+    except ConfigError:
+        return []
+    named = (one.identity for name, one in recorded.items() if name.partition("/")[0] == subject.row["model"])
+    is_random = any(RANDOM_WEIGHTS in identity.remarks for identity in named)
+    return [f"Caution: {RANDOM_WEIGHTS}: load yours in the factory before you deploy it."] if is_random else []
 
 
 def _command(

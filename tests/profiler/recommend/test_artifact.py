@@ -64,17 +64,22 @@ class Branching(nn.Module):
 
 def branching():
     return Branching()
+
+
+def unloaded():
+    return nn.Linear(4, 4)
 """
 JOB = f"""
 models:
   - {{name: good, factory: "tiny:good", input: [3, 16, 16]}}
   - {{name: branching, factory: "tiny:branching", input: [4]}}
   - {{name: theirs, onnx: parts/theirs.onnx}}
+  - {{name: unloaded, factory: "tiny:unloaded", input: [4]}}
 engines: [eager, ort{", openvino" if OPENVINO else ""}]
 batch_sizes: [{BATCH}]
 device: cpu
 budget: {{seconds: 0.05, min_samples: 3}}
-exclude: [{{model: branching, engine: [ort, openvino]}}]
+exclude: [{{model: branching, engine: [ort, openvino]}}, {{model: unloaded, engine: [ort, openvino]}}]
 """
 RUNTIMES = ("onnxruntime", "openvino", "torch", "numpy")
 """torch's folder may hold an ONNX Runtime for the CPU: the one that was measured comes first."""
@@ -248,6 +253,11 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
         assert readme.startswith("good in fp32 for ")
         assert "seeded" not in readme
         assert len((artifact / "run.py").read_text().splitlines()) < 120
+
+
+def test_random_weights_are_told_where_they_would_be_deployed(export: Export) -> None:
+    assert "Caution: weights random" in (export("unloaded", "eager") / "README.txt").read_text()
+    assert "random" not in (export("good", "eager") / "README.txt").read_text()
 
 
 def test_its_weights_are_the_models(export: Export) -> None:

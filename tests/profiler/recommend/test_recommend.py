@@ -505,9 +505,12 @@ def test_a_build_pays_off_after_so_many_items():
         "The build pays off against ort-tuned fp16, batch 1 after 160,000 items (once: 43 s, against 2.0 s).",
         # 43 s / (2 - 1) ms, and (1 - 0.5) s / 1 ms.
         "The build pays off against eager fp16, batch 1 after 43,000 items (once: 43 s, against 0 s); "
-        "each start takes longer (1.0 s, against 0.50 s): as long as 500 items save.",
+        "each start takes longer (1.0 s, against 0.50 s, without imports): as long as 500 items save.",
     ]
-    assert answer.facts[-2:] == [("set-up once", "43 s (export 2.0 s, build 41 s)"), ("every start", "1.0 s (load)")]
+    assert answer.facts[-2:] == [
+        ("set-up once", "43 s (export 2.0 s, build 41 s)"),
+        ("every start", "1.0 s (load; without imports)"),
+    ]
     data = json.loads(json.dumps(as_data(found, answer)))
     costs = [(loser["pays_off_items"], loser["restart_items"]) for loser in data["losers"]]
     assert costs == [(pytest.approx(164_000), 0), (pytest.approx(43_000), pytest.approx(500))]
@@ -526,9 +529,10 @@ def test_what_compiles_in_its_own_process_does_so_at_every_start():
     (said,) = answer.sentences[1:]
     assert (
         said
-        == "Against eager fp16, batch 1 each start takes longer (40 s, against 0.50 s): as long as 40,000 items save."
+        == "Against eager fp16, batch 1 each start takes longer (40 s, against 0.50 s, without imports): as long as "
+        "40,000 items save."
     )
-    assert dict(answer.facts)["every start"] == "40 s (build 40 s, load 0.50 s)"
+    assert dict(answer.facts)["every start"] == "40 s (build 40 s, load 0.50 s; without imports)"
     assert "set-up once" not in dict(answer.facts)
     # Of items that take seconds a start that takes longer costs less than one.
     slow = choose(row("ort", ms=5000.0, load_s=3.0), row("eager", ms=10000.0))
@@ -654,7 +658,7 @@ def test_the_h200s_answer():
     found, answer = golden("h200", model="resnet50")
     assert answer.title == "resnet50, inference on NVIDIA H200: lowest latency per call"
     assert answer.headline == "Deploy compiled fp16, batch 1"
-    assert dict(answer.facts)["every start"] == "7.8 s (build 7.8 s, load 0.075 s)"
+    assert dict(answer.facts)["every start"] == "7.8 s (build 7.8 s, load 0.075 s; without imports)"
     assert found.margin and not found.margin.between
     assert found.margin.ratio == pytest.approx(0.518 / 0.46, rel=0.01)
     assert len(answer.losers) == 29
