@@ -23,8 +23,8 @@ from profiler.processes.temporary import own_folder
 from profiler.run.estimate import Estimates
 from profiler.run.fits import Tick, of_several, side_by_side, weight_mib
 from profiler.run.prepare import compared, failed, failure, models_of
-from profiler.tables.numbers import counted, duration, listed, whole
-from profiler.tables.table import figure, name, of_rows
+from profiler.tables.numbers import count, counted, duration, listed
+from profiler.tables.table import name, of_rows
 from profiler.tables.writers import print_pairs, print_table
 from profiler.worker.task import Look, Prepared, Task, check_inputs, graph_of
 
@@ -100,20 +100,15 @@ def print_plan(
 
 def _print_cases(console: Console, plan: Sequence[Planned], estimates: Estimates) -> None:
     reasons = list(dict.fromkeys(refusal[1] for _, refusal in plan if refusal))
-    fields = [
-        name("Case", "case"),
-        figure("Estimate", "seconds", whole, unit="s"),
-        name("From", "basis"),
-        name("Cannot run", "refusal", style="yellow"),
-    ]
-    rows: list[tuple[str, float | None, str | None, str | None]] = []
+    rows: list[tuple[str, str]] = []
     for case, refusal in plan:
         if refusal is None:
             estimate = estimates.of(case)
-            rows.append((str(case.id), estimate.seconds, str(estimate.basis), None))
+            rows.append((str(case.id), f"{count(estimate.seconds)} s ({estimate.basis})"))
         else:
-            rows.append((str(case.id), None, None, f"{refusal[0]} ({reasons.index(refusal[1]) + 1})"))
-    print_table(console, of_rows("", fields, rows))
+            rows.append((str(case.id), f"{refusal[0]} ({reasons.index(refusal[1]) + 1})"))
+    # Beside long names a third column would not fit.
+    print_table(console, of_rows("", [name("Case", "case"), name("Estimate", "estimate")], rows))
     if reasons:
         console.print()
         print_pairs(console, [(Text(f"({n})", style="yellow"), Text(text)) for n, text in enumerate(reasons, 1)], gap=1)

@@ -32,13 +32,23 @@ def case(source: ModelSource = FACTORY, engine: str = "eager", precision: str = 
     return Case(source.name, engine, engine, "inference", precision, batch, "cpu", 0, source)
 
 
-def printed(cases: list[Case], looks: Mapping[str, Look], idle: float | None = None) -> tuple[int, str]:
+def printed(
+    cases: list[Case], looks: Mapping[str, Look], idle: float | None = None, width: int = 120
+) -> tuple[int, str]:
     output = io.StringIO()
-    console = Console(file=output, width=120)
+    console = Console(file=output, width=width)
     estimates = Estimates(Path("nowhere"), {}, Budget())
     plan = [(each, refusal(each, looks, Budget())) for each in cases]
     code = print_plan(console, "EPYC", plan, looks, estimates, idle)
     return code, output.getvalue()
+
+
+def test_a_case_and_what_is_said_of_it_share_a_line_at_eighty_columns() -> None:
+    source = replace(FACTORY, name="a-model-with-a-longer-name")
+    cases = [case(source), replace(case(source, "ort-openvino"), unsupported="openvino is not installed")]
+    _, text = printed(cases, {source.name: Look(Prepared((TensorSpec("x", ("batch", 3), "float32"),)))}, width=80)
+    lines = [line.rstrip() for line in text.splitlines() if line.startswith(f" {source.name}/")]
+    assert [line.rpartition("  ")[2] for line in lines] == ["7 s (guess)", "unsupported (1)"]
 
 
 def test_integers_have_no_gradient() -> None:
@@ -69,7 +79,7 @@ def test_each_case_says_what_keeps_it_from_running_and_each_reason_is_there_once
         "eager/inference/fp32/b1/r0": "unsupported (1)",
         "ort/inference/fp32/b1/r0": "unsupported (1)",
         "ort/inference/int8/b1/r0": "failed (2)",
-        "eager/inference/fp32/b4/r0": "7 guess",
+        "eager/inference/fp32/b4/r0": "7 s (guess)",
         "openvino/inference/fp32/b1/r0": "unsupported (3)",
     }
     for reason in ("fixed batch of 4, and runs at no other size", "no .npy file there", "openvino is not installed"):
