@@ -75,7 +75,7 @@ def _answers(
             unfit.append(error)
             continue
         subject = found.choice or found.nearest or found.losers[0].candidate
-        compared = dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids)
+        compared = dict.fromkeys(run_id for candidate in found.candidates for run_id, _ in candidate.cases)
         doubt, run = rough(runs.sampling_seconds(compared)), _run_of(subject, runs)
         rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
         of_model = results.filter(pl.col("run_id").is_in(run.run_ids), model=found.request.model)

@@ -107,7 +107,7 @@ def gather(
     cells, probes = without_probes(named), named.filter(role=Role.PROBE)
     statuses = cells.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     rows = cells.filter(OK, pl.col("latency_ms").is_not_null()).drop("options", "proof", "reason", "host").collect()
-    doubt = rough(runs.sampling_seconds(labels))
+    doubt = rough(runs.sampling_seconds(rows["run_id"].unique()))
     notes: list[str] = [doubt] if doubt else []
     shown = _capped(rows, most_configurations, notes)
     samples = _samples(runs, shown, notes)

@@ -102,7 +102,8 @@ def print_results(
     if text := disturbance_sentence(results, repeated):
         console.print(Text(f"\n{text}"))
     every = [line for _, group in compared for line in group]
-    if notes := _notes(every, rough([sampling_seconds]), any(judged), roofs_disturbance):
+    doubt = rough([sampling_seconds]) if "ok" in results["status"] else None
+    if notes := _notes(every, doubt, any(judged), roofs_disturbance):
         console.print(Text("\n" + "\n".join(notes), style="dim"))
 
 

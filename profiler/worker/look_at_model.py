@@ -6,12 +6,14 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from exporters.build_model import acts_as_in_training, call_factory, empty, fill, make
 from exporters.calls import call
+from exporters.errors import sentence
 from exporters.inputs import TensorSpec, arguments, described, input_specs, read_onnx
 from exporters.int8 import calibration_files
 from exporters.qdq_placement import PLACEMENTS
@@ -21,7 +23,7 @@ from exporters.time_limit import limited
 from profiler.processes.messages import Outcome, Report, Salvage
 from profiler.tables.numbers import count
 from profiler.worker.prepare_model import check_source, refusals
-from profiler.worker.reference_outputs import is_of_shapes, no_reference
+from profiler.worker.reference_outputs import is_of_meta, is_of_shapes, no_reference
 from profiler.worker.task import Look, Prepared, usual_items
 
 _FORWARD_SECONDS = 10.0
@@ -53,7 +55,7 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
     model, seen = _look_at_module(source, specs)
     look = Look(prepared, f"{seen}, but only a run shows whether it takes these shapes; {inputs}")
     report(Salvage(look))  # Compiled code may end a process that has it read a tensor without memory.
-    return Look(prepared, f"{seen} and takes these shapes; {inputs}") if _takes(model, source, specs) else look
+    return replace(look, seen=f"{seen}{found}; {inputs}") if (found := _run(model, source, specs)) else look
 
 
 def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
@@ -76,10 +78,11 @@ def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> tuple[n
     return model, f"{seen}, forward has a place for each input"
 
 
-def _takes(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -> bool:
-    """Whether forward takes inputs of these shapes on the meta device, where nothing is computed; False is unknown.
+def _run(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -> str:
+    """What forward did with inputs of these shapes on the meta device, where nothing is computed; empty if unknown.
 
     Many do not run there for no fault of the user's: they ask for values, or make tensors on a device that they name.
+    Another error may be of the model or of the device, and is quoted as what it is: seen there.
     Raises ModelError where it is a shape that does not fit.
     """
     items = usual_items(specs)
@@ -89,10 +92,12 @@ def _takes(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -
             floats = [each.float() if each.is_floating_point() else each for each in tensors]
             call(model.to("meta", torch.float32).eval(), specs, floats)
     except Exception as error:
+        if is_of_meta(error):
+            return ""
         if is_of_shapes(error):
             raise no_reference(source, error, specs) from error
-        return False
-    return True
+        return f", but on tensors without values it raised {sentence(error)}: a run shows whether it does with values"
+    return " and takes these shapes"
 
 
 def _check_signature(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -> None:

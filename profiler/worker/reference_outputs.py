@@ -26,7 +26,7 @@ from engines.catalog import Device, reference_of
 from engines.host_memory import HostMeter
 from exporters.cache import Cache, CacheError, code_of, file_sha256, locked
 from exporters.calls import chosen
-from exporters.errors import message, sentence
+from exporters.errors import chain, message, sentence
 from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
 from exporters.source import ModelError, ModelSource, digest
 from exporters.time_limit import TooLong, limited
@@ -45,6 +45,10 @@ _OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-sid
 _OF_SHAPES = re.compile(r"\b(shapes?|sizes?|dim|dims|dimensions?|channels?|[1-5]D)\b|broadcast", re.IGNORECASE)
 _OF_META = re.compile(r"\b(meta|fake|device|uninitialized|strides?|symbol\w*)\b", re.IGNORECASE)
 """What else torch says of tensors without memory, with words of shapes in it."""
+_OF_TYPES = re.compile(
+    r"\b((?i:d?types?|integers?|indices)|(Byte|Char|Short|Int|Long|Half|Float|Double|Bool)(Tensor)?|u?int\d*|float\d*)\b"
+)
+"""What torch says of an input of a type that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,14 @@ def is_of_shapes(error: Exception) -> bool:
     )
 
 
+def is_of_meta(error: Exception) -> bool:
+    """Whether what forward raised on the meta device, or took too long for, may come of that device only."""
+    return any(
+        isinstance(each, (NotImplementedError, TooLong)) or _OF_META.search(message(each))
+        for each in chain(error, hidden=True)
+    )
+
+
 def no_reference(
     source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = (), taken: Sequence[str] = ()
 ) -> ModelError:
@@ -223,7 +235,8 @@ def no_reference(
             f"; forward takes {', '.join(taken)}: give `inputs` for each (on the command line --input, once for each)"
         )
     elif specs and source.input_shape and not isinstance(error, TypeError):
-        why += f"; given: {described(specs)}: write `inputs` for another type"
+        why += f"; given: {described(specs)}"
+        why += ": write `inputs` for another type" if _OF_TYPES.search(message(error)) else ""
     why += how_to_name_the_batch(source, specs)
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"

@@ -1228,3 +1228,11 @@ def test_of_rough_figures_it_says_so_once(folder: Path) -> None:
     (other / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 0.3}))
     assert "Rough" not in ask(folder.parent / "*", model="net")[1], "no figure is of the quick run"
     assert "Rough" in ask(folder.parent / "*", model="third")[1]
+
+
+def test_of_what_was_not_measured_nothing_is_rough(tmp_path: Path) -> None:
+    path = written(tmp_path / "run", run(row("ort", ms=None, status="failed", reason="no table")))
+    (path / "environment.json").write_text(json.dumps({"gpu": "H200", "sampling_seconds": 0.3}))
+    _, text = ask(path, model="net")
+    assert "no candidate was measured" in text and "To measure it again" in text
+    assert "Rough" not in text and "--seconds" not in text

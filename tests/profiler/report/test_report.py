@@ -804,3 +804,5 @@ def test_what_every_row_carries_is_said_once_and_not_in_each_row(tmp_path: Path)
     (answer,) = (section for section in report.sections if section.name == "answer")
     assert not any("drift" in text for text, _ in answer.sentences)
     assert [note for note in report.notes if note.startswith("Rough figures: cases were sampled for 0.3 s")]
+    save(tmp_path / "failed", [failed("eager")], sampling_seconds=0.3)
+    assert not any("Rough" in note for note in gather(read_runs([tmp_path / "failed"])).notes), "there is no figure"

@@ -410,6 +410,8 @@ def test_that_figures_are_rough_is_said_once_and_last():
     assert last.startswith("Rough figures: cases were sampled for 0.3 s (`budget.seconds`).")
     assert quick.count("Rough") == 1
     assert "No interval" not in quick, "that is why"
+    failed, none = frames(row("eager", ms=None, status="failed", reason="no table"))
+    assert "Rough" not in shown(failed, none, sampling_seconds=0.3), "there is no figure"
     longer = shown(results, samples.clear(), sampling_seconds=3.0)
     assert longer.rstrip().endswith("No interval: fewer than 30 independent samples. Raise `budget.seconds`.")
     assert "Rough" not in longer

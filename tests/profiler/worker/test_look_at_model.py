@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -53,6 +54,30 @@ class Picky(nn.Linear):
 
 def picky():
     return Picky(3, 2)
+
+class Raising(nn.Linear):
+    def __init__(self, way):
+        super().__init__(3, 2)
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "own" and x.shape[0] > 0:
+            raise KeyError("no table")
+        if self.way == "not written":
+            raise NotImplementedError("later")
+        try:
+            return super().forward(x * float(x.sum()))
+        except Exception:
+            raise ValueError("cannot scale this shape") from None
+
+def raises():
+    return Raising("own")
+
+def not_written():
+    return Raising("not written")
+
+def hides():
+    return Raising("hides")
 
 class Pair(nn.Linear):
     def forward(self, image, mask, *, scale=1):
@@ -126,9 +151,41 @@ def test_a_shape_that_does_not_fit_is_said_without_computing_anything() -> None:
 
 
 @pytest.mark.usefixtures("factories")
-def test_a_forward_that_asks_for_values_is_left_to_a_run() -> None:
-    """Its second branch would not fit; torch has no values there to choose by."""
-    assert "but only a run shows whether it takes these shapes" in look(factory("picky")).seen
+@pytest.mark.parametrize("name", ["picky", "hides", "not_written"])
+def test_a_forward_that_asks_for_values_is_left_to_a_run(name: str) -> None:
+    """The second branch of `picky` would not fit; torch has no values there to choose by. What `hides` makes of that
+    error is not the model's fault either."""
+    found = look(factory(name)).seen
+    assert "each input, but only a run shows whether it takes these shapes; input x" in found
+    assert "raised" not in found
+
+
+@pytest.mark.usefixtures("factories")
+def test_what_else_forward_raises_without_values_is_quoted_and_no_failure() -> None:
+    found = look(factory("raises"))
+    quoted = (
+        r"for each input, but on tensors without values it raised KeyError: 'no table' at \S*looked_at\.py"
+        r':\d+ \(`raise KeyError\("no table"\)`\): a run shows whether it does with values; input x float32'
+    )
+    assert re.search(quoted, found.seen)
+    assert not found.prepared.failures
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_types"),
+    [
+        (ValueError("temperature table missing"), False),
+        (RuntimeError("the table is too long for a half"), False),
+        (RuntimeError("expected m1 and m2 to have the same dtype, but got: float != signed char"), True),
+        (RuntimeError("\"bitwise_and_cpu\" not implemented for 'Float'"), True),
+        (IndexError("tensors used as indices must be long, int, byte or bool tensors"), True),
+        (RuntimeError("one_hot is only applicable to index tensor of type LongTensor."), True),
+    ],
+)
+def test_another_type_is_advised_only_where_the_error_is_of_types(error: Exception, is_of_types: bool) -> None:
+    said = str(no_reference(factory("small"), error, [TensorSpec("x", ("batch", 3), "float32")]))
+    given = "; given: input x float32 [batch, 3]"
+    assert said.endswith(f"{given}: write `inputs` for another type" if is_of_types else given)
 
 
 @pytest.mark.usefixtures("factories")
