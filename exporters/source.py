@@ -32,6 +32,9 @@ _CHANGES = {
     "inputs": "its inputs: their shapes, or what they hold",
 }
 """What the parts of an identity are called; any other is where the model comes from."""
+_ORIGIN = "where it comes from"
+MAY_COMPUTE_THE_SAME = (_CHANGES["code"], _ORIGIN)
+"""How the changes begin that leave it open whether the network is another."""
 TOO_LONG = "not computed: it takes too long"
 """In place of the hash of a factory's outputs."""
 TRAINING_MODE = "in training mode (inference is measured in eval mode)"
@@ -72,7 +75,7 @@ class Identity:
 
 
 def _change(name: str, before: object, now: object) -> str:
-    what = _CHANGES.get(name, "where it comes from")
+    what = _CHANGES.get(name, _ORIGIN)
     if not isinstance(before, dict) or not isinstance(now, dict):
         return what
     return f"{what} ({', '.join(key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key))})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import polars as pl
 from rich.console import Console
 
 from engines.catalog import ENGINES
+from exporters.source import MAY_COMPUTE_THE_SAME, Identity
 from profiler.compare.cells import COLUMNS, check_by, compare
 from profiler.compare.regression import find_regressions, parse_limit
-from profiler.compare.view import Comparison, Side, data, sections
+from profiler.compare.view import Comparison, Side, data, other_models, sections
 from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import parse_only
 from profiler.options import Compare as Options
@@ -90,13 +91,14 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     cells = compare(rows, by, options.base, best, spreads(results))
     sides, environments = _sides(rows, by, runs)
     notes = [*runs.notes]
-    models = changed_models(runs, sides, rows["model"].unique(), notes)
+    base_first = sorted(sides, key=lambda side: side.name != options.base)
+    models = changed_models(runs, base_first, rows["model"].unique(), notes)
     doubt = rough(runs.sampling_seconds(run_id for side in sides for run_id in side.runs))
     return Comparison(
         sides,
         cells,
         differences(environments),
-        None if limit is None else find_regressions(cells, limit),
+        None if limit is None else find_regressions(cells, limit, models),
         (
             *notes,
             *(_MIXED.format(side=side) for side in sides if len(side.machines) > 1),
@@ -115,7 +117,7 @@ def show(comparison: Comparison, options: Options, console: Console) -> None:
     deliver(_text(comparison, options), options.output, console)
     if comparison.regression:
         # What is parsed goes to standard output; why the exit code is what it is, to standard error.
-        print(*comparison.regression.lines(options.top), sep="\n", file=sys.stderr)
+        print(*other_models(comparison), *comparison.regression.lines(options.top), sep="\n", file=sys.stderr)
 
 
 def _text(comparison: Comparison, options: Options) -> str:
@@ -176,9 +178,10 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
 
 def changed_models(runs: Runs, sides: Sequence[Side], names: Container[str], notes: list[str]) -> list[dict[str, Any]]:
     """One row a model and side in which it may be another network than in the first side that recorded it: `model`,
-    `base`, `side`, and in `differs` its parts in words (code that differs may compute the same). Adds to `notes`
-    which run's models.json cannot be read."""
+    `base`, `side`, in `differs` its parts in words, and whether it is `certain` (code that differs may compute the
+    same). Adds to `notes` which run's models.json cannot be read."""
     recorded: dict[str, dict[str, RecordedModel]] = {}
+    processors = {run_id: run.environment.get("cpu") for run in runs.runs for run_id in run.run_ids}
     for run in runs.runs:
         try:
             known = {} if "://" in run.address else RunFolder(Path(run.address)).read_models(_MOST_MODELS)
@@ -186,21 +189,30 @@ def changed_models(runs: Runs, sides: Sequence[Side], names: Container[str], not
             notes.append(f"{run.address}/models.json: cannot be read; whether its models are the others' is not known")
             known = {}
         recorded |= dict.fromkeys(run.run_ids, known)
-    first: dict[str, tuple[str, RecordedModel]] = {}
+    first: dict[str, tuple[str, str, Identity]] = {}
     changes: dict[tuple[str, str, str], dict[str, None]] = {}
     for side in sides:
-        for subject, model in (each for run_id in side.runs for each in recorded.get(run_id, {}).items()):
+        models = [(of, *each) for of in side.runs for each in recorded.get(of, {}).items()]
+        for run_id, subject, model in models:
+            now = model.identity
             name = subject.partition("/")[0]  # At several shapes it is recorded as several.
-            base, its = first.setdefault(subject, (side.name, model))
+            base, its_run, its = first.setdefault(subject, (side.name, run_id, now))
             if base != side.name and name in names:
                 # Another processor or version of torch rounds otherwise, and outputs are recorded bit by bit.
-                words = printable(its.identity.changes(model.identity, "outputs"))
+                here, there = (
+                    (processors.get(of), each.parts.get("torch")) for of, each in ((its_run, its), (run_id, now))
+                )
+                words = printable(its.changes(now, *(["outputs"] if here != there or None in here else [])))
                 changes.setdefault((name, base, side.name), {}).update(dict.fromkeys(words))
     return [
-        {"model": name, "base": base, "side": side, "differs": [*words]}
+        {"model": name, "base": base, "side": side, "certain": _is_another(words), "differs": [*words]}
         for (name, base, side), words in changes.items()
         if words
     ]
+
+
+def _is_another(changes: Iterable[str]) -> bool:
+    return not all(change.startswith(MAY_COMPUTE_THE_SAME) for change in changes)
 
 
 def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import polars as pl
 from profiler.errors import ConfigError
 from profiler.results.warning_kinds import was_disturbed
 from profiler.stats.ratios import BETWEEN, WITHIN
-from profiler.tables.numbers import count, counted, milliseconds, percent, times
+from profiler.tables.numbers import count, counted, grouped, milliseconds, percent, times
 
 Row = Mapping[str, Any]
 
+_MODEL = ["model", "base", "side"]
 _MEND = "measure them, or leave them out by --only"
 BROKEN = ("failed", "oom", "timeout", "crashed")
 _CLOCKS = {"gpu": "device time", "host": "latency", "latency": "latency"}
@@ -39,7 +40,8 @@ class Regression:
     base ran the cell, and it failed on the side. `perhaps`: the ratio lies beyond the limit, and that is not proven:
     there are not three processes a side, their interval reaches back over the limit, or other work disturbed either.
     `lost`: the base ran the cell, and the side lacks it or calls it unsupported. `unknown`: the ratio is within the
-    limit, and there is no interval, or other work disturbed either side. A row that is judged `on_device` says so.
+    limit, and there is no interval, or other work disturbed either side. A row that is judged `on_device` says so, and
+    whether its model is `certain` to be another network on the side; null where nothing says that it is another.
     """
 
     limit: float
@@ -76,8 +78,11 @@ class Regression:
         return lines
 
 
-def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
-    """Judges the cells of `compare`, the worst first. Raises ConfigError where none of them can be judged."""
+def find_regressions(cells: pl.DataFrame, limit: float, models: Sequence[Row] = ()) -> Regression:
+    """Judges the cells of `compare`, the worst first; `models` are those of a Comparison. Raises ConfigError where no
+    cell can be judged."""
+    others = pl.DataFrame(models, dict.fromkeys(_MODEL, pl.String) | {"certain": pl.Boolean})
+    cells = cells.join(others, on=_MODEL, how="left", maintain_order="left")
     # Of calls that no gate can hold there is no device time.
     on_device = (pl.col("interval") == BETWEEN) & pl.col("device_ratio_high").is_not_null()
     ratio, high = (pl.when("on_device").then(f"device_{name}").otherwise(name) for name in ("ratio", "ratio_high"))
@@ -104,9 +109,18 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
 
 
 def _listed(cells: pl.DataFrame, top: int, text: Callable[[Row], str]) -> list[str]:
-    """The first `top` cells, each with what is to say of it, and how many more there are."""
-    lines = [f"{_name(row)}: {text(row)}" for row in cells.head(top).to_dicts()]
+    """The first `top` cells, each with what is to say of it, once for all of which it is the same; and how many more
+    there are."""
+    texts = grouped(((row["side"], text(row) + _another(row)), _name(row)) for row in cells.head(top).to_dicts())
+    lines = [f"{side}: {', '.join(names)}: {said}" for (side, said), names in texts.items()]
     return [*lines, f"and {count(cells.height - top)} more"] if cells.height > top else lines
+
+
+def _another(row: Row) -> str:
+    """Like "; not the same model in b as in a", where the model is another network, or may be."""
+    if row["certain"] is None:
+        return ""
+    return f"; {'' if row['certain'] else 'maybe '}not the same model in {row['side']} as in {row['base']}"
 
 
 def _doubts(row: Row) -> str:
@@ -117,7 +131,7 @@ def _doubts(row: Row) -> str:
 def _name(row: Row) -> str:
     batch = row["batch_size"] and f"b{row['batch_size']}"
     parts = [row["model"], row["variant"], row["pass"], row["precision"], batch, row["extra"]]
-    return f"{row['side']}: {'/'.join(filter(None, parts))}"
+    return "/".join(filter(None, parts))
 
 
 def _how_much(row: Row) -> str:

@@ -50,7 +50,7 @@ class Side:
 @dataclass(frozen=True)
 class Comparison:
     """All that is printed: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
-    --fail-on-regression found, `models` those that may be other networks under one name."""
+    --fail-on-regression found, `models` those that are other networks under one name (`certain`) or may be."""
 
     sides: tuple[Side, ...]
     cells: pl.DataFrame
@@ -132,7 +132,8 @@ def _sides(comparison: Comparison) -> Section:
 
 def _conclusions(comparison: Comparison) -> Section:
     found = comparison.totals
-    paragraphs = [f"{text} {_means(total)}" for text, total in zip(sentences(found), found, strict=True)]
+    paragraphs = other_models(comparison)
+    paragraphs += [f"{text} {_means(total)}" for text, total in zip(sentences(found), found, strict=True)]
     compared = comparison.cells.drop_nulls("ratio")
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
@@ -147,6 +148,17 @@ def _conclusions(comparison: Comparison) -> Section:
     if WITHIN in compared["interval"]:
         paragraphs.append(WITHIN_PROCESS)
     return Section("", paragraphs or ["No cell was measured on both sides."])
+
+
+def other_models(comparison: Comparison) -> list[str]:
+    """Like "Not the same model in b as in a: net (its modules).": what comes before every factor."""
+    keys = ("certain", "side", "base")
+    others = grouped(((*(row[key] for key in keys), *row["differs"]), row["model"]) for row in comparison.models)
+    return [
+        f"{'Not' if certain else 'Maybe not'} the same model in {side} as in {base}: {listed(models)} "
+        f"({', '.join(differs)})."
+        for (certain, side, base, *differs), models in others.items()
+    ]
 
 
 def _means(total: Total) -> str:
@@ -256,12 +268,7 @@ def _differences(comparison: Comparison) -> Section:
     names = ["what", *(side.name for side in comparison.sides)]
     fields = [words("What", "what"), *(words(name, name) for name in names[1:])]
     rows = [[row.get(name) for name in names] for row in comparison.differences]
-    others = grouped(((row["side"], row["base"], *row["differs"]), row["model"]) for row in comparison.models)
     paragraphs = [
-        f"Maybe not the same model in {side} as in {base}: {listed(models)} ({', '.join(differs)})."
-        for (side, base, *differs), models in others.items()
-    ]
-    paragraphs += [
         f"{counted(count, 'cell')}: {why}"
         for word, why in _DIFFERS.items()
         if (count := comparison.cells.filter(pl.col("differs").str.contains(word)).height)

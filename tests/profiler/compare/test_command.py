@@ -308,21 +308,71 @@ def test_another_network_under_the_same_name_is_said(runs: Path) -> None:
     request = Options(runs=(f"{runs}/main", f"{runs}/slow"))
     _, text = page(request)
     # Outputs are rounded otherwise on another processor; no row is of `gone`.
-    expected = (
-        "Maybe not the same model in slow as in main: alexnet (its source code (\\x1b[2J), its parameters or buffers)."
-    )
-    assert expected in " ".join(text.split()) and text.count("ot the same model") == 1
+    expected = "Not the same model in slow as in main: alexnet (its source code (\\x1b[2J), its parameters or buffers)."
+    assert f"{expected} In inference, across all models, slow is" in " ".join(text.split()), "before any factor"
+    assert text.count("ot the same model") == 1
     (row,) = data(make_comparison(request))["models"]
     assert row == {
         "model": "alexnet",
         "base": "main",
         "side": "slow",
+        "certain": True,
         "differs": ["its source code (\\x1b[2J)", "its parameters or buffers"],
     }
     for damaged in ("{", '{"alexnet": {"since": "", "parts": 5, "repeatable": true}}'):
         (runs / "slow" / "models.json").write_text(damaged)
         (note,) = make_comparison(request).notes
         assert note == f"{runs}/slow/models.json: cannot be read; whether its models are the others' is not known"
+
+
+@pytest.mark.parametrize(
+    ("other", "cpu", "said"),
+    [
+        (
+            {"code": {"net.py": "2"}, "factory": "b:net"},
+            "Arm",
+            "Maybe not {}: alexnet (its source code (net.py), where it",
+        ),
+        ({"structure": "4"}, "Arm", "Not {}: alexnet (its modules)."),
+        ({"outputs": "4"}, "Arm", "Not {}: alexnet (what it computes)."),
+        ({"outputs": "4"}, "x86", ""),
+        ({"outputs": "4", "torch": "2.13"}, "Arm", ""),
+    ],
+)
+def test_maybe_another_network_is_one_of_which_only_the_source_differs(
+    tmp_path: Path, other: dict[str, Any], cpu: str, said: str
+) -> None:
+    parts = {
+        "kind": "factory",
+        "factory": "a:net",
+        "code": {"net.py": "1"},
+        "structure": "3",
+        "outputs": "2",
+        "torch": "2.12",
+    }
+    for name, processor, own in (("main", "Arm", parts), ("slow", cpu, {**parts, **other})):
+        RunFolder(make_run(tmp_path / name, cpu=processor)).write_models({"alexnet": Identity(own)})
+    _, text = page(Options(runs=(f"{tmp_path}/main", f"{tmp_path}/slow")))
+    assert said.format("the same model in slow as in main") in " ".join(text.split())
+    assert ("ot the same model" in text) == bool(said)
+
+
+@pytest.mark.parametrize("base", ["main", "slow"])
+def test_a_regression_of_another_network_says_so_in_its_line_and_with_data_too(
+    runs: Path, base: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, state in (("main", "1"), ("slow", "2")):
+        RunFolder(runs / name).write_models({"alexnet": Identity({"state": state})})
+    (other,) = {"main", "slow"} - {base}
+    request = Options(runs=(f"{runs}/main", f"{runs}/slow"), base=base, fail_on_regression="5%", format="json", top=99)
+    code, _ = page(request)
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == f"Not the same model in {other} as in {base}: alexnet (its parameters or buffers)."
+    assert code == (base == "main"), "weights change no exit code"
+    slower = [line for line in lines if line.startswith("slow: ")]
+    assert bool(slower) == (base == "main")
+    ending = "; not the same model in slow as in main"
+    assert all(line.endswith(ending) == line.startswith("slow: alexnet/") for line in slower)
 
 
 # What differs between environments

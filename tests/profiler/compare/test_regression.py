@@ -154,6 +154,17 @@ def test_a_cell_that_ran_and_fails_now_is_a_regression() -> None:
     ]
 
 
+def test_a_reason_of_several_cells_is_said_once_with_all_of_them() -> None:
+    base = [{**BASE[0], "model": "vgg16", "batch_size": batch} for batch in (1, 2, 4)]
+    side = [{**row, "status": "failed", "reason": "Error:\n  at net.py:22"} for row in base]
+    side[1]["reason"] = "another"
+    assert find_regressions(cells([*BASE, *base], [*BASE, *side]), 0.05).lines(9)[1:] == [
+        "3 cells that the base ran failed:",
+        "b: vgg16/ort/inference/fp32/b1, vgg16/ort/inference/fp32/b4: failed, Error:\n  at net.py:22",
+        "b: vgg16/ort/inference/fp32/b2: failed, another",
+    ]
+
+
 @pytest.mark.parametrize("status", ["unsupported", "failed"])
 def test_a_cell_that_failed_before_or_cannot_be_is_none(status: str) -> None:
     broken = {"model": "vgg16", "status": status}
