@@ -162,7 +162,9 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """What a test or an engine that it opens leaves in the environment, the next test's processes do not find."""
+    """What a test or an engine that it opens leaves in the environment, the next test's processes do not find. Tables
+    have the width that they have in a pipe."""
+    os.environ.pop("COLUMNS", None)
     before = dict(os.environ)
     yield
     for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
