@@ -39,7 +39,7 @@ TOO_LONG = "not computed: it takes too long"
 """In place of the hash of a factory's outputs."""
 TRAINING_MODE = "in training mode (inference is measured in eval mode)"
 """Of a user's module."""
-RANDOM_WEIGHTS = "weights random, or some of them (others at another seed)"
+RANDOM_WEIGHTS = "some or all weights are random (another seed gives others)"
 """Of what a user's factory makes."""
 _RANDOM = {"state", "outputs"}
 """Parts that are others every time, where a model is not repeatable."""

@@ -48,6 +48,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Before torch is imported, for this process and all that it starts: on a machine where test processes share the cores,
 # threads that spin while they wait for one another take half of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Workers of pytest-xdist have 80; the tables are tested as wide as in a pipe.
+os.environ.pop("COLUMNS", None)
 # The compiler need not be tried on each kind of vector that the processor has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
@@ -162,9 +164,7 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """What a test or an engine that it opens leaves in the environment, the next test's processes do not find. Tables
-    have the width that they have in a pipe."""
-    os.environ.pop("COLUMNS", None)
+    """What a test or an engine that it opens leaves in the environment, the next test's processes do not find."""
     before = dict(os.environ)
     yield
     for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:

@@ -116,6 +116,7 @@ class CompiledSession(EagerSession):
                     f"{_KEPT}: clone it where it is kept, or compile without graphs ({{name: compiled, mode: default}})"
                 )
             self._begin_in_eager()
+            return
         if counters["stats"]["unique_graphs"] == 0:
             raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
         if self.job.device == "cuda":
@@ -135,8 +136,10 @@ class CompiledSession(EagerSession):
     def _begin_in_eager(self) -> None:
         """Compile a fresh module after a call in eager: a tensor that it keeps of its first call is then no graph's."""
         self.keeps = True
+        self.call = self.model
         _forget_compiled()
         self._forget()
+        torch.cuda.empty_cache()  # As before another batch: else the first try's would count as this one's slack.
         del self.model, self.call
         self._open()
         self._compile()

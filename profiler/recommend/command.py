@@ -96,7 +96,7 @@ def _of_weights(subject: Candidate, run: Run) -> list[str]:
         return []
     named = (one.identity for name, one in recorded.items() if name.partition("/")[0] == subject.row["model"])
     is_random = any(RANDOM_WEIGHTS in identity.remarks for identity in named)
-    return [f"Caution: {RANDOM_WEIGHTS}: load yours in the factory before you deploy it."] if is_random else []
+    return [f"Caution: {RANDOM_WEIGHTS}: load yours in the factory before you deploy them."] if is_random else []
 
 
 def _command(

@@ -12,7 +12,7 @@ from exporters import fingerprint
 from exporters.cache import Cache
 from exporters.fingerprint import code
 from exporters.onnx_export import export_onnx
-from exporters.source import TOO_LONG, TRAINING_MODE, Identity, ModelError, ModelSource
+from exporters.source import RANDOM_WEIGHTS, TOO_LONG, TRAINING_MODE, Identity, ModelError, ModelSource
 from exporters.weights import identified
 from profiler.processes.process import Call, run_one
 
@@ -178,9 +178,8 @@ def test_a_model_that_differs_each_time_never_has_the_same_key(identify: Identif
 
 
 def test_random_weights_are_remarked_and_training_mode_where_it_changes_something(identify: Identify) -> None:
-    random = "weights random, or some of them (others at another seed)"
-    assert identify("helped").remarks == identify("unseeded").remarks == (random,)
-    assert identify("normed").remarks == (TRAINING_MODE, random)
+    assert identify("helped").remarks == identify("unseeded").remarks == (RANDOM_WEIGHTS,)
+    assert identify("normed").remarks == (TRAINING_MODE, RANDOM_WEIGHTS)
     assert identify("loaded").repeatable and identify("loaded").remarks == ()
 
 

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from engines.catalog import ENGINES
 from engines.deployment import Deployed, write_run
 from exporters.cache import Cache
-from exporters.source import ModelSource
+from exporters.source import RANDOM_WEIGHTS, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.recommend.answer import cautions
@@ -256,7 +256,8 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
 
 
 def test_random_weights_are_told_where_they_would_be_deployed(export: Export) -> None:
-    assert "Caution: weights random" in (export("unloaded", "eager") / "README.txt").read_text()
+    readme = (export("unloaded", "eager") / "README.txt").read_text()
+    assert f"Caution: {RANDOM_WEIGHTS}" in " ".join(readme.split())
     assert "random" not in (export("good", "eager") / "README.txt").read_text()
 
 
