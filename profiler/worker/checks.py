@@ -15,7 +15,7 @@ from engines.catalog import EIGHT_BITS, ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
 from exporters.inputs import how_seeded, seeded_inputs
-from exporters.source import ModelSource, shape_words
+from exporters.source import RANDOM_WEIGHTS, ModelSource, shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
@@ -102,6 +102,7 @@ def explained(
     """The finding on a row's outputs, with what the model itself does that makes them differ from the reference's."""
     if finding is None:
         return None
+    remarks = model.identity.remarks if model.identity else ()
     if model.changed:
         why = f"forward changes its input {model.changed} in place, so each call gets another: clone it first"
     elif model.identity is not None and not model.identity.repeatable:
@@ -113,6 +114,8 @@ def explained(
             "the reference is PyTorch's too, so probably an item's output depends on the others of its batch (batch "
             "norm in training mode?), or on earlier calls"
         )
+    elif case.precision != "fp32" and isinstance(finding, str) and RANDOM_WEIGHTS in remarks:
+        why = f"{RANDOM_WEIGHTS}, which may amplify rounding: judge {case.precision} with trained ones"
     else:
         return finding
     return f"{finding}; {why}" if isinstance(finding, str) else replace(finding, text=f"{finding.text}; {why}")

@@ -77,9 +77,10 @@ def align(
 ) -> Aligned:
     """The outputs that are compared, `wanted` of the reference's names, or all: as many items as both have.
 
-    Outputs go by name, or by their order where there are as many as the reference has under other names. One whose
-    shape depends on what is computed, or on the batch in another way than by having its items, is left out where the
-    shapes differ.
+    Outputs go by name, or by their order where there are as many as the reference has under other names. Where each
+    item has its own, as a detector's boxes, those of the reference's further items are left out. One whose shape
+    depends on what is computed, or on the batch in another way than by having its items, is left out where the shapes
+    differ.
 
     Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
     """
@@ -89,9 +90,12 @@ def align(
         by_name = dict(zip(reference, outputs, strict=True))
     if not set(by_name) & set(reference):
         raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+    one_each = set(by_name) < set(reference) and len(outputs) * reference_batch == len(reference) * batch
     known, aligned = list(reference), Aligned()
     for name in (known[place] for place in chosen(wanted, known)):
         truth, ours = reference[name], by_name.get(name)
+        if ours is None and one_each:
+            continue
         if ours is None:
             if len(truth.shape) and len(truth) == reference_batch and len(outputs) < len(reference) == len(names):
                 raise ValueError(f"there is no output {name}, which the reference has")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class Difference:
     exact: bool = False
     is_zero: bool = False
     """Whether the reference is zero everywhere, so that what computes nothing agrees with it."""
+    name: str = ""
+    """Which output it is, where there are several."""
     spread: float | None = None
     """How far the reference's items are from each other (`spread`); None where that is not known."""
 
@@ -65,7 +67,8 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array], names: Sequenc
     """Each output's difference, of arrays that `profiler.worker.outputs.align` has given the same shapes."""
     several = len(outputs) > 1 and names
     called = [f"output {name}" for name in (names if several else range(len(outputs)))]
-    return [_difference(*each) for each in zip(called, outputs, reference, strict=True)]
+    found = [_difference(*each) for each in zip(called, outputs, reference, strict=True)]
+    return [replace(each, name=name) for each, name in zip(found, called, strict=True)] if several else found
 
 
 def _difference(name: str, ours: Array, truth: Array) -> Difference:
@@ -131,11 +134,12 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
                 return f"{difference.wrong}: {seeding}"
             return difference.wrong + NOT_FINITE["outputs"].get(precision, "")
     worst = max(differences, key=lambda difference: difference.error, default=Difference(0.0))
-    what = f"relative L2 error {numbers.error(worst.error)}"
+    of = f" of {worst.name}" if worst.name else ""
+    what = f"relative L2 error {numbers.error(worst.error)}{of}"
     if worst.exact:
-        what = f"{numbers.percent(worst.error, 1)} % of the places of an integer output differ"
+        what = f"{numbers.percent(worst.error, 1)} % of the places of {worst.name or 'an integer output'} differ"
     elif worst.is_zero:
-        what = f"L2 distance {numbers.error(worst.error)} to a reference of zeros"
+        what = f"L2 distance {numbers.error(worst.error)}{of} to a reference of zeros"
     if worst.error >= WRONG:
         return f"the outputs are wrong: {what}"
     if differences and all(difference.is_zero for difference in differences):

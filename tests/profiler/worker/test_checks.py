@@ -11,7 +11,7 @@ import pytest
 
 from engines.base import Proof, Warning
 from exporters.gradients import Deviation, Gradients
-from exporters.source import Identity, ModelSource
+from exporters.source import RANDOM_WEIGHTS, Identity, ModelSource
 from profiler.job.case import Case
 from profiler.tables import numbers
 from profiler.worker.checks import explained, judge_gradients, judge_reference, left_in_float, mismatch, remarks
@@ -55,6 +55,15 @@ def test_what_the_model_itself_does_explains_every_engines_outputs():
     off = Warning("inaccurate", "relative L2 error 3e-2")
     assert "; the model gives other outputs each time" in explained(case(), drawn, off, [Difference(0.03)]).text
     assert explained(case(), drawn, None, []) is None
+
+
+def test_random_weights_are_named_where_a_narrow_type_goes_wrong():
+    drawn, off = Prepared(identity=Identity({}, remarks=(RANDOM_WEIGHTS,))), "the outputs are wrong"
+    says = f"{off}; {RANDOM_WEIGHTS}, which may amplify rounding: judge fp16 with trained ones"
+    assert explained(case(precision="fp16"), drawn, off, [Difference(0.66)]) == says
+    assert explained(case(), drawn, off, [Difference(0.66)]) == off
+    remark = Warning("inaccurate", "relative L2 error 3e-2")
+    assert explained(case(precision="fp16"), drawn, remark, [Difference(0.03)]) is remark
 
 
 def test_outputs_of_other_shapes_suggest_to_limit_the_comparison():

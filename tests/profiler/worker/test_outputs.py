@@ -50,6 +50,16 @@ def test_what_depends_on_the_values_is_left_out_where_shapes_differ() -> None:
     assert (found.names, found.apart) == (["y0.boxes"], ["y1.boxes is not among the outputs at this batch size"])
 
 
+def test_where_each_item_has_outputs_of_its_own_those_of_further_items_are_left_out() -> None:
+    reference = {f"y{item}.{name}": BOXES + item for item in range(8) for name in ("boxes", "scores")}
+    ours = {name: reference[name] for name in ("y0.boxes", "y0.scores", "y1.boxes", "y1.scores")}
+    found = align(list(ours.values()), list(ours), reference, [], 2, 8)
+    assert (found.names, found.apart) == (list(ours), [])
+    ours["y1.boxes"] = BOXES[:3]
+    found = align(list(ours.values()), list(ours), reference, [], 2, 8)
+    assert found.apart == ["y1.boxes has shape (3, 4), the reference's is (5, 4)"]
+
+
 def test_items_of_another_shape_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"output logits has shape \(2, 4\), the reference \(8, 3\)"):
         align([np.ones((2, 4))], ["logits"], {"logits": LOGITS}, [], 2, 8)

@@ -100,6 +100,13 @@ def test_outputs_that_are_wrong_fail_the_row() -> None:
     assert isinstance(judge("bf16", [Difference(0.5)], SEEDED), str)
 
 
+def test_of_several_outputs_the_worst_is_named() -> None:
+    both = compare([LOGITS, LOGITS * 1.5], [LOGITS, LOGITS], ["boxes", "scores"])
+    assert judge("bf16", both, SEEDED) == "the outputs are wrong: relative L2 error 5.0e-1 of output scores"
+    ids = compare([LOGITS, np.array([1, 2])], [LOGITS, np.array([3, 4])], ["logits", "ids"])
+    assert judge("fp32", ids, SEEDED) == "the outputs are wrong: 100.0 % of the places of output ids differ"
+
+
 # Places that are not finite.
 
 
