@@ -272,7 +272,7 @@ def _doubts(choice: Candidate, limits: Sequence[Limit]) -> list[str]:
 
 
 def _close(choice: Candidate, limit: Limit) -> str:
-    """Whether a limit that the choice meets is missed by a replicate of it, or lies within the median's interval."""
+    """Whether a limit that the choice meets is missed by a replicate of it, or may be by another process."""
     name, values = FIGURES[limit.figure].noun, choice.each[limit.figure]
     missing = [value for value in values if not limit.holds(value)]
     if missing:
@@ -282,6 +282,9 @@ def _close(choice: Candidate, limit: Limit) -> str:
     if limit.figure == "latency_ms" and len(values) == 1 and not limit.holds(high):
         reach = reasons.amount("latency_ms", high)
         return f"Caution: the interval of the median latency includes the limit; it ends at {reach}."
+    if limit.is_close(choice):
+        within = reasons.off(limit, choice.ranked[limit.figure])
+        return f"Caution: {within} from the {name} limit: another process may miss it, {reasons.SEVERAL} would tell."
     return ""
 
 

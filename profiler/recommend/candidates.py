@@ -14,7 +14,7 @@ import polars as pl
 from engines.catalog import EIGHT_BITS
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, DERIVED, Group, columns, kind_of_warning, names
-from profiler.results.replicates import OK, by_throughput_ms, disturbed, merge, ranked, why_not
+from profiler.results.replicates import OK, by_throughput_ms, disturbed, merge, of_half, ranked, why_not
 from profiler.results.set_up import set_up
 from profiler.results.warning_kinds import without_factor
 
@@ -122,7 +122,7 @@ def _without_disturbed_runs(rows: pl.DataFrame) -> pl.DataFrame:
     A run counts with all of its replicates or none, so that a single run's figures are those of its own table.
     """
     kinds = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
-    noisy = (OK & disturbed(kinds).is_not_null()).any().over([*_KEY, "run_id"])
+    noisy = of_half(OK & disturbed(kinds).is_not_null()).over([*_KEY, "run_id"])
     rows = rows.with_columns(noisy=noisy)
     rows = rows.with_columns(dropped=OK & pl.col("noisy") & (OK & ~pl.col("noisy")).any().over(_KEY))
     left_out = pl.col("run_id").filter("dropped").unique(maintain_order=True)

@@ -21,6 +21,7 @@ from profiler.results import set_up
 from profiler.results.reading import chosen as matching
 from profiler.results.replicates import without_probes
 from profiler.results.speedups import side_of, sides, spreads
+from profiler.results.warning_kinds import HOST_BOUND
 from profiler.stats.ratios import (
     MARGINS,
     REPLICATES_FOR_A_VERDICT,
@@ -45,6 +46,10 @@ LIMITED_BY = {
 """By figure the option that limits it."""
 NOT_TIMED = ("peak_memory_mib", "error")
 """Figures that other work on the machine does not change."""
+
+_BETWEEN_PROCESSES = 0.1
+"""So far one process may be from the next where the host is in its figures: 14 of 84 were further from the median of
+twelve, on two shared cores (docs/method.md)."""
 
 _RESTRICTED: Mapping[str, tuple[str, Callable[[Any], pl.Expr]]] = {
     "--batch": ("batch_sizes", pl.col("batch_size").is_in),
@@ -72,6 +77,14 @@ class Limit:
         if self.figure in HIGHER:
             return self.value / value - 1 if value else float("inf")
         return value / self.value - 1
+
+    def is_close(self, candidate: Candidate) -> bool:
+        """Whether its next process may be on the other side of the limit, as far as fewer than three processes tell."""
+        if self.figure in NOT_TIMED or candidate.replicates >= REPLICATES_FOR_A_VERDICT:
+            return False
+        has_host = candidate.row["device"] == "cpu" or HOST_BOUND in candidate.warnings
+        reach = _BETWEEN_PROCESSES if has_host else margin(candidate.row["clock"])
+        return abs(self.excess(candidate.ranked[self.figure])) <= reach
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from profiler.recommend.choice import (
 )
 from profiler.results.sentences import unlike
 from profiler.results.warning_kinds import disturbed, was_disturbed
-from profiler.stats.ratios import outlook
+from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT, outlook
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
@@ -32,6 +32,10 @@ WORSE = {
     "cost": ("is", "more expensive"),
 }
 """By objective a sentence's verb, and what the worse one of two is so many times."""
+
+
+SEVERAL = f"`replicates: {REPLICATES_FOR_A_VERDICT}`"
+"""What tells how far processes are from each other."""
 
 
 def uncalibrated(barred: Iterable[Candidate]) -> str:
@@ -95,7 +99,7 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
         meets = "meet" if relaxed.admitted > 1 else "meets"
         return f"not enough by itself: {meet} {meets} it; the best for it is {best}"
     by = abs(relaxed.value - limit.value)
-    more = f"{numbers.significant(100 * by / limit.value, 2)} % {'less' if limit.figure in HIGHER else 'more'}"
+    more = f"{off(limit, relaxed.value)} {'less' if limit.figure in HIGHER else 'more'}"
     step = "lower" if limit.figure in HIGHER else "raise"
     option = setting(limit.figure, relaxed.value).replace(" ", " to ")
     doubted = "" if limit.figure in NOT_TIMED else doubt([candidate])
@@ -122,6 +126,11 @@ def limit_text(limit: Limit) -> str:
     figure = FIGURES[limit.figure]
     unit = "" if figure.unit == "error" else f" {figure.unit}"
     return f"{figure.noun} {'≥' if limit.figure in HIGHER else '≤'} {limit.value:,.10g}{unit}"
+
+
+def off(limit: Limit, value: float) -> str:
+    """How far a value is from a limit, like "3.7 %"."""
+    return f"{numbers.significant(100 * abs(value - limit.value) / limit.value, 2)} %"
 
 
 def amount(figure: str, value: float) -> str:
@@ -182,7 +191,9 @@ def _shortfall(candidate: Candidate, missed: Shortfall) -> str:
     over = "under" if limit.figure in HIGHER else "over"
     but = unlike_other(candidate, limit.figure)
     both = f": {amount(limit.figure, candidate.figures[limit.figure])}{but}" if but else ""
-    return f"{over} the {name} limit by {amount(limit.figure, abs(value - limit.value))}{both}"
+    may = f" ({off(limit, value)}: another process may meet it, {SEVERAL} would tell)"
+    close = may if limit.is_close(candidate) else ""
+    return f"{over} the {name} limit by {amount(limit.figure, abs(value - limit.value))}{close}{both}"
 
 
 def _unknown(candidate: Candidate, figure: str) -> str:

@@ -30,8 +30,9 @@ def as_one(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
 
     A figure is the median over the measured ones, of a percentile only where each of them has it: those that lack it
     took the fewest samples, and what the others say may lie below a lower percentile of all. `warnings` are the kinds
-    that those carry, `throttled` whether any of them was, `samples` their sum. All else, such as status and reason, is
-    the first measured one's, or the first one's where none was measured.
+    that those carry, of kinds that forbid a factor only those of half of them: fewer hardly move the median, and an
+    interval between processes holds them. `throttled` is whether any of them was, `samples` their sum. All else, such
+    as status and reason, is the first measured one's, or the first one's where none was measured.
     """
     return [OK.sum().cast(pl.Int64).alias("replicates"), *(_one(name, kind) for name, kind in schema.items())]
 
@@ -69,6 +70,11 @@ def why_not() -> pl.Expr:
     """Why a row, or all replicates of a line, have no figures; null where they have."""
     why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
     return pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(why)
+
+
+def of_half(carry: pl.Expr) -> pl.Expr:
+    """Whether at least half of the measured rows carry something."""
+    return (2 * carry.sum() >= OK.sum()) & carry.any()
 
 
 def disturbed(kinds: pl.Expr) -> pl.Expr:
@@ -111,7 +117,11 @@ def _one(name: str, kind: pl.DataType) -> pl.Expr:
     known = column.filter(OK)
     match name:
         case "warnings":
-            return kind_of_warning(known.explode().drop_nulls()).unique(maintain_order=True).alias(name)
+            kinds = kind_of_warning(known.explode().drop_nulls()).unique(maintain_order=True)
+            for kind in without_factor(KINDS):
+                carry = known.list.eval(kind_of_warning(pl.element())).list.contains(kind)
+                kinds = kinds.filter((kinds != kind) | of_half(carry))
+            return kinds.alias(name)
         case "throttled":
             return known.any()
         case "samples":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 from handmade import row, run
 
 from profiler.results.replicates import merge, not_measured, warned, why_not
@@ -36,6 +37,33 @@ def test_replicates_are_one_row_with_the_medians_of_those_that_were_measured() -
     }
     assert (b["model"], b["replicates"], b["latency_ms"], b["samples"], b["warnings"]) == ("b", 0, None, 0, [])
     assert (b["status"], b["reason"]) == ("oom", "CUDA: out of memory"), "the first one's"
+
+
+@pytest.mark.parametrize(
+    ("carried", "kinds"),
+    [
+        ([["disturbed: 9 %"], [], []], []),
+        ([["disturbed: 9 %"], ["drift: 3 %"], None], ["drift"]),
+        ([["disturbed: 9 %"], ["inconsistent: 1"], []], []),
+        ([["inconsistent: 1", "inconsistent: 2"], [], []], []),
+        ([["disturbed: 9 %"], []], ["disturbed"]),
+        ([["disturbed: 9 %"], ["disturbed: 8 %"], [], []], ["disturbed"]),
+        ([["disturbed: 9 %"]], ["disturbed"]),
+    ],
+)
+def test_what_forbids_a_factor_counts_where_half_of_the_replicates_carry_it(
+    carried: list[list[str] | None], kinds: list[str]
+) -> None:
+    """A median over processes is moved by half of them; a failed one is none."""
+    rows = pl.DataFrame(
+        {
+            "model": ["a"] * (len(carried) + 2),
+            "status": [*["ok"] * len(carried), "failed", "failed"],
+            "warnings": [*carried, ["disturbed: 9 %"], None],
+        },
+        schema_overrides={"warnings": pl.List(pl.String)},
+    )
+    assert merge(rows, ["model"], ["warnings"])["warnings"].to_list() == [kinds]
 
 
 def test_a_percentile_counts_only_where_every_measured_replicate_has_it() -> None:
