@@ -118,9 +118,9 @@ def _one(name: str, kind: pl.DataType) -> pl.Expr:
     match name:
         case "warnings":
             kinds = kind_of_warning(known.explode().drop_nulls()).unique(maintain_order=True)
-            for kind in without_factor(KINDS):
-                carry = known.list.eval(kind_of_warning(pl.element())).list.contains(kind)
-                kinds = kinds.filter((kinds != kind) | of_half(carry))
+            for doubt in without_factor(KINDS):
+                carry = known.list.eval(kind_of_warning(pl.element())).list.contains(doubt)
+                kinds = kinds.filter((kinds != doubt) | of_half(carry))
             return kinds.alias(name)
         case "throttled":
             return known.any()
