@@ -90,7 +90,9 @@ def align(
         by_name = dict(zip(reference, outputs, strict=True))
     if not set(by_name) & set(reference):
         raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
-    one_each = set(by_name) < set(reference) and len(outputs) * reference_batch == len(reference) * batch
+    # Of those that are wanted by name a row says that they are not there.
+    one_each = not wanted and set(by_name) < set(reference)
+    one_each = one_each and len(outputs) * reference_batch == len(reference) * batch
     known, aligned = list(reference), Aligned()
     for name in (known[place] for place in chosen(wanted, known)):
         truth, ours = reference[name], by_name.get(name)

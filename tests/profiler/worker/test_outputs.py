@@ -55,6 +55,8 @@ def test_where_each_item_has_outputs_of_its_own_those_of_further_items_are_left_
     ours = {name: reference[name] for name in ("y0.boxes", "y0.scores", "y1.boxes", "y1.scores")}
     found = align(list(ours.values()), list(ours), reference, [], 2, 8)
     assert (found.names, found.apart) == (list(ours), [])
+    named = align(list(ours.values()), list(ours), reference, ["y0.boxes", "y2.boxes"], 2, 8)
+    assert (named.names, named.apart) == (["y0.boxes"], ["y2.boxes is not among the outputs at this batch size"])
     ours["y1.boxes"] = BOXES[:3]
     found = align(list(ours.values()), list(ours), reference, [], 2, 8)
     assert found.apart == ["y1.boxes has shape (3, 4), the reference's is (5, 4)"]
