@@ -191,8 +191,11 @@ def _shortfall(candidate: Candidate, missed: Shortfall) -> str:
     over = "under" if limit.figure in HIGHER else "over"
     but = unlike_other(candidate, limit.figure)
     both = f": {amount(limit.figure, candidate.figures[limit.figure])}{but}" if but else ""
-    may = f" ({off(limit, value)}: another process may meet it, {SEVERAL} would tell)"
-    close = may if limit.is_close(candidate) else ""
+    values, close = candidate.each[limit.figure], ""
+    if not but and (meeting := sum(map(limit.holds, values))):
+        close = f" ({meeting} of its {len(values)} replicates meet it)"
+    elif limit.is_close(candidate):
+        close = f" ({off(limit, value)}: another process may meet it, {SEVERAL} would tell)"
     return f"{over} the {name} limit by {amount(limit.figure, abs(value - limit.value))}{close}{both}"
 
 

@@ -287,6 +287,11 @@ def check_figures(found: Recommendation, every: dict[str, Cell], why: dict[str, 
                     assert float(match[1]) > float(match[2]), seed
                 else:
                     may = rf"( \({NUMBER} %: another process may meet it, `replicates: 3` would tell\))?"
+                    values = loser.candidate.each[limit.figure]
+                    if held := sum(map(limit.holds, values)):
+                        tail = f" ({held} of its {len(values)} replicates meet it)"
+                        assert part.endswith(tail), (seed, part)
+                        part = part.removesuffix(tail)
                     match = re.fullmatch(rf"(over|under) the [\w ]+ limit by {NUMBER} [\w/]+{may}", part)
                     assert match, (seed, part)
                     if limit.figure == "peak_memory_mib" or sum(r["status"] == "ok" for r in cell.rows) > 2:
@@ -606,6 +611,8 @@ def test_a_limit_that_one_process_nearly_meets_or_misses_may_be_otherwise_for_th
     assert any(sentence.endswith(says) for sentence in met) == is_said
     several = choose(*(each | changes for each in thrice("ort", ms)), limits=limits)
     assert "another process" not in reason(several.losers[0], several)
+    wide = choose(*(each | changes for each in thrice("ort", ms, spread=0.2)), limits=limits)
+    assert reason(wide.losers[0], wide).endswith(" ms (1 of its 3 replicates meet it)")
 
 
 def test_where_nothing_meets_the_limits_it_says_which_one_binds_and_by_how_much():
