@@ -2,7 +2,7 @@
 # make test-fast  those that start no process and import no torch: after each edit
 # make lint types                                   make test-gpu   the tests that need a GPU
 # make verify-gpu   our clocks next to NVBench's    make verify-cpu   our host clock next to plain loops
-# make bench-disturbed   how often a run next to other work is right, marked, and mended by measuring again
+# make verify-verdicts   how often an interval of a ratio holds the truth, on pairs of equal configurations
 # make bench-overhead   what a process costs each case
 # make bench-tables   compare and report over 100,000 cases and 10 million samples
 # make soak     faults, kills and odd files, 25 times as many as the tests try; SOAK=N for another size
@@ -26,7 +26,7 @@ TEST_READY :=
 VERIFY_READY :=
 endif
 
-.PHONY: bench test test-fast test-gpu lint types soak bench-disturbed bench-overhead bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu lint types soak verify-verdicts bench-overhead bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -53,9 +53,9 @@ lint: $(TEST_READY)
 types: $(TEST_READY)
 	$(RUN) -m mypy
 
-# About 10 minutes, on a machine that does nothing else.
-bench-disturbed: $(BENCH_READY)
-	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/disturbed.py
+# About 20 minutes, on a machine that does nothing else.
+verify-verdicts: $(BENCH_READY)
+	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/verdicts.py
 
 bench-overhead: $(BENCH_READY)
 	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/overhead.py
@@ -86,7 +86,6 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,ort-openvino,jax,tensorrt-rtx-build]'
-	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/older-onnxruntime onnxruntime==1.22.1
 	touch $@
 
 $(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python

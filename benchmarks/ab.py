@@ -25,7 +25,7 @@ import polars as pl
 from benchmarks.slowed.sitecustomize import key_of
 from profiler.compare.cells import compare
 from profiler.results.reading import read_runs
-from profiler.stats.ratios import MARGINS, Verdict
+from profiler.stats.intervals import Verdict, margin
 
 HERE = Path(__file__).resolve().parent
 REPLICATES = 3
@@ -98,22 +98,22 @@ def judge(runs: Mapping[str, Path]) -> bool:
     device = str(results["device"][0])
     if {*cells["side"]} != {"B", "C"}:
         sys.exit("there is nothing to compare: B or C has no cell that was measured in A, too")
-    print(f"\n{', '.join(results['gpu'].drop_nulls().unique()) or device}, margin {MARGINS[cells['judged_on'][0]]:.0%}")
+    card = ", ".join(results["gpu"].drop_nulls().unique()) or device
+    print(f"\n{card}, margin {margin(results['clock'].drop_nulls()[0]):.0%}")
     right = True
-    same = tuple(verdict for verdict in Verdict if not verdict.differs)
-    for side, verdicts in (("B", same), ("C", (Verdict.SLOWER,))):
+    for side, verdicts in (("B", (Verdict.EQUIVALENT, Verdict.UNCLEAR)), ("C", (Verdict.SLOWER,))):
         part = cells.filter(side=side)
         expected = pl.col("verdict").is_in(verdicts)
         said = part.filter(expected).height
-        ratio = math.exp(part["device_ratio"].log().mean())  # type: ignore[arg-type]
-        spread = 100 * (part["device_ratio"].log().std() or 0)
+        ratio = math.exp(part["ratio"].log().mean())  # type: ignore[arg-type]
+        spread = 100 * (part["ratio"].log().std() or 0)
         slowed = f", slowed by {SHARES[device]:.0%}" if side == "C" else ""
         print(
             f"{side}{slowed}: {said} of {part.height} cells are {' or '.join(verdicts)} ({said / part.height:.1%}); "
             f"A's time over its: geometric mean {ratio:.4f}, spread between cells {spread:.2f} %"
         )
         for row in part.filter(~expected).to_dicts():
-            interval = f"{row['device_ratio']:.3f} ({row['device_ratio_low']:.3f} to {row['device_ratio_high']:.3f})"
+            interval = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
             cell = f"{row['model']} {row['variant']} {row['precision']} b{row['batch_size']}"
             print(f"   {cell}: {row['verdict']}, {interval}")
         right &= said >= ASKED * part.height

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,13 @@ import polars as pl
 from exporters.whole_file import write_whole
 from profiler.job.config import load_config
 from profiler.nvml import visible_gpus
-from profiler.published.setups import marks
-from profiler.results.columns import Group, kind_of_warning, names
-from profiler.results.replicates import OK
+from profiler.published.printed import MARKED, legend, marks
+from profiler.results.cells import OK, compared
+from profiler.results.columns import Group, factor, kind_of_warning, names
+from profiler.results.ends import ends_of
 from profiler.results.run_folder import RunFolder
 from profiler.results.unfinished import is_unfinished, so_far
-from profiler.results.warning_kinds import INCONSISTENT, meaning, qualifying
+from profiler.results.warning_kinds import meaning
 from profiler.submit.cleaning import Cleaner, Run, read_run, write_data
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name, prose
@@ -50,8 +51,6 @@ OPERATOR = re.compile(
 FEW = 10
 """Up to so many models are named."""
 KINDS = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
-DOUBTS = {kind.kind for kind in qualifying() if kind.no_factor}
-"""Warnings that forbid to say by what factor a row's latency wins."""
 
 
 def main() -> None:
@@ -207,14 +206,13 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
         *_section("What the rows warn of", warned(rows)),
         *_section(
             "The fastest runtime by family",
-            fastest(rows, "latency_ms", DOUBTS),
+            fastest(rows, "latency_ms"),
             "Milliseconds of a call, the geometric mean over a family's models that ran in all of them; the ratio is "
-            "that of the second fastest to the fastest. A ratio below 1.02 is no difference. A mean with `?` has a row "
-            "that is disturbed or inconsistent; where it is one of the fastest two, none is named.",
+            "that of the second fastest to the fastest, with its 95 % interval.",
         ),
         *_section(
             "By the device's time",
-            fastest(rows, "gpu_ms", DOUBTS - {INCONSISTENT}),
+            fastest(rows, "gpu_ms"),
             "The same without the gaps in which the device waits for the host. They are most of a call that is "
             "host-bound, and torch.compile's CUDA graph has none; nor would eager-tuned or ort-tuned have any.",
         ),
@@ -224,7 +222,9 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
             "Mean wall seconds of a cell's own process. Graphs and references were prepared ahead, and so was what "
             "torch.compile keeps on disk: `build` is what it still has to do with that.",
         ),
-        *_section("Every model", cells(rows), f"Milliseconds of a call; without one the row's status.\n\n{_legend()}"),
+        *_section(
+            "Every model", cells(rows), f"Milliseconds of a call; without one the row's status. {legend(MARKED)}."
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -291,32 +291,37 @@ def warned(rows: pl.DataFrame) -> Table:
     return Table("warned", "", counts.with_columns(meaning=meanings).sort("kind"), fields)
 
 
-def fastest(rows: pl.DataFrame, column: str, doubts: Set[str]) -> Table:
+def fastest(rows: pl.DataFrame, column: str) -> Table:
     """By family the geometric mean of each variant's milliseconds, over models that have them in all of them, the
-    fastest, and by how much, unless a row of the fastest two has a warning of the kinds `doubts`."""
-    doubted = KINDS.list.eval(pl.element().is_in(sorted(doubts))).list.any()
-    variants = rows["variant"].unique(maintain_order=True).to_list()
+    fastest, and how many times as long the second fastest takes, with the interval."""
+    ends = ends_of(column)
+    whole = (OK & pl.col(column).is_not_null()).all().over("model")
+    arms = {name: (pl.col(name) / pl.col(column)).log() for name in ends}
+    spans = {name: (arm**2).sum().sqrt() / pl.len() for name, arm in arms.items()}
     means = (
-        rows.filter((OK & pl.col(column).is_not_null()).all().over("model"))
+        rows.filter(whole)
         .group_by("family", "variant")
-        .agg(pl.col("model").n_unique(), ms=pl.col(column).log().mean().exp(), doubted=doubted.any())
-        .sort("family", "ms", "variant")
+        .agg(pl.col("model").n_unique(), pl.col("clock").first(), pl.col(column).log().mean().exp(), **spans)
     )
-    ms, sure = pl.col("ms"), pl.when(~pl.col("doubted").head(2).any())
-    winners = means.group_by("family", maintain_order=True).agg(
-        pl.col("model").first(), winner=sure.then(pl.col("variant").first()), ratio=sure.then(ms.get(1) / ms.first())
+    low, high = (pl.col(column) * (sign * pl.col(name)).exp() for sign, name in zip((-1, 1), ends, strict=True))
+    means = means.with_columns(low.alias(ends[0]), high.alias(ends[1])).sort("family", column, "variant")
+    first, second = (
+        means.group_by("family", maintain_order=True).agg(pl.all().get(n, null_on_oob=True)) for n in (0, 1)
     )
-    text, mark = ms.map_elements(lambda value: numbers.ms([value])[0], pl.String), pl.when("doubted").then(pl.lit("?"))
-    cells = means.with_columns(cell=pl.concat_str(text, mark, separator=" ", ignore_nulls=True))
-    table = cells.pivot("variant", index="family", values="cell").join(winners, "family")
+    both = first.join(second, "family", suffix="_base", maintain_order="left")
+    winners = both.select("family", "model", winner="variant").hstack(compared(both, figure=column))
+    table = means.pivot("variant", index="family", values=column).join(winners, "family")
     fields = [
         name("Family", "family"),
         figure("Models", "model", numbers.whole),
-        *(name(variant, variant) for variant in variants),
+        *(
+            figure(variant, variant, numbers.each(lambda value: numbers.ms([value])[0]))
+            for variant in rows["variant"].unique(maintain_order=True)
+        ),
         name("Fastest", "winner"),
-        figure("Ratio", "ratio", numbers.each(lambda value: numbers.decimals(value, 2))),
+        factor("Ratio"),
     ]
-    return Table("fastest", "", table.sort("winner", "family", nulls_last=True), fields)
+    return Table("fastest", "", table.sort("winner", "family"), fields)
 
 
 def spent(seconds: pl.DataFrame) -> Table:
@@ -342,10 +347,6 @@ def cells(rows: pl.DataFrame) -> Table:
     )
     fields = [name("Family", "family"), name("Model", "model"), *(name(variant, variant) for variant in variants)]
     return Table("cells", "", wide.sort("family", "model"), fields)
-
-
-def _legend() -> str:
-    return "\n".join(f"- `{kind.mark}` {kind.kind}: {kind.meaning}" for kind in qualifying())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
     python benchmarks/publish.py results/<run> results/<run> --into docs/results/h200
 
 A job may have been split over several GPUs, one run each. Nothing that is written names the host or a folder of the
-machine. Raw samples are not copied: the intervals on the pages were made from them.
+machine. Raw samples are not copied. A published folder can be given again, to write its pages anew.
+
+    python benchmarks/publish.py docs/results/h200 docs/results/h200-vit --picture docs/results/speedups.svg
+
+draws the README's picture.
 """
 
 from __future__ import annotations
@@ -12,55 +16,74 @@ import argparse
 import os
 import shlex
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import altair as alt
 import polars as pl
 
+from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
-from profiler.report.data import KEY, Data, gather
-from profiler.report.findings import lead
-from profiler.report.sections import METHOD, group_sentences
-from profiler.report.tables import facts, own_warnings, problems_table, roofs, tables
-from profiler.results.columns import Group, columns, field, latency_spread, names, verdict
-from profiler.results.reading import read_runs
-from profiler.results.speedups import certain
+from profiler.report import palette
+from profiler.report.chart_specs import Spec, finished, logarithmic
+from profiler.report.tables import facts, roofs
+from profiler.results.cells import GROUP, OK, cells
+from profiler.results.choice import cell_name, choices
+from profiler.results.columns import Group, columns, factor, field, names
+from profiler.results.problems import not_measured, warned
 from profiler.results.wall_time import describe
+from profiler.results.warning_kinds import meaning
 from profiler.submit.cleaning import JOB, Cleaner, Run, read_run, write_data
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, of_rows, prose, words
-from profiler.tables.writers import escape_markdown, markdown, parquet
+from profiler.tables.writers import escape_markdown, markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
 MUST_AGREE = ("device", "gpu", *names(Group.VERSIONS), "cpu", "platform")
+PICTURED_BATCH, PICTURED = 16, ("fp32", "tf32", "fp16")
+FACTORS = ("model", "variant", "precision", "factor", "factor_low", "factor_high")
+_LATENCY = figure("Latency (95 %)", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms")
+_GROUP = [words("Model", "model", link="page"), *(field(name) for name in GROUP[1:])]
+_FIGURES = (
+    *("latency_ms", "latency_low_ms", "latency_high_ms", "throughput", "factor", "factor_low", "factor_high"),
+    *("base", "error"),
+)
 FIELDS = [
-    *(field("variant", "Engine"), field("precision"), field("latency_ms"), latency_spread(), field("gpu_ms")),
-    *(field("forward_ms"), field("backward_ms"), field("step_ms")),
-    figure("Speed-up (95 %)", ("speedup", "speedup_low", "speedup_high"), numbers.speedup, unit="×"),
-    figure("On device", ("device_speedup", "device_speedup_low", "device_speedup_high"), numbers.speedup, unit="×"),
-    *(verdict(), field("throughput", format=numbers.rates), field("tflops"), field("fraction_of_peak")),
-    field("peak_memory_mib"),
+    *(field("variant", "Engine"), field("precision"), _LATENCY, field("gpu_ms")),
+    *(field("forward_ms"), field("backward_ms"), field("step_ms"), factor("Speed-up (95 %)", unit="×")),
+    *(words("Verdict", "verdict"), field("throughput", format=numbers.rates), field("tflops")),
+    *(field("fraction_of_peak"), field("peak_memory_mib")),
     *(field(column.name) for column in columns(Group.MEMORY) if column.part_of == "peak_memory_mib"),
-    *(field("rel_l2_error"), field("top1_agreement"), own_warnings(()), words("Note", "note")),
+    *(figure("Error", "error", numbers.errors), field("top1_agreement"), words("Warnings", "footnotes")),
 ]
 """Of a model's page."""
+METHOD = (
+    "Latency is the median of one call with its 95 % interval, within a process and between processes.",
+    "Device is the same without gaps between launches. Where it is well below the latency the host is the bottleneck.",
+    "The speed-up is of latency, over the base, with its 95 % interval.",
+    "Memory is the peak; the columns after it add up to it.",
+    "The error is the relative L2 distance to the reference, the median over items.",
+)
 
 
 def main() -> None:
     """Publish the runs that the command line names. Exits where a file of theirs is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for example docs/results/h200")
+    made = parser.add_mutually_exclusive_group(required=True)
+    made.add_argument("--into", type=Path, metavar="FOLDER", help="for example docs/results/h200")
+    made.add_argument("--picture", type=Path, metavar="FILE", help="for example docs/results/speedups.svg")
     options = parser.parse_args()
     try:
-        publish(options.runs, options.into)
+        if options.picture:
+            draw(options.runs, options.picture)
+        else:
+            publish(options.runs, options.into)
     except ConfigError as error:
         sys.exit(str(error))
 
@@ -68,21 +91,49 @@ def main() -> None:
 def publish(folders: Sequence[Path], into: Path) -> None:
     """Write everything. Raises ConfigError where a file is missing, and for runs that cannot be mixed in one table."""
     read = [read_run(folder) for folder in folders]
-    if lacking := [folder for folder in folders if not (folder / "samples.parquet").is_file()]:
-        raise ConfigError(f"{lacking[0]}: not a whole run: it lacks samples.parquet")
     _check(read)
     clean = Cleaner(read)
     runs = [clean.run(run) for run in read]
-    data = _gathered(runs, folders, clean)
+    found = cells(pl.concat([run.results for run in runs]), by=())
     jobs = [run.job for place, run in enumerate(runs) if run.job not in [other.job for other in runs[:place]]]
     named = {f"bench-{number}.yaml" if number > 1 else JOB: job for number, job in enumerate(jobs, 1)}
     for old in (*into.glob("*.md"), *into.glob("bench-[0-9].yaml")):
         if old.suffix == ".yaml" or old.read_text().startswith(MADE):
             old.unlink()  # Of a model or a job that is no longer there.
     write_data(into, pl.concat([run.results for run in runs]), runs[0].environment, named)
-    (into / "README.md").write_text(_readme(data, runs, list(named), into))
-    for model in _models(runs):
-        (into / f"{model}.md").write_text(_page(model, data))
+    (into / "README.md").write_text(_readme(found, runs, list(named), into))
+    for model in _models(found):
+        page = _page(model, _machine(runs), found, pl.concat([run.results for run in runs]))
+        (into / f"{model}.md").write_text(page)
+
+
+def draw(folders: Sequence[Path], file: Path) -> None:
+    """Draw the speed-up of each configuration at batch PICTURED_BATCH as an SVG file. Raises ConfigError."""
+    import vl_convert
+
+    found = [cells(read_run(folder).results, by=()).filter(OK, batch_size=PICTURED_BATCH) for folder in folders]
+    models = [model for each in found for model in _models(each)]
+    drawn = pl.concat(found).filter(pl.col("precision").is_in(PICTURED)).select(FACTORS)
+    spec = _picture(models, drawn["variant"].unique(maintain_order=True).to_list())
+    note = "Inference, with 95 % intervals; plain PyTorch in fp32 is 1."
+    spec = palette.on_paper(spec, {"rows": drawn.to_dicts()}, f"Speed-up at batch {PICTURED_BATCH}", note, offset=12)
+    write_whole(file, vl_convert.vegalite_to_svg(spec | {"width": 760, "height": {"step": 26}}))
+
+
+def _picture(models: Sequence[str], variants: Sequence[str]) -> Spec:
+    """Specify a row for each model, with a dot and an interval for each configuration."""
+    shapes = dict(zip(PICTURED, ("circle", "square", "triangle-up"), strict=True))
+    rows = alt.Chart(alt.NamedData("rows")).encode(
+        x=alt.X(**logarithmic("factor", "Speed-up over eager fp32, ×")),
+        y=alt.Y("model:N", title=None, sort=list(models), axis=alt.Axis(domain=False, ticks=False, grid=True)),
+        color=alt.Color("variant:N", title="Engine", scale=alt.Scale(domain=list(variants))),
+    )
+    shape = alt.Scale(domain=list(shapes), range=list(shapes.values()))
+    dots = rows.mark_point().encode(shape=alt.Shape("precision:N", title="Precision", scale=shape))
+    ends = rows.mark_rule(strokeWidth=1.5, aria=False)
+    ends = ends.encode(x=alt.X("factor_low:Q"), x2="factor_high:Q")
+    unity = alt.Chart(alt.InlineData([{}])).mark_rule(strokeDash=[4, 3], aria=False).encode(x=alt.datum(1))
+    return finished(alt.layer(unity, ends, dots))
 
 
 def _check(runs: Sequence[Run]) -> None:
@@ -95,8 +146,6 @@ def _check(runs: Sequence[Run]) -> None:
                 raise ConfigError(
                     f"these runs cannot be mixed in one table: {key} is {ours} in one and {theirs} in another"
                 )
-        if run.results.schema != first.results.schema:
-            raise ConfigError("these runs were made by different versions of the profiler: their columns differ")
     counted = Counter(case_id for run in runs for case_id in run.results["case_id"])
     if twice := [case_id for case_id, count in counted.items() if count > 1]:
         raise ConfigError(
@@ -104,55 +153,39 @@ def _check(runs: Sequence[Run]) -> None:
         )
 
 
-def _gathered(runs: Sequence[Run], folders: Sequence[Path], clean: Cleaner) -> Data:
-    """What a report shows of the cleaned runs, whose samples lie in the folders."""
-    with tempfile.TemporaryDirectory() as scratch:
-        cleaned = [Path(scratch, str(number)) for number in range(len(runs))]
-        for run, folder, copy in zip(runs, folders, cleaned, strict=True):
-            write_data(copy, run.results, run.environment, {})
-            samples = pl.read_parquet(folder / "samples.parquet")
-            ids = {run_id: clean(run_id) for run_id in samples["run_id"].unique()}
-            (copy / "samples.parquet").write_bytes(parquet(samples.with_columns(pl.col("run_id").replace(ids))))
-        return gather(read_runs(cleaned), most_configurations=None)
+def _models(found: pl.DataFrame) -> list[str]:
+    return sorted(found["model"].unique(), key=numbers.natural)
 
 
-def _models(runs: Sequence[Run]) -> list[str]:
-    return sorted({model for run in runs for model in run.results["model"]}, key=numbers.natural)
-
-
-def _page(model: str, data: Data) -> str:
-    """Every configuration of a model, a table a group, and what of it was not measured."""
-    own = data.configurations.filter(model=model)
-    parts = [MADE, f"# {escape_markdown(model)}", f"{_machine(data)}. [How to read this, and the others](README.md)"]
-    parts.append("\n".join(f"- {escape_markdown(text)}" for text, _ in group_sentences(own)))
-    for _, group in certain(own).group_by(KEY, maintain_order=True):
-        one = group.row(0, named=True)
-        what = ", ".join([one["pass"].capitalize(), f"batch {one['batch_size']}", *setting_words(one["setting"])])
+def _page(model: str, machine: str, found: pl.DataFrame, results: pl.DataFrame) -> str:
+    """Write every cell of a model, a table a group, and what of it was not measured."""
+    own = found.filter(OK, model=model).sort("latency_ms", nulls_last=True, maintain_order=True)
+    parts = [MADE, f"# {escape_markdown(model)}", f"{machine}. [How to read this, and the others](README.md)"]
+    for (pass_, batch, setting), group in own.group_by(GROUP[1:], maintain_order=True):
+        what = ", ".join([str(pass_).capitalize(), f"batch {batch}", *setting_words(str(setting))])
         parts += [f"## {what}", markdown(Table("", "", group, FIELDS)).rstrip()]
-    absent = data.problems.filter(pl.col("model").list.contains(model))
-    parts += [] if absent.is_empty() else ["## Not measured", markdown(problems_table(absent)).rstrip()]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    absent = results.filter(model=model)
+    return "\n\n".join([*parts, *_not_measured(absent)]) + "\n"
 
 
-def _readme(data: Data, runs: Sequence[Run], jobs: Sequence[str], into: Path) -> str:
-    """What is fastest, how to read the pages, what was not measured, the warnings, the machine and the runs."""
-    made, results = tables(data), pl.concat([run.results for run in runs])
-    pages = ", ".join(f"[{escape_markdown(model)}]({quote(model)}.md)" for model in _models(runs))
+def _readme(found: pl.DataFrame, runs: Sequence[Run], jobs: Sequence[str], into: Path) -> str:
+    """Write what is fastest, how to read the pages, what was not measured, the warnings, the machine and the runs."""
+    results = pl.concat([run.results for run in runs])
+    pages = ", ".join(f"[{escape_markdown(model)}]({quote(model)}.md)" for model in _models(found))
     environments = {str(number): run.environment for number, run in enumerate(runs, 1)}
-    parts = [MADE, f"# {_machine(data)}", f"{statuses(results)}. One page a model: {pages}."]
-    parts.append("\n".join(f"- {escape_markdown(str(one))}" for one in lead(data.configurations)))
-    if answer := made.get("answer"):
-        parts += ["## The fastest of each model and batch", markdown(_with_base(answer, data)).rstrip()]
-    method = [f"- {text}" for text in METHOD]
+    parts = [MADE, f"# {_machine(runs)}", f"{statuses(results)}. One page a model: {pages}."]
+    parts += ["## The fastest of each model and batch", markdown(_winners(found)).rstrip()]
+    method = list(METHOD)
     if into.resolve().is_relative_to(DOCS.parent):
         links = (f"[{name}]({os.path.relpath(DOCS / name, into.resolve())})" for name in ("method.md", "columns.md"))
-        method.append(f"- More: {' and '.join(links)}.")
-    parts += ["## How to read it", "\n".join(method)]
-    for name, title, none in (
-        ("not-measured", "Not measured", "Nothing: every case gave figures."),
-        ("warnings", "Warnings", "None."),
-    ):
-        parts += [f"## {title}", markdown(made[name]).rstrip() if name in made else none]
+        method.append(f"More: {' and '.join(links)}.")
+    parts += ["## How to read it", "\n".join(f"- {text}" for text in method)]
+    parts += _not_measured(results) or ["## Not measured", "Nothing: every case gave figures."]
+    warnings = warned(results).with_columns(
+        meaning=pl.struct("kind", "example").map_elements(lambda one: meaning(one["kind"], one["example"]), pl.String)
+    )
+    fields = [words("Warning", "kind"), figure("Cases", "cases", numbers.whole), prose("Meaning", "meaning")]
+    parts += ["## Warnings", markdown(Table("", "", warnings, fields)).rstrip() if warnings.height else "None."]
     parts += ["## Machine", markdown(machine_table(environments, roofs)).rstrip(), "## Runs"]
     parts.append("\n".join(f"{number}. {_run(run)}" for number, run in enumerate(runs, 1)))
     job = ", ".join(f"[{name}]({name})" for name in jobs)
@@ -160,21 +193,54 @@ def _readme(data: Data, runs: Sequence[Run], jobs: Sequence[str], into: Path) ->
         f"The job: {job}. Every row: [results.parquet](results.parquet). The machine in full: "
         "[environment.json](environment.json)."
     )
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _with_base(answer: Table, data: Data) -> Table:
-    """The report's answer with each model's page, and what the base takes."""
-    assert isinstance(answer.frame, pl.DataFrame)
-    bases = data.configurations.filter("is_base").select(*KEY, base_ms="latency_ms")
-    frame = answer.frame.join(bases, on=KEY, how="left", nulls_equal=True, maintain_order="left")
-    frame = frame.with_columns(page=pl.col("model").map_elements(lambda model: f"{quote(model)}.md", pl.String))
-    own = [replace(one, link="page") if one.columns == ("model",) else one for one in answer.fields]
-    return replace(answer, frame=frame, fields=[*own, words("Base", "base"), figure("Base", "base_ms", unit="ms")])
+def _winners(found: pl.DataFrame) -> Table:
+    """The winner of each group, what is tied with it, and the best other one."""
+    rows = []
+    for _, choice in choices(found, by=()):
+        if (best := choice.winner) is not None:
+            second = [cell_name(choice.runner_up), str(choice.margin)] if choice.runner_up else []
+            rows.append(
+                {
+                    **{field.columns[0]: best[field.columns[0]] for field in _GROUP},
+                    **{name: best[name] for name in _FIGURES},
+                    "page": f"{quote(best['model'])}.md",
+                    "configuration": cell_name(best),
+                    "tied": ", ".join(map(cell_name, choice.tied)),
+                    "second": ": ".join(second),
+                }
+            )
+    fields = [
+        *_GROUP,
+        words("Fastest", "configuration"),
+        _LATENCY,
+        field("throughput", format=numbers.rates),
+        factor("Speed-up (95 %)", unit="×"),
+        words("Over", "base"),
+        figure("Error", "error", numbers.errors),
+        words("Tied with", "tied"),
+        words("Runner-up", "second"),
+    ]
+    return Table("", "", pl.DataFrame(rows, infer_schema_length=None), fields)
 
 
-def _machine(data: Data) -> str:
-    return escape_markdown(", ".join(data.environments))
+def _not_measured(results: pl.DataFrame) -> list[str]:
+    absent = not_measured(results)
+    fields = [
+        *(words(heading, heading.lower()) for heading in ("Status", "Model", "Variant", "Pass", "Precision")),
+        words("Batches", "batch_size"),
+        prose("Reason", "reason"),
+    ]
+    return ["## Not measured", markdown(Table("", "", absent, fields)).rstrip()] if absent.height else []
+
+
+def _machine(runs: Sequence[Run]) -> str:
+    environment = runs[0].environment
+    label = environment.get("machine")
+    named = label.get("label") if isinstance(label, dict) else label
+    return escape_markdown(str(named or environment.get("gpu") or environment.get("cpu")))
 
 
 def machine_table(environments: Mapping[str, Mapping[str, Any]], *more: Any) -> Table:

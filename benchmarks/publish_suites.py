@@ -24,11 +24,12 @@ from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.published.claims.evidence import Evidence
 from profiler.published.command import write
+from profiler.published.printed import MARKED
 from profiler.published.studies import STUDIES
 from profiler.published.tables import link, published_tables
-from profiler.results.columns import kind_of_warning
+from profiler.results.cells import OK
+from profiler.results.problems import warned
 from profiler.results.reading import read_runs
-from profiler.results.replicates import OK, warned, without_probes
 from profiler.results.wall_time import describe
 from profiler.submit.cleaning import Run, read_run
 from profiler.submit.command import label_of
@@ -37,8 +38,6 @@ from profiler.tables.writers import markdown
 
 SUITES = DOCS / "results" / "suites"
 PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
-MARKED = ("disturbed", "inconsistent", "host-bound")
-"""Kinds of warnings that the list of runs counts."""
 NAMED_CASES = 3
 """So many cases that a run lacks are named one by one."""
 SAME_CASE = [
@@ -107,7 +106,7 @@ def index(runs: Sequence[Submitted]) -> str:
         "\n".join(_answers(runs)),
         "## The runs",
         "The folder of a run has every row (`results.parquet`), the machine (`environment.json`) and the job "
-        "(`bench.yaml`). Counted are the rows that [were disturbed, or wait for the host](../../method.md). Samples "
+        "(`bench.yaml`). Counted are the rows that the tables mark. Samples "
         "are the fewest of a row, and the median. What a suite got after a run is not among the cases that were run.",
         "\n".join(_runs(runs)),
         "## The machines",
@@ -153,7 +152,7 @@ def _runs(runs: Sequence[Submitted]) -> list[str]:
 
 def _samples(results: pl.DataFrame) -> str:
     """The fewest samples of a row, and the median."""
-    samples = without_probes(results).filter(OK)["samples"].drop_nulls().to_list()
+    samples = results.filter(OK)["samples"].drop_nulls().to_list()
     return f"{min(samples)} ({median_low(samples)})" if samples else ""
 
 
@@ -167,7 +166,7 @@ def _lacking(one: Submitted) -> str:
     planned = pl.DataFrame(
         [(c.model, c.variant, c.pass_, c.precision, c.batch_size) for c in cases], keys, orient="row"
     )
-    there = without_probes(one.run.results)
+    planned, there = planned.unique(maintain_order=True), one.run.results
     lacks = planned.join(there, on=keys, how="anti")
     if lacks.is_empty():
         return "all"
@@ -189,9 +188,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def repeated(runs: Sequence[Submitted]) -> list[str]:
-    """How far apart the latencies are of a case that several suites measured on the machine; without marked rows."""
-    marked = pl.col("warnings").list.eval(kind_of_warning(pl.element()).is_in(MARKED)).list.any()
-    rows = [without_probes(one.run.results).filter(OK, ~marked).with_columns(named=pl.lit(one.suite)) for one in runs]
+    """State how far apart the latencies of a case are that several suites measured on the machine."""
+    rows = [one.run.results.filter(OK).with_columns(named=pl.lit(one.suite)) for one in runs]
     same = (
         pl.concat([found.select(*SAME_CASE, "named", "latency_ms") for found in rows])
         .sort("latency_ms")
@@ -206,10 +204,10 @@ def repeated(runs: Sequence[Submitted]) -> list[str]:
     ends = (f"{compact(most['ms'][end])} ms in {most['named'][end]}" for end in (0, -1))
     case = f"{most['model']} {most['pass']}, {most['variant']} {most['precision']}, batch {most['batch_size']}"
     return [
-        f"{counted(same.height, 'case')} ran in several suites here, undisturbed as far as could be told. The greatest "
-        f"of its latencies is {times(median(same['apart'].to_list()))} the least in the median, and "
+        f"{counted(same.height, 'case')} ran in several suites here. The greatest of its latencies "
+        f"is {times(median(same['apart'].to_list()))} the least in the median, and "
         f"{times(most['apart'])} at "
-        f"most: {case}, took {' and '.join(ends)}. Between two runs on this machine a smaller factor says nothing."
+        f"most: {case}, took {' and '.join(ends)}."
     ]
 
 

@@ -31,7 +31,7 @@ SAMPLES_PER_CASE = {"event": 40, "gpu": 20, "host": 20, "enqueue": 20}
 SECONDS, MIB, CORES = 10.0, 2048.0, 2
 _SPREAD, _NOISE, _FAILED = 0.003, 0.01, 0.01
 """Log standard deviations between processes' medians and of samples within one; the share of cases that failed."""
-_TOLD = ("case_id", "engine", "status", "reason", "warnings")
+_TOLD = ("case_id", "engine", "is_base", "status", "reason", "warnings")
 
 
 def make_runs(folder: Path) -> list[Path]:
@@ -64,11 +64,13 @@ def _rows(cells: pl.DataFrame, run_id: str) -> pl.DataFrame:
         "run_id": run_id, "suite": "made", "device": "cuda", "model_kind": "canonical", "options": "{}",
         "clock": "event", "stop_reason": "precision", "samples": SAMPLES_PER_CASE["event"],
         "proof": json.dumps(proof), "gpu": "NVIDIA H200", "machine": "NVIDIA H200", "driver": "580.159.04",
-        "torch_version": "2.11.0", "onnxruntime_version": "1.31.1",
+        "torch_version": "2.11.0", "onnxruntime_version": "1.31.1", "setting": "",
     }  # fmt: skip
+    is_base = (pl.col("variant") == "eager") & (pl.col("precision") == "fp32")
     ms = pl.col("ms")
     measures = {
-        "latency_ms": ms * 1.05, "latency_ci_low_ms": ms * 1.048, "latency_ci_high_ms": ms * 1.052, "gpu_ms": ms,
+        "latency_ms": ms * 1.05, "latency_low_ms": ms * 1.044, "latency_high_ms": ms * 1.056, "gpu_ms": ms,
+        "latency_spread": pl.lit(_SPREAD), "latency_spread_free": pl.lit(20.0),
         "host_ms": ms * 1.2, "enqueue_ms": ms * 0.4, "throughput": pl.col("batch_size") * 1000 / ms,
         "peak_memory_mib": 500 + ms, "weights_mib": pl.lit(100.0), "context_mib": pl.lit(400.0), "other_mib": ms,
         "build_s": pl.lit(12.0), "load_s": pl.lit(0.5), "rel_l2_error": pl.lit(1e-5), "floor_ms": ms / 2,
@@ -80,6 +82,7 @@ def _rows(cells: pl.DataFrame, run_id: str) -> pl.DataFrame:
         *(pl.lit(None).alias(name) for name in RESULTS if name not in {*cells.columns, *same, *measures, *_TOLD}),
         case_id=pl.format("{}/{}/{}/{}/b{}/r{}", "model", "variant", "pass", "precision", "batch_size", "replicate"),
         engine=pl.col("variant").str.split("-").list.first(),
+        is_base=is_base,
         status=pl.when("ok").then(pl.lit("ok")).otherwise(pl.lit("failed")),
         reason=pl.when("ok").then(None).otherwise(pl.lit("the outputs are not finite")),
         warnings=pl.when(pl.col("replicate") == 1).then(

@@ -199,18 +199,17 @@ class Job(Generic[OptionsT]):
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""
     training: Training = PLAIN
-    keeps_free: bool = False
-    """Whether the session is to take other shapes later, so that it must not be made for this one only."""
     specs: tuple[TensorSpec, ...] = ()
 
-    def named_inputs(self, names: Sequence[str]) -> list[Array]:
+    def named_inputs(self, names: Sequence[str], inputs: Sequence[Array] | None = None) -> list[Array]:
         """The arrays of a graph's inputs, which are the model's or, where an exporter left some out, some of them.
-        Those of a user's graph that has other names go by their order."""
+        Those of a user's graph that has other names go by their order. `inputs` replace the job's own."""
+        inputs = self.inputs if inputs is None else inputs
         if not self.specs:
-            return list(self.inputs)
-        own = dict(zip((spec.name for spec in self.specs), self.inputs, strict=True))
+            return list(inputs)
+        own = dict(zip((spec.name for spec in self.specs), inputs, strict=True))
         if self.source.own_graph is not None and not set(names) <= set(own) and len(names) == len(own):
-            return list(self.inputs)
+            return list(inputs)
         return [own[name] for name in names]
 
     @property
@@ -272,18 +271,8 @@ class Named(Session, Protocol):
 
 
 @runtime_checkable
-class Reshapable(Session, Protocol):
-    """A session that can take inputs of another shape as a deployment gives them."""
+class Feedable(Session, Protocol):
+    """A session that can take other inputs of the same shapes."""
 
-    def reshape(self, job: Job[Any]) -> None:
-        """Take the inputs of `job`, which is the session's own in all else. What a new shape costs may be left to the
-        next `run`: nothing is compiled, searched or recorded for it ahead."""
-
-
-@runtime_checkable
-class Rebatchable(Session, Protocol):
-    """A session that can go on with another batch size without loading its model again."""
-
-    def rebatch(self, job: Job[Any]) -> None:
-        """Take the inputs and the batch size of `job`, which is the session's own in all else, and free what the old
-        ones took. The weights stay as they are. Raises what opening the session would."""
+    def feed(self, inputs: Sequence[Array]) -> None:
+        """Copy `inputs`, as in its job, to where every further `run` reads them, a recorded one too."""

@@ -314,14 +314,6 @@ _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
 _ORT_ON_CUDA = Requirement("onnxruntime", _INSTALL_ORT, devices=_CUDA, least="1.24", packages=_ORT_PACKAGES)
 _ORT: Requirement = Requirement("onnxruntime", "pip install 'onnxruntime>=1.22'", least="1.22", packages=_ORT_PACKAGES)
 _ANY_ORT = (replace(_ORT, devices=_CPU), _ORT_ON_CUDA)
-WORKER_REQUIREMENTS = (
-    Requirement("numpy", "pip install 'numpy>=2'", least="2"),
-    _TORCH,
-    Requirement("pynvml", "pip install nvidia-ml-py", devices=_CUDA),
-)
-"""What every worker imports: torch is its clock on a GPU, and holds the inputs and weights."""
-GRAPH_WORKER_REQUIREMENTS = (Requirement("onnx", "pip install 'onnx>=1.22'", least="1.22"),)
-"""What the workers of engines of graphs import besides."""
 
 _PROVIDER_FILE = "onnxruntime/capi/libonnxruntime_providers_{}.so"
 _ORT_VERSION = LibraryVersion("onnxruntime_version", _ORT_PACKAGES, from_proof=True)
@@ -626,9 +618,6 @@ PRESETS: dict[str, Preset] = {
         Preset("jax", "jax", "JAX, compiled by XLA", {}, {}, usual=True),
     )
 }
-
-BASES = tuple((preset.name, preset.base_at[0]) for preset in PRESETS.values() if preset.base_at)
-"""Variant and precision that speed-ups of old results are relative to, which do not say it themselves."""
 
 
 def float_part(precision: str, device: Device) -> str:

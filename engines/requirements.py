@@ -8,11 +8,10 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from engines.catalog import ENGINES, GRAPH_WORKER_REQUIREMENTS, WORKER_REQUIREMENTS, Device, Engine, Requirement
-from exporters.errors import sentence
+from engines.catalog import Device, Engine, Requirement
 from exporters.packages import installed_version
 
 _PIP = "pip install "
@@ -21,42 +20,15 @@ _PIP = "pip install "
 def missing(engine: Engine, device: Device, to_build: bool = False, precision: str = "") -> list[Requirement]:
     """The requirements of `engine` on `device` that this machine does not have. With `to_build` only those of building
     ahead of time; with `precision` also what quantizes for it."""
-    return absent(r for r in _needed(engine, device, precision) if r.to_build or not to_build)
-
-
-def _needed(engine: Engine, device: Device, precision: str = "") -> list[Requirement]:
     needed = [r for r in engine.requirements if device in r.devices]
     quantizer = engine.quantizers.get(precision)
-    return [*needed, quantizer] if quantizer and quantizer.name not in [r.name for r in needed] else needed
+    if quantizer and quantizer.name not in [r.name for r in needed]:
+        needed.append(quantizer)
+    return [r for r in needed if (r.to_build or not to_build) and _fault(r)]
 
 
-def needed_by_worker(device: Device, engine: str = "", precision: str = "") -> list[Requirement]:
-    """What every worker imports on the device, or those of `engine` do, what quantizes in them included."""
-    every = [r for r in WORKER_REQUIREMENTS if device in r.devices]
-    if engine and ENGINES[engine].needs == "torch":
-        return [*every, *_needed(ENGINES[engine], device, precision)]
-    # Its graphs are made elsewhere.
-    return [*every, *GRAPH_WORKER_REQUIREMENTS, *_needed(ENGINES[engine], device)] if engine else every
-
-
-def absent(needed: Iterable[Requirement]) -> list[Requirement]:
-    """Those that this interpreter does not have, each once."""
-    return [r for r in dict.fromkeys(needed) if _fault(r)]
-
-
-def why_not_imported(needed: Iterable[Requirement], begin: Callable[[str], object]) -> str:
-    """Import the modules, which are there, and say why one cannot be; `begin` gets the name of each before."""
-    for module in (next(filter(_is_installed, r.name.split("|"))) for r in needed if r.kind == "module"):
-        begin(module)
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            return f"{module} is installed, but cannot be imported: {sentence(error)}"
-    return ""
-
-
-def explain(lacking: Sequence[Requirement], pip: str = "pip") -> str:
-    """What is wrong with each, and the commands that mend it: what pip installs is one; `pip` is how to call that."""
+def explain(lacking: Sequence[Requirement]) -> str:
+    """Say what is wrong with each, and the commands that mend it: one for all that pip installs."""
     commands: dict[str, list[Requirement]] = {}
     for requirement in lacking:
         is_plain = requirement.install.startswith(_PIP) and "&&" not in requirement.install
@@ -70,7 +42,7 @@ def explain(lacking: Sequence[Requirement], pip: str = "pip") -> str:
         if command == _PIP:  # What is noted in brackets comes last.
             packages = dict.fromkeys(r.install.removeprefix(_PIP) for r in group)
             command += " ".join(sorted(packages, key=lambda words: "(" in words))
-        sentences.append(f"{', '.join(what)}: {install_command(command, pip)}")
+        sentences.append(f"{', '.join(what)}: {install_command(command)}")
     return "; ".join(sentences)
 
 
@@ -114,9 +86,9 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def install_command(install: str, pip: str = "pip") -> str:
+def install_command(install: str) -> str:
     """A command that installs, for the CUDA that torch was built for: torch's driver serves that one."""
-    return install.replace("{cuda}", _cuda_of_torch()).replace("pip ", f"{pip} ")
+    return install.replace("{cuda}", _cuda_of_torch())
 
 
 @functools.cache

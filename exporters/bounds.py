@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-try:
-    from annotated_types import Interval
-except ImportError:  # A worker in another interpreter, which checks no job, does without pydantic and what it needs.
-    Interval = dict  # type: ignore[misc, assignment]
+from annotated_types import Interval
 
 LARGEST = 2**31 - 1
 """What indices of 32 bits reach, as kernels have them."""

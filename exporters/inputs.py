@@ -295,8 +295,12 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
     return int(leading[0]) if leading else 1
 
 
-def seeded_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int | None = None) -> list[NDArray[Any]]:
-    """One C-contiguous array per input; item i holds the same values in every batch size and floating-point type.
+def seeded_inputs(
+    specs: Sequence[TensorSpec], batch: int, distinct: int | None = None, first: int = 0
+) -> list[NDArray[Any]]:
+    """Draw one C-contiguous array per input, of the items from `first` on.
+
+    Item i holds the same values in every batch size and floating-point type.
 
     Floats are standard normal, bools 0 or 1, integers in their range, or what the input's `fill` or `data` says; items
     of `data` repeat. An input without a batch dimension is drawn as one item. Of a free batch item i is item i modulo
@@ -315,9 +319,23 @@ def seeded_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int | None 
             continue
         del item_shape[axis]
         drawn = min(batch, distinct or batch) if fixed is None else batch
-        items = np.stack([seeded_item(spec, item_shape, index, item) for item in range(drawn)], axis=axis)
+        items = np.stack([seeded_item(spec, item_shape, index, first + item) for item in range(drawn)], axis=axis)
         arrays.append(np.ascontiguousarray(items if drawn == batch else items.take(np.arange(batch) % drawn, axis)))
     return arrays
+
+
+def distinct_items(specs: Sequence[TensorSpec]) -> int | None:
+    """Return after how many items the seeded inputs repeat, or None if they never do."""
+    fixed, counts = fixed_batch(specs), [1]
+    for spec in specs:
+        if spec.batch_axis is None and (fixed is None or spec.shape[:1] != (fixed,)):
+            continue
+        if spec.data is not None:
+            array = _array(spec.data, spec.name)
+            counts.append(len(array) if array.ndim == len(spec.shape) else 1)
+        elif spec.fill in (None, "lengths"):
+            return None
+    return max(counts)
 
 
 def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -> NDArray[Any]:

@@ -13,20 +13,25 @@ if TYPE_CHECKING:
     from profiler.errors import ConfigError
     from profiler.published.references import published_as_results
     from profiler.query import query as query_runs
-    from profiler.recommend.choice import Limit, Request
-    from profiler.recommend.choice import recommend as recommend_runs
-    from profiler.results.reading import load, load_layers, read_runs
-    from profiler.results.speedups import summary
+    from profiler.recommend.answer import Answer
+    from profiler.recommend.answer import recommend as recommend_runs
+    from profiler.recommend.options import Request
+    from profiler.results.cells import cells as cells_of
+    from profiler.results.choice import Limit
+    from profiler.results.reading import load, load_largest_batches, load_layers, read_runs
     from profiler.run.measure import measure
     from profiler.stats.samples import effective_size, median_interval
 
 __all__ = [
+    "Answer",
     "ConfigError",
     "Limit",
     "Request",
+    "cells_of",
     "compare_runs",
     "effective_size",
     "load",
+    "load_largest_batches",
     "load_layers",
     "measure",
     "median_interval",
@@ -34,22 +39,21 @@ __all__ = [
     "query_runs",
     "read_runs",
     "recommend_runs",
-    "summary",
 ]
 _PLACES = {
-    **dict.fromkeys(("load", "load_layers", "read_runs"), "results.reading"),
-    **dict.fromkeys(("Limit", "Request"), "recommend.choice"),
+    **dict.fromkeys(("load", "load_largest_batches", "load_layers", "read_runs"), "results.reading"),
     **dict.fromkeys(("effective_size", "median_interval"), "stats.samples"),
+    "Answer": "recommend.answer",
     "ConfigError": "errors",
+    "Limit": "results.choice",
+    "Request": "recommend.options",
     "measure": "run.measure",
     "published_as_results": "published.references",
-    "summary": "results.speedups",
     # Not by their own names: profiler.compare, once it is imported, is the package.
+    "cells_of": "results.cells:cells",
     "compare_runs": "compare.cells:compare",
     "query_runs": "query:query",
-    "recommend_runs": "recommend.choice:recommend",
-    # What Request was called before.
-    "Wanted": "recommend.choice:Request",
+    "recommend_runs": "recommend.answer:recommend",
 }
 
 

@@ -9,14 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from engines.base import Warning
 from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import setting_words
 from profiler.options import Layers as Options
 from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
 from profiler.results.reading import read_runs
 from profiler.results.result import LAYERS_AT_MOST
-from profiler.results.warning_kinds import disturbed, without_factor
 from profiler.tables.numbers import decimals, each, percent, shares, whole
 from profiler.tables.table import Table, excerpt, figure, name, of_rows
 from profiler.tables.writers import print_table
@@ -45,13 +43,11 @@ def execute(options: Options, console: Console) -> int:
         console.print()
         print_table(console, _case_table(case, top))
         console.print(Text(_summary(case)), soft_wrap=True)
-        _print_caution(console, [case])
     for alike in together(cases, _GROUP):  # Those that differ only by the variant.
         if len(alike) > 1 and any(layer["nodes"] for case in alike for layer in case.layers):
             console.print()
             print_table(console, _side_by_side(alike, top))
             console.print(Text(_READING, style="dim"))
-            _print_caution(console, alike)
     console.print(Text(f"\n{_METHOD}", style="dim"))
     return 0
 
@@ -123,14 +119,6 @@ def _summary(case: Profiled) -> str:
         return f"{text}: far more than the case's {decimals(known[-1][0])} ms, so no shares of it"
     parts = [f"{percent(case.ms / ms)} % of {words.format(decimals(ms))}" for ms, words in known]
     return text + (f": {', '.join(parts)}" if parts else "")
-
-
-def _print_caution(console: Console, cases: Iterable[Profiled]) -> None:
-    """Whose figures other work disturbed: layers are timed right after them."""
-    kinds = {case.row["variant"]: [Warning.parse(text).kind for text in case.row["warnings"] or ()] for case in cases}
-    if who := disturbed((variant, carried) for variant, carried in kinds.items() if without_factor(carried)):
-        text = f"Caution: {who}, and layers are timed right after: measure again before you rely on them"
-        console.print(Text(text, style="yellow"))
 
 
 def _side_by_side(cases: Sequence[Profiled], top: int | None) -> Table:

@@ -18,7 +18,7 @@ from profiler import nvml
 from profiler.bundled import bundled
 from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.config import Config, load_config
-from profiler.job.plan import estimate_total, make_plan
+from profiler.job.plan import estimate_seconds, make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Cache, Engines, Environment, Models, Suites
 from profiler.processes.forkserver import libraries
@@ -212,7 +212,7 @@ def suites_table(requested: str) -> Table:
         number = str(len(cases)) if runnable == len(cases) else f"{runnable} of {len(cases)}"
         study, what = STUDIES.get(config.published or ""), _first_comment(path)
         what += f" Based on: {', '.join(filter(None, (study.title, study.address)))}" if study else ""
-        rows.append([path.stem, what, number, estimate_total(cases, config.budget)])
+        rows.append([path.stem, what, number, sum(estimate_seconds(case, config.budget) for case in cases)])
     return of_rows(f"{title} {command}", fields, rows)
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import getpass
 import os
 import platform
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES, Device
-from engines.requirements import absent, explain, needed_by_worker, why_not_imported
 from exporters.packages import installed_version
 from profiler import nvml
 from profiler.errors import ConfigError
@@ -98,12 +97,21 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
     return Target("cuda", gpus[index])
 
 
+def host_and_user() -> dict[str, str]:
+    """Name this host, and its user by name or, where there is none, by number."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return {"host": socket.gethostname(), "user": user}
+
+
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
     """Everything about the machine that a reader may ask for; the first keys are columns of the results."""
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     return {
         "gpu": target.gpu.name if target.gpu else None,
-        "host": socket.gethostname(),
+        **host_and_user(),
         "cuda": facts.get("torch_cuda") if target.gpu else None,
         "driver": target.gpu.driver if target.gpu else None,
         "cudnn": facts.get("cudnn") if target.gpu else None,
@@ -205,29 +213,6 @@ def library_versions() -> dict[str, str | None]:
     for library in (engine.version for engine in ENGINES.values() if engine.version):
         columns[library.column] = columns.get(library.column) or installed_version(*library.packages)
     return columns
-
-
-def describe_interpreter(device: Device, workers: Sequence[str]) -> None:
-    """Print what the interpreter of this process has, for one that is to run `workers` in it, such as "eager int8".
-
-    Of several JSON texts the last has the `facts` for environment.json, and in words what is `lacking`: to every
-    worker (""), and to each. Those before are the names of modules about to be imported, which may end this process.
-    """
-    with os.fdopen(os.dup(1), "w") as answer:
-        os.dup2(2, 1)  # Where a module prints as it is imported.
-
-        def say(what: object) -> None:
-            print(json.dumps(what), file=answer, flush=True)
-
-        pip = f"{sys.executable} -m pip"
-        needed = {worker: needed_by_worker(device, *worker.split()) for worker in ("", *workers)}
-        lacking = {worker: explain(absent(of), pip) for worker, of in needed.items()}
-        if lacking[""]:
-            lacking[""] = explain(absent(r for of in needed.values() for r in of), pip)
-        else:
-            lacking = {worker: lacking[worker] or why_not_imported(of, say) for worker, of in needed.items()}
-        facts = {"python": platform.python_version(), **library_versions(), "numpy": installed_version("numpy")}
-        say({"facts": facts, "lacking": {name: text for name, text in lacking.items() if text}})
 
 
 def own_version() -> str:

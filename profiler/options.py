@@ -41,9 +41,7 @@ def _only() -> Any:
 
 
 def _trust_code() -> Any:
-    return _flag(
-        "--trust-code", "Call the functions, libraries and interpreters that a run names, though it was made elsewhere"
-    )
+    return _flag("--trust-code", "Call the functions and libraries that another one's run names")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +75,7 @@ class Run:
     quick: bool = _flag("--quick", "A fraction of the sampling time: rough figures, soon")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     min_samples: int | None = _option("Fewest samples of each case, in place of the file's", min=3, metavar="N")
+    replicates: int | None = _option("Processes of each case, in place of the file's", min=1, max=100, metavar="N")
     dry_run: bool = _flag("--dry-run", "Print the plan and a time estimate; measure nothing")
     prepare: bool = _flag("--prepare", "Fill the caches on all cores, for a run that measures later; measure nothing")
     resume: Path | None = _option("A run's folder: measure the cases that it lacks")
@@ -128,12 +127,10 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a report: what to deploy and why, with charts, every table, the environment and the method."""
+    """Write a report as one page that loads nothing: what to deploy, charts, tables, environment and method."""
 
     runs: Sequence[str] = _argument("Folders of runs, patterns such as 'results/*', or addresses")
-    format: str = _option("html (one page that loads nothing), md, or csv (a folder of tables)", default="html")
     output: Path | None = _option("File or folder; else the run's own folder, for several runs this one")
-    charts: str | None = _option("Every chart as an image too: svg or png")
     study: str | None = _option("Next to a published benchmark's figures instead, such as cnn-benchmarks")
     only: Sequence[str] = _only()
 
@@ -150,11 +147,11 @@ class Recommend:
     engine: Sequence[str] = _several("Engines or variants to choose from: ort,compiled; may be repeated")
     exclude_engine: Sequence[str] = _several("Engines or variants to leave out; may be repeated")
     machine: Sequence[str] = _several("Only what was measured on this machine; may be repeated", metavar="LABEL")
-    extra: str | None = _option("Which training or shape, as ids end: optimizer=sgd, sequence=128, or plain")
+    setting: str | None = _option("Which training or shape: optimizer=sgd, sequence=128, or plain")
     max_latency_ms: Sequence[str] = _several("Maximum latency per call (ms): 2 (the median), p99=2, or both")
     min_throughput: float | None = _option("Minimum throughput (items/s)")
     max_memory_mib: float | None = _option("Maximum peak memory (MiB)")
-    max_error: float | None = _option("Maximum rel_l2_error (training: gradient_error)")
+    max_error: float | None = _option("Maximum error bound, else 0.01 (training: gradient_error, else none)")
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
     )
@@ -167,7 +164,7 @@ class Recommend:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Compare runs, machines or versions: ratios with intervals, verdicts, and what differs between them."""
+    """Compare runs, machines or versions: who is how many times faster, in which range, and what differs."""
 
     runs: Sequence[str] = _runs()
     by: str | None = _option("What the sides are: run, machine, driver, torch_version or another text column")
@@ -178,7 +175,7 @@ class Compare:
         "Published figures to show next to the runs, such as cnn-benchmarks", "--reference"
     )
     fail_on_regression: str | None = _option(
-        "Exit with 1 if a cell is slower by more than this, such as 5%; with 4 if that is not proven"
+        "Exit with 1 if a cell is slower by more than this, such as 5%, or fails; with 4 if that is unclear"
     )
     format: str = _option("text, md, csv or json", default="text")
     output: Path | None = _option("Write to this file, not to the terminal")

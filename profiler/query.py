@@ -15,9 +15,10 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
-from profiler.results.checked import UNREADABLE, printable_texts
+from profiler.results.cells import cells
 from profiler.results.environment import flat
-from profiler.results.reading import Runs, read_runs
+from profiler.results.reading import UNREADABLE, Runs, read_runs
+from profiler.results.run_files import first_line
 from profiler.tables.numbers import count, counted, listed
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS, deliver, parquet, print_table
@@ -40,8 +41,6 @@ def execute(options: Options, console: Console) -> int:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
     read = read_runs(runs)
     found = query(read, sql)
-    if options.format != "parquet":
-        found = found.with_columns(printable_texts(found.schema))
     for note in read.notes:
         print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
     if options.format == "text" and options.output is None:
@@ -52,7 +51,7 @@ def execute(options: Options, console: Console) -> int:
 
 
 def query(runs: Runs, sql: str) -> pl.DataFrame:
-    """The rows that `sql` selects from the tables results, samples, layers and environments.
+    """Return the rows that `sql` selects from the tables results, cells, samples, layers and environments.
 
     `environments` has a row a fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". The query is
     trusted: Polars' file functions, such as read_csv, read in it what the user can. Raises ConfigError for a query that
@@ -65,6 +64,8 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     tables = {"results": runs.results, "samples": runs.samples, "environments": _environments(runs.environments)}
     if runs.layers is not None:
         tables["layers"] = runs.layers
+    if re.search(r"\bcells\b", sql, re.IGNORECASE):
+        tables["cells"] = cells(runs.results).lazy()
     try:
         with pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
@@ -84,7 +85,7 @@ def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame
 
 def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame], sql: str) -> str:
     """What is wrong, with the column or table that was probably meant."""
-    message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    message = first_line(error)
     if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', message)):
         columns = {name: list(frame.collect_schema()) for name, frame in tables.items()}
         read = {name: own for name, own in columns.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}

@@ -32,6 +32,7 @@ from rich.console import Console
 from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler import cli
+from profiler.job import plan
 from profiler.job.case import Budget
 from profiler.job.config import Config, load_config
 from profiler.machine import usable_cores
@@ -52,6 +53,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.pop("COLUMNS", None)
 # The compiler need not be tried on each kind of vector that the processor has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Two more processes of each base would take a third of the time; what is about them sets it back.
+plan.BASE_PROCESSES = 1
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -311,11 +314,11 @@ def pytest_collection_finish() -> None:
 _GPU_SECONDS = 900
 """Of a test on a GPU, where a file's first one waits for a run of many cases."""
 LONGEST = (
-    *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "profiler/run/test_sweep.py"),
+    *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "profiler/run/test_search_runs.py"),
     *("engines/tensorrt_engines/test_build.py", "browser/test_page.py", "robustness/test_hostile_models.py"),
     *("profiler/test_measure.py", "test_wheel.py", "profiler/test_build.py", "robustness/test_kills.py"),
     *("profiler/run/test_resume.py", "exporters/test_onnx_export.py", "exporters/test_flops.py"),
-    *("profiler/run/test_other_python.py", "profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
+    *("profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
     *("engines/jax_xla/test_run.py", "profiler/published/test_suites.py", "exporters/test_int8.py"),
     *("profiler/run/test_quiet.py", "robustness/test_processes.py", "engines/pytorch/test_training_step.py"),
     *("profiler/run/test_layer_job.py", "profiler/report/test_report.py", "profiler/run/test_prepare.py"),

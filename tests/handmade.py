@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import polars as pl
 
-from profiler.results import sentences, speedups
-from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.reading import with_all_columns
-from profiler.stats import samples as statistics
+from profiler.results.columns import RESULTS, SAMPLES, whole_row
+from profiler.results.ends import ends_of
+from profiler.stats.intervals import Spread, figure_interval
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
+SPREAD = Spread(sd=0.004, free=6.0)
+"""Processes of one configuration differ by so much: the interval of one reaches 1 % to both sides."""
+_SHAPE = [0.995, 0.9975, 1.0025, 1.005] * 10
+"""Forty samples as shares of their median."""
 
 
 def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
@@ -23,9 +26,11 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
         "pass": "inference",
         "batch_size": 1,
         "replicate": 0,
+        "setting": "",
         "engine": variant.partition("-")[0],
         "variant": variant,
         "precision": precision,
+        "is_base": (variant, precision) == ("eager", "fp32"),
         "status": "ok" if ms is not None else "failed",
         "warnings": [],
     }
@@ -33,50 +38,29 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
         case |= {"clock": "host", "latency_ms": ms, "host_ms": ms, "throughput": 1000 / ms, "rel_l2_error": 4e-4}
     case |= more
     place = "{model}/{variant}/{pass}/{precision}/b{batch_size}/r{replicate}".format(**case)
-    extra = case.get("extra")
-    return {"case_id": f"{place}/{extra}" if extra else place, **case}
+    return {"case_id": f"{place}/{case['setting']}" if case["setting"] else place, **case}
 
 
-def on_gpu(variant: str, ms: float, gpu_ms: float | None, **more: Any) -> dict[str, Any]:
-    """One case of a GPU, where the headline is `event`."""
-    return row(variant, ms=ms, clock="event", gpu_ms=gpu_ms, host_ms=9.0, **more)
+def frame(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Results; where a row says neither, its setting is empty, and variant and precision tell whether it is a base."""
+    return pl.DataFrame([whole_row({**_identity(row), **row}) for row in rows], schema=RESULTS)
 
 
-def thrice(case: Callable[..., dict[str, Any]], *names: str, spread: float = 0.005, **figures: Any) -> list[Any]:
-    """Three replicates whose figures differ by `spread`."""
-    return [
-        case(*names, replicate=i, **{k: v if v is None else v * factor for k, v in figures.items()})
-        for i, factor in enumerate((1 - spread, 1.0, 1 + spread))
-    ]
+def _identity(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"setting": "", "is_base": (row["variant"], row["precision"]) in (("eager", "fp32"), ("ort", "native"))}
 
 
-def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
-    """Results and samples; each measured case has 40 samples within ±`spread` of its latency and of its device time."""
-    shape = [1 - spread, 1 - spread / 2, 1 + spread / 2, 1 + spread] * 10
-    interval = statistics.median_interval(shape)
-    assert interval is not None
-    for r in rows:
-        if "latency_ms" in r:
-            r["latency_ci_low_ms"], r["latency_ci_high_ms"] = (r["latency_ms"] * end for end in vars(interval).values())
-    results = with_all_columns(pl.DataFrame(list(rows), schema=RESULTS))
-    samples = [
-        {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": ms * factor}
-        for r in rows
-        if "latency_ms" in r
-        for clock, ms in {r["clock"]: r["latency_ms"], "gpu": r.get("gpu_ms")}.items()
-        if ms is not None
-        for i, factor in enumerate(shape)
-    ]
-    return results, pl.DataFrame(samples, schema=SAMPLES)
-
-
-def line(frames: Frames, variant: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:
-    (found,) = speedups.summary(*frames).filter(variant=variant, precision=precision, **more).to_dicts()
-    return found
-
-
-def said(frames: Frames) -> list[str | None]:
-    return [sentences.group_sentence(key, lines) for key, lines in speedups.groups(speedups.summary(*frames))]
+def run(*rows: dict[str, Any]) -> Frames:
+    """Results and samples; each measured case has samples within 0.5 % of its latency, and an interval of SPREAD."""
+    samples = []
+    for case in (each for each in rows if "latency_ms" in each):
+        times = [case["latency_ms"] * share for share in _SHAPE]
+        known = figure_interval(case["latency_ms"], times, SPREAD.reach)
+        case |= dict(zip(ends_of("latency_ms"), (known.low, known.high), strict=True)) | {"samples": len(times)}
+        case |= {"latency_spread": SPREAD.sd, "latency_spread_free": SPREAD.free}
+        place = {"run_id": case["run_id"], "case_id": case["case_id"], "clock": case["clock"]}
+        samples += [{**place, "index": i, "ms": ms} for i, ms in enumerate(times)]
+    return frame(rows), pl.DataFrame(samples, schema=SAMPLES)
 
 
 def layer(name: str, kind: str, ms: float, *nodes: str) -> dict[str, Any]:

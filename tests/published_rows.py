@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import handmade
 import polars as pl
 
 from profiler.published.studies import STUDIES
-from profiler.results.columns import RESULTS
-from profiler.results.reading import with_all_columns
 
 WITH_INPUT_GRADIENT = {name for study in STUDIES.values() for name in study.input_gradient}
 TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
@@ -21,7 +20,7 @@ def case(
     found: dict[str, Any] = {
         "model": model, "engine": variant.partition("-")[0], "variant": variant, "precision": precision,
         "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "gpu": "NVIDIA H200",
-        "model_kind": "canonical", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "failed",
+        "model_kind": "canonical", "head": "logits", "setting": "head=logits", "status": "ok" if ms else "failed",
         "input_gradient": (more.get("network") or model) in WITH_INPUT_GRADIENT,
         "warnings": [], **TODAY,
     }  # fmt: skip
@@ -33,9 +32,9 @@ def case(
 def layer(name: str, ms: tuple[float, float, float], variant: str = "eager", **more: Any) -> dict[str, Any]:
     parts = dict(zip(("forward_ms", "grad_input_ms", "grad_weight_ms"), ms, strict=True))
     figures = {"latency_ms": sum(ms), "clock": "event", "backward_ms": None, "peak_memory_mib": 100.4}
-    shape = {"model_kind": "layer", "head": None, "extra": None, "batch_size": 128, "flops_per_item": 1e9}
+    shape = {"model_kind": "layer", "head": None, "setting": "", "batch_size": 128, "flops_per_item": 1e9}
     return case(name, variant, **{**shape, **figures, **parts, **more})
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
+    return handmade.frame(cases)

@@ -259,7 +259,7 @@ NOT_WHOLE = {
     **dict.fromkeys(("profiler.results.journal", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
     "profiler.processes.logs": "log",
     # Logs that nobody reads back; and the one place where the others write.
-    **dict.fromkeys(("profiler.run.command", "profiler.processes.other_python"), "log"),
+    "profiler.run.command": "log",
     # Never in place of a file that is there: opened with "x".
     "profiler.run.model_job": "new",
     # Into the memory.
@@ -299,7 +299,7 @@ UNPICKLING = {
     # What profiler.measure saved of a live module, for its own workers.
     "exporters.saved_module": {"torch.load(path, map_location='cpu', weights_only=False)"},
     # What a worker of this run, which runs the job's code anyway, sends to its parent.
-    "profiler.processes.pipe": {"pickle.Unpickler"},
+    "profiler.processes.pipe": {"pickle.loads(data)"},
 }
 """By module the calls that may run code out of a file; nothing that somebody gives as weights or data may."""
 _PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -85,12 +85,9 @@ def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(insta
     assert "Warning:" not in done.stdout
     (run,) = (tmp_path / "results").iterdir()
     rows = pl.read_parquet(run / "results.parquet").sort("variant", "precision")
-    assert rows.select("variant", "precision", "status", "reason").rows() == [
-        ("eager", "fp32", "ok", None),
-        ("ort", "fp32", "ok", None),
-        ("ort", "int8", "ok", None),
-    ]
-    assert rows["onnxruntime_version"][1], "as the module says"
+    cells = [("eager", "fp32")] * 3 + [("ort", "fp32"), ("ort", "int8")]
+    assert rows.select("variant", "precision", "status", "reason").rows() == [(*cell, "ok", None) for cell in cells]
+    assert rows["onnxruntime_version"][-1], "as the module says"
     environment = json.loads((run / "environment.json").read_text())
     assert not set(UNDER_OTHER_NAMES) & environment["packages"].keys()
     assert (run / "report.html").stat().st_size > 10_000

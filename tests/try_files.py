@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from engines.base import Phase
@@ -12,21 +11,17 @@ from exporters.flops import cached_cost
 from exporters.onnx_files import is_float32, to_fp16
 from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError
-from profiler.processes.messages import CaseEnded, Entered, Report
+from profiler.processes.messages import Entered, Report
 from profiler.processes.process import explain
 from profiler.run.model_job import _check_graph
 from profiler.worker.prepare_model import prepare_model
 
 
-def try_each(argument: tuple[Sequence[ModelSource], Path], report: Report) -> None:
-    """Report status and reason of each model; where the parent of a run would end in a traceback, "raised …"."""
-    sources, folder = argument
-    for source in sources:
-        report(Entered(Phase.OPEN))
-        report(CaseEnded(_end(source, Cache(folder / "cache"), report)))
-
-
-def _end(source: ModelSource, cache: Cache, report: Report) -> tuple[str, str]:
+def try_one(argument: tuple[ModelSource, Path], report: Report) -> tuple[str, str]:
+    """Return the status and the reason of a model; where the parent of a run would end in a traceback, "raised …"."""
+    source, folder = argument
+    cache = Cache(folder / "cache")
+    report(Entered(Phase.OPEN))
     try:
         prepared = prepare_model((source, ["cpu"], cache.root), report)
     except Exception as error:

@@ -68,6 +68,9 @@ class JaxSession:
         job.phase(Phase.LOAD)
         jax.block_until_ready((self.state, self.inputs, self.target))
 
+    def feed(self, inputs: Sequence[Array]) -> None:
+        self.inputs = [self._to_device(array) for array in inputs]
+
     def run(self, mark: Mark) -> None:
         """Dispatch one iteration, which XLA compiled as one: there are no boundaries inside it."""
         if self.job.pass_ == "inference":
@@ -109,7 +112,7 @@ class JaxSession:
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
         """By the very iteration that was measured: weights and items are copied to where it reads them."""
         self.state = self._start()
-        self.inputs = [self._to_device(array) for array in inputs]
+        self.feed(inputs)
         if self.target is not None:
             assert target is not None
             self.target = jax.device_put(jnp.asarray(target, self.target.dtype), self.device)

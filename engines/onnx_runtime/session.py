@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,18 +92,10 @@ class OrtSession:
         """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
         self.session.run_with_iobinding(self.binding, self.run_options)
 
-    def reshape(self, job: Job[Any]) -> None:
-        """Bind inputs of another shape, and outputs that are allocated when their shape is known. A recorded CUDA
-        graph, or a file that is for one shape, takes another session."""
-        if job.options.cuda_graph or job.graph != self.job.graph:
-            self.close()
-            self.__init__(job)  # type: ignore[misc]
-            return
-        self.job, self.binding = job, self.session.io_binding()
-        self.inputs = self._bind_inputs()
-        self.results = []
-        for node in self.session.get_outputs():
-            self.binding.bind_output(node.name, job.device)
+    def feed(self, inputs: Sequence[Array]) -> None:
+        arrays = self.job.named_inputs([node.name for node in self.session.get_inputs()], inputs)
+        for tensor, array in zip(self.inputs, arrays, strict=True):
+            tensor.copy_(torch.from_numpy(array))
 
     def outputs(self) -> list[Array]:
         return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
@@ -351,8 +343,7 @@ def symbol_sizes(job: Job[Any]) -> dict[str, int]:
     if job.source.own_graph is not None:
         shapes = [value.type.tensor_type.shape.dim for value in file_inputs(job.graph)]
         batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
-    sizes = {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
-    return {name: size for name, size in sizes.items() if not (job.keeps_free and name in job.source.varied)}
+    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
 
 
 def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:

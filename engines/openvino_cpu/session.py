@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,17 @@ class OpenVinoSession:
         self.job = job
         core = openvino.Core()
         model = core.read_model(job.graph)
-        arrays = job.named_inputs([port.any_name for port in model.inputs])
+        self.names = [port.any_name for port in model.inputs]
+        arrays = job.named_inputs(self.names)
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
         self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options.threads), **properties})
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
+        self.feed(job.inputs)
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        arrays = self.job.named_inputs(self.names, inputs)
         for number, array in enumerate(arrays):
             self.request.set_input_tensor(number, openvino.Tensor(array))
 

@@ -12,7 +12,7 @@ from torch._dynamo.utils import clear_compilation_metrics, counters, get_compila
 from torch._inductor import config
 
 from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, Warning, ignore
-from engines.catalog import CompiledOptions, TorchOptions
+from engines.catalog import CompiledOptions
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
 from engines.pytorch.layer_step import LayerStep
@@ -42,14 +42,6 @@ class CompiledSession(EagerSession):
         """Whether the module's first call, which it keeps a tensor of, is one in eager."""
         super().__init__(job)
         self.mode = job.options.mode
-        self._compile()
-        job.phase(Phase.LOAD)
-
-    def rebatch(self, job: Job[TorchOptions]) -> None:
-        """Compile again; what was compiled for the old shapes is freed before the new inputs are made."""
-        self.call = self.model
-        _forget_compiled()
-        super().rebatch(job)
         self._compile()
         job.phase(Phase.LOAD)
 

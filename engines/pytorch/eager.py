@@ -90,23 +90,9 @@ class EagerSession:
         self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
         self._open()
 
-    def rebatch(self, job: Job[TorchOptions]) -> None:
-        """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
-        self._forget()
-        if job.device == "cuda":
-            torch.cuda.empty_cache()
-        self.job = job
-        if not self.quantized or job.device == "cpu":
-            self._take_batch()
-        else:  # Which layers can be quantized depends on the batch.
-            del self.model, self.call
-            self._open()
-
-    def reshape(self, job: Job[TorchOptions]) -> None:
-        """The next call searches algorithms, records its graph or, compiled, is compiled for the shape."""
-        self._forget()
-        self.job = job
-        self._take_batch()
+    def feed(self, inputs: Sequence[Array]) -> None:
+        for tensor, array in zip(self.inputs, inputs, strict=True):
+            tensor.copy_(torch.from_numpy(array))
 
     def run(self, mark: Mark) -> None:
         """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""

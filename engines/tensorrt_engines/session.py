@@ -142,17 +142,11 @@ class TrtSession:
         if self.job.options.cuda_graph and self.fallback is None:
             self._capture()
 
-    def reshape(self, job: Job[TrtOptions]) -> None:
-        """Within the profile of the engine; for a shape outside of it another engine is opened."""
-        self.job = job
-        if _request(self.library, job).shapes != self.request.shapes:
-            self.close()
-            self.__init__(job)  # type: ignore[misc]
-            return
+    def feed(self, inputs: Sequence[Array]) -> None:
         _wait()
-        self.graph = None
-        self.buffers.clear()
-        self._bind()
+        own = [spec.name for spec in self.specs]
+        for name, array in zip(own, self.job.named_inputs(own, inputs), strict=True):
+            self.buffers[name].upload(array)
 
     def outputs(self) -> list[Array]:
         torch.cuda.current_stream().synchronize()

@@ -1,5 +1,4 @@
 """`profiler compare`: several runs side by side.
 
-Data flows through command → cells → regression → view, which has the totals; command also lists what the environments
-differ in.
+Data flows through command → cells → view; differences are those of the sides' environments and models.
 """

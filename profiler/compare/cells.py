@@ -1,30 +1,40 @@
-"""Compare results of several sides, such as two machines, cell by cell.
+"""Compare the cells of several sides, such as two machines, and sum up what they say; all of it is data.
 
 A ratio is the base's time over the side's: how many times faster the side is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
 from profiler.errors import ConfigError, nearest
-from profiler.results import speedups
-from profiler.results.columns import kind_of_warning
-from profiler.results.replicates import disturbed, doubts, without_probes
-from profiler.results.speedups import compared, sides, spreads
-from profiler.tables.numbers import listed, natural
+from profiler.results import cells as merged
+from profiler.stats.intervals import MARGINS, MOST_REPLICATES, Verdict
+from profiler.tables.numbers import natural
 
-CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
-COLUMNS = [
-    *CELL,
-    *speedups.NEEDED,
-    *("role", "run_id", "reason", "options", "flops_per_item", "peak_memory_mib", "warnings"),
-]
-"""The columns of the results that a comparison needs, besides the sides'."""
+CELL = ["model", "variant", "pass", "precision", "batch_size", "setting"]
+_OF_A_SIDE = {
+    "latency_ms": "ms",
+    "latency_low_ms": "low_ms",
+    "latency_high_ms": "high_ms",
+    "gpu_ms": "device_ms",
+    "peak_memory_mib": "memory_mib",
+    "status": "status",
+    "reason": "reason",
+    "processes": "processes",
+    "footnotes": "footnotes",
+}
+"""By column of a cell its name behind `base_` and `side_`."""
+_FAILED = ("failed", "oom", "timeout", "crashed")
+REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
+"""The codes of regressions, worst first, with their exit codes."""
+_TOLD = ("clock", "options", "flops_per_item")
 _MODEL_DIFFERS = 1e-3
-"""From this share of FLOPs on two models of one name are not the same."""
+"""Models of one name differ from this share of FLOPs on."""
 
 
 def compare(
@@ -32,156 +42,183 @@ def compare(
     by: str = "run_id",
     base: str | None = None,
     best: bool = False,
-    common: pl.DataFrame | None = None,
+    only: pl.Expr | None = None,
 ) -> pl.DataFrame:
-    """One row a cell and side: how many times faster the side is than the base, and how much more memory it takes.
+    """Return one row a cell and side: how many times faster the side is than the base, and how much memory it takes.
 
-    `results` has the columns of results.parquet; `by` is the text column whose values are the sides. Rows of one side
-    and one cell (model, variant, pass, precision, batch size, extra) are its processes. The base is the side named
-    `base`, else the first (of shapes the smallest that a model has of the same dimensions). With `best` only a side's
-    fastest variant counts, whatever its name. `common` are the `spreads` of the whole runs that `results` are of.
+    `results` has all rows of its runs; `by` is the text column whose values are the sides. Rows of one side and cell
+    (model, variant, pass, precision, batch size, setting) are its processes. The base is the side of that name, else
+    the first; of shapes the smallest that a model has of the same dimensions. With `best` only the fastest variant of
+    a side counts. `only` selects cells.
 
-    Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
-    clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
-    ratio: its status is null, or says why. `disturbed` are the kinds of warnings with which no sentence names a cell's
-    ratio, `base_doubts` and `side_doubts` the others that make that side's times unreliable.
+    `ratio`, its 95 % interval and `verdict` are of the latency in milliseconds; memory is in MiB. A cell that failed or
+    that a side lacks has no ratio: its status says why, or is null. `differs` names what makes two cells of one name
+    not the same: options, model.
 
-    Raises ConfigError for a column that is none, without two sides, and where no cell is on two.
+    Raises ConfigError for a column that does not exist, for one side only, and where sides share no cell.
     """
-    rows = _rows(results, by)
-    names = rows["side"].unique(maintain_order=True).to_list()
+    lines = merged.cells(_rows(results, by), by=("side",)).with_columns(pl.col("setting").fill_null(""))
+    lines = lines if only is None else lines.filter(only)
+    if by in CELL:  # A cell is not told by its side.
+        lines = lines.with_columns(pl.lit(None, lines.schema[by]).alias(by))
+    names = lines["side"].unique(maintain_order=True).to_list()
     if by == "shape":
         names.sort(key=natural)
     if len(names) < 2:
-        raise ConfigError(f"there is only one side ({by} {names[0]}): give another run, or other sides by --by")
+        there = f"there is only one side ({by} {names[0]})" if names else "--only: no row of these runs matches"
+        raise ConfigError(f"{there}: give another run, or other sides by --by")
     if base is not None and base not in names:
         raise ConfigError(f"--base: no side is called '{base}'{nearest(base, names)}")
-    cell = [name for name in CELL if name != by]
-    match = [name for name in cell if not (best and name in ("variant", "extra"))]
-    lines = _lines(rows, cell, spreads(results) if common is None else common)
+    match = [name for name in CELL if not (best and name in ("variant", "setting"))]
     if best:
-        lines = lines.sort("latency_median", nulls_last=True, maintain_order=True)
+        lines = lines.sort("latency_ms", nulls_last=True, maintain_order=True)
         lines = lines.unique(["side", *match], keep="first", maintain_order=True)
     groups = _by_dimensions(lines) if by == "shape" and base is None else [lines]
-    cells = pl.concat(_against(part, match, [n for n in names if n in set(part["side"])], base) for part in groups)
-    if cells.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
-        first = names[0] if base is None else base
-        others = ", ".join(name for name in names if name != first)
-        models = [(name, listed(rows.filter(side=name)["model"].unique(maintain_order=True))) for name in names]
-        differ = f" ({'; '.join(f'{name}: {of}' for name, of in models)})" if len({of for _, of in models}) > 1 else ""
-        raise ConfigError(f"no cell is on both sides: {first} and {others} share no {', '.join(match)}{differ}")
-    return cells
+    found = pl.concat(_against(part, match, [n for n in names if n in set(part["side"])], base) for part in groups)
+    if found.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
+        others, keys = (", ".join(each) for each in (names, [name for name in match if name != by]))
+        raise ConfigError(f"no cell is on both sides: {others} share no {keys}; compare runs of the same models")
+    return found
+
+
+def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
+    texts = [name for name, dtype in results.collect_schema().items() if dtype == pl.String]
+    if by not in texts:
+        raise ConfigError(f"--by: no text column is called '{by}'{nearest(by, texts)}")
+    rows = results.lazy().with_columns(side=by).filter(pl.col("side").is_not_null()).collect()
+    if rows.is_empty():
+        raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
+    if by == "shape":  # Settings end with the shape.
+        setting = pl.col("setting").str.strip_suffix(pl.col("side")).str.strip_suffix("/")
+        # Other sizes are other work, but no other model.
+        rows = rows.with_columns(setting=setting, flops_per_item=pl.lit(None, pl.Float64))
+    return rows
 
 
 def _by_dimensions(lines: pl.DataFrame) -> list[pl.DataFrame]:
-    """Each model has dimensions of its own: a sequence is not to be compared with a cache."""
+    """Split by model and dimensions: a sequence is not to be compared with a cache."""
     dimensions = pl.col("side").str.replace_all("=[^/]*", "").alias("dimensions")
     groups = [part for _, part in lines.group_by("model", dimensions, maintain_order=True)]
     return [part for part in groups if part["side"].n_unique() > 1] or [lines]
 
 
-def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None = None) -> pl.DataFrame:
-    """The cells of all other sides against the base, else against the first of `names`."""
-    sides = {name: lines.filter(side=name).drop("side") for name in names}
+def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None) -> pl.DataFrame:
+    """Compare all other sides with the base, else with the first of `names`."""
+    own = [name for name in dict.fromkeys([*CELL, *_OF_A_SIDE, *_TOLD]) if name not in match]
+
+    def of(name: str, suffix: str) -> pl.DataFrame:
+        return lines.filter(side=name).select(*match, pl.col(own).name.suffix(suffix))
+
     base = names[0] if base is None else base
     found = []
-    for name in [name for name in names if name != base]:
-        # Until the last step the base's columns have no suffix.
-        both = sides[base].join(
-            sides[name], on=match, how="full", suffix="_side", coalesce=True, maintain_order="left_right"
+    for name in (name for name in names if name != base):
+        both = of(base, "_base").join(
+            of(name, "_side"), on=match, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right"
         )
-        both = both.hstack(compared(both, side="_side")).with_columns(_differs(both.columns))
-        found.append(_named(both, base, name))
+        found.append(_named(both.hstack(merged.compared(both, own="_side")), base, name))
     return pl.concat(found)
 
 
-def check_by(results: pl.LazyFrame | pl.DataFrame, by: str) -> None:
-    """Raises ConfigError where the results have no such text column."""
-    texts = [name for name, dtype in results.collect_schema().items() if dtype == pl.String]
-    if by not in texts:
-        raise ConfigError(f"--by: no text column is called '{by}'{nearest(by, texts)}")
-
-
-def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
-    """The columns that a comparison needs, with `side`."""
-    check_by(results, by)
-    # A probe shows where memory ends, not how fast anything is.
-    cases = without_probes(results.lazy())
-    rows = cases.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
-    if by == "shape":
-        # Settings end with the shape; other sizes are other work, but no other model.
-        setting = pl.col("extra").str.strip_suffix(pl.col("side")).str.strip_suffix("/")
-        rows = rows.with_columns(extra=setting, flops_per_item=pl.lit(None, rows.schema["flops_per_item"]))
-    if rows.is_empty():
-        raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
-    return rows.with_columns(pl.col("extra").fill_null(""))
-
-
-def _lines(rows: pl.DataFrame, cell: Sequence[str], common: pl.DataFrame) -> pl.DataFrame:
-    """One row a side and cell: the statistics of its processes, and what a comparison says of it besides."""
-    measured = pl.col("ok")
-    more = [
-        pl.when(measured.any()).then(pl.lit("ok")).otherwise(pl.col("status").first()).alias("status"),
-        pl.col("reason").filter(~measured).first(),
-        *(pl.col(name).filter(measured).first() for name in ("clock", "options", "flops_per_item")),
-        pl.col("peak_memory_mib").filter(measured).median().alias("memory_mib"),
-        kind_of_warning(pl.col("warnings").filter(measured).explode().drop_nulls()).unique().alias("warnings"),
-    ]
-    return sides(rows, ["side", *cell], common, *more)
-
-
-def _differs(columns: Sequence[str]) -> pl.Expr:
-    """What makes two cells of one name not the same: the engine's options, or the model's FLOPs; null if nothing."""
-    flops = pl.col("flops_per_item")
-    model = ((flops / pl.col("flops_per_item_side") - 1).abs() > _MODEL_DIFFERS).fill_null(value=False)
-    options = (pl.col("options") != pl.col("options_side")).fill_null(value=False)
-    if "variant_side" in columns:
-        options &= pl.col("variant") == pl.col("variant_side")
-    if "variant" not in columns:  # The sides are variants.
-        options = pl.lit(value=False)
-    words = [pl.when(options).then(pl.lit("options")), pl.when(model).then(pl.lit("model"))]
-    text = pl.concat_str(words, separator=", ", ignore_nulls=True)
-    return pl.when(text != "").then(text).alias("differs")
-
-
 def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
-    """The columns of a comparison; a column of a cell by which the sides differ is null."""
-    cell = {name: pl.col(name) if name in both.columns else pl.lit(None, pl.String) for name in CELL}
-    cell["batch_size"] = cell["batch_size"].cast(pl.Int64)
-    if "extra" in both.columns:
-        cell["extra"] = pl.when(pl.col("extra") != "").then("extra")
-    if "variant_side" in both.columns:
-        same = pl.col("variant") == pl.col("variant_side")
-        of_both = pl.concat_str("variant", "variant_side", separator=" | ", ignore_nulls=True)
-        cell |= {"variant": pl.when(same).then("variant").otherwise(of_both), "extra": pl.lit(None, pl.String)}
-    ratios = [f"{name}{end}" for name in ("ratio", "device_ratio") for end in ("", "_low", "_high")]
-    known = (pl.col("memory_mib") > 0) & (pl.col("memory_mib_side") > 0)
-    memory_ratio = pl.when(known).then(pl.col("memory_mib_side") / pl.col("memory_mib"))
-
-    def milliseconds(clock: str, suffix: str) -> pl.Expr:
-        return pl.when(judged_on="latency").then(f"latency_median{suffix}").otherwise(f"{clock}_median{suffix}").exp()
-
-    times = {
-        f"{prefix}_{name}": milliseconds(clock, end)
-        for name, clock in (("ms", "latency"), ("device_ms", "device"))
-        for prefix, end in (("base", ""), ("side", "_side"))
-    }
-    own = {"status": "status", "reason": "reason", "processes": "latency_processes", "memory_mib": "memory_mib"}
+    """Select the columns of a comparison; a column of a cell in which the sides differ is null."""
+    keys: dict[str, Any] = {name: pl.col(name) if name in both.columns else pl.lit(None, pl.String) for name in CELL}
+    same = keys["variant"].is_not_null()
+    if "variant" not in both.columns:
+        same = pl.col("variant_base") == pl.col("variant_side")
+        of_both = pl.concat_str("variant_base", "variant_side", separator=" | ", ignore_nulls=True)
+        keys["variant"] = pl.when(same).then("variant_base").when(of_both != "").then(of_both)
+    keys["setting"] = pl.when(keys["setting"] != "").then(keys["setting"])
+    own = {f"{which}_{name}": f"{of}_{which}" for of, name in _OF_A_SIDE.items() for which in ("base", "side")}
+    is_known = pl.col("verdict").is_not_null()  # A figure of 0 has no ratio.
+    ratios = {f"ratio{end}": pl.when(is_known).then(f"factor{end}") for end in ("", "_low", "_high")}
+    memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib_base")
     return both.select(
-        pl.lit(base).alias("base"),
-        pl.lit(side).alias("side"),
-        *(column.alias(name) for name, column in cell.items()),
-        *(value.alias(name) for name, value in times.items()),
-        *ratios,
-        *("interval", "judged_on", "verdict", "replicates_to_settle", "why_no_verdict"),
-        memory_ratio.alias("memory_ratio"),
-        *(
-            pl.col(f"{column}{end}").alias(f"{prefix}_{name}")
-            for name, column in own.items()
-            for prefix, end in (("base", ""), ("side", "_side"))
-        ),
-        "differs",
-        disturbed=disturbed(pl.concat_list(pl.col(name).fill_null([]) for name in ("warnings", "warnings_side"))),
-        base_doubts=doubts(pl.col("warnings")),
-        side_doubts=doubts(pl.col("warnings_side")),
+        **{"base": pl.lit(base), "side": pl.lit(side), **keys, **own, **ratios, "verdict": "verdict"},
+        memory_ratio=pl.when(memory.is_finite() & (memory > 0)).then(memory),
+        differs=_differs(same),
     )
+
+
+def _differs(same_variant: pl.Expr) -> pl.Expr:
+    """Name what makes two cells of one name not the same: the engine's options, or the model's FLOPs."""
+    options = same_variant & (pl.col("options_base") != pl.col("options_side"))
+    model = (pl.col("flops_per_item_side") / pl.col("flops_per_item_base") - 1).abs() > _MODEL_DIFFERS
+    words = [pl.when(differ).then(pl.lit(word)) for word, differ in (("options", options), ("model", model))]
+    text = pl.concat_str(words, separator=", ", ignore_nulls=True)
+    return pl.when(text != "").then(text)
+
+
+def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
+    """Return the cells of `compare` that are worse by more than the limit, worst first, each with a `code`.
+
+    `slower`: the whole interval lies beyond the limit. `failed`: the base ran the cell. `unclear`: the ratio lies
+    beyond the limit, and its interval reaches back over it. `lost`: the base ran the cell, and the side lacks it or
+    cannot run it.
+    """
+    beyond, ran = 1 / (1 + limit), pl.col("base_status") == "ok"
+    tests = {
+        "failed": ran & pl.col("side_status").is_in(_FAILED).fill_null(value=False),
+        "lost": ran & pl.col("side_status").ne_missing("ok"),
+        "slower": pl.col("ratio_high") < beyond,
+        "unclear": pl.col("ratio") < beyond,
+    }
+    code = pl.coalesce(pl.when(test).then(pl.lit(code)) for code, test in tests.items()).cast(pl.Enum([*REGRESSIONS]))
+    status = pl.concat_str("side_status", "side_reason", separator=": ", ignore_nulls=True)
+    ends = {"ratio": "ratio", "low": "ratio_low", "high": "ratio_high"}
+    reason = pl.when(pl.col("side_status") != "ok").then(status)
+    found = cells.select("base", "side", code=code, cell=cell_name(), **ends, limit=limit, reason=reason)
+    return found.drop_nulls("code").sort("code", "ratio", nulls_last=True, maintain_order=True)
+
+
+def cell_name() -> pl.Expr:
+    """Name a cell like "resnet50/ort/inference/fp32/b1"."""
+    parts = [pl.format("b{}", name) if name == "batch_size" else pl.col(name) for name in CELL]
+    return pl.concat_str(parts, separator="/", ignore_nulls=True)
+
+
+def totals(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return one row for each side and pass in which cells of `compare` have a ratio, in their order.
+
+    `ratio` and `memory_ratio` are geometric means; `low` and `high` are the least low and the greatest high end of a
+    model's mean, whose cells' intervals are taken as going together.
+    Both sides ran `models`, of the `of` that either has. `faster` to `unclear` count the verdicts.
+    """
+    keys = ["base", "side", "pass"]
+    either = cells.group_by(keys).agg(of=pl.col("model").n_unique())
+    by_model = (
+        cells.drop_nulls("ratio")
+        .group_by(*keys, "model", maintain_order=True)
+        .agg(_mean("ratio_low"), _mean("ratio_high"))
+    )
+    models = by_model.group_by(keys, maintain_order=True).agg(
+        low=pl.col("ratio_low").min(), high=pl.col("ratio_high").max(), models=pl.col("model").drop_nulls()
+    )
+    counts = ((pl.col("verdict") == verdict).sum().alias(verdict) for verdict in Verdict)
+    found = cells.drop_nulls("ratio").group_by(keys, maintain_order=True)
+    means = found.agg(_mean("ratio"), _mean("memory_ratio"), *counts, cells=pl.len())
+    for other in (models, either):
+        means = means.join(other, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    return means
+
+
+def resolution(cells: pl.DataFrame) -> float | None:
+    """Return the difference, as a share, that half of the cells can tell: the median half-width of their intervals."""
+    width = cells.select((pl.col("ratio_high") / pl.col("ratio_low")).log().median() / 2).item()
+    return None if width is None else math.expm1(width)
+
+
+def replicates_needed(cells: pl.DataFrame, limit: float | None) -> int | None:
+    """Estimate how many replicates a side would tell a difference of `limit` in half of the cells, where these do not.
+
+    An interval narrows with the square root of the number of processes. Null where they do, and beyond 100.
+    """
+    told, wanted = resolution(cells), limit or MARGINS["host"]
+    if told is None or told <= wanted:
+        return None
+    processes = cells.drop_nulls("ratio").select(pl.min_horizontal("base_processes", "side_processes").median()).item()
+    needed = max(3, math.ceil(processes * (math.log1p(told) / math.log1p(wanted)) ** 2))
+    return needed if needed <= MOST_REPLICATES else None
+
+
+def _mean(name: str) -> pl.Expr:
+    return pl.col(name).log().mean().exp()

@@ -1,159 +1,104 @@
-"""Write what a comparison found: as sections for a terminal or Markdown, and as data for JSON."""
+"""Hold what a comparison found, and show it as sections of a terminal or of Markdown."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import polars as pl
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
-from profiler.compare.cells import CELL
-from profiler.compare.regression import Regression
-from profiler.results.columns import field, verdict
-from profiler.results.sentences import WITHIN_PROCESS
-from profiler.results.speedups import geometric_mean
-from profiler.results.warning_kinds import doubting, meaning
-from profiler.stats.ratios import MARGINS, WITHIN, Verdict, legend
+from profiler.compare.cells import REGRESSIONS, cell_name
+from profiler.results.columns import field
+from profiler.results.warning_kinds import meaning
+from profiler.stats.intervals import MARGINS, Verdict
 from profiler.tables import numbers
-from profiler.tables.numbers import counted, each, grouped, listed, percent, products, significant, times, whole
+from profiler.tables.numbers import each, grouped, listed, percent, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
-from profiler.tables.writers import left_out
 
-_RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster"
-_MEMORY = "; memory: the side's over the base's"
-_INTERVAL = " In parentheses: the 95 % interval."
-_RANGE = "A range over models is of each model's geometric mean over its cells."
-_DIFFERS = {"options": "the engine's options differ under one name", "model": "the models of one name differ in FLOPs"}
-"""By a word of the column `differs`, what makes cells of one name not the same."""
-_FACTORS = [f"{clock}ratio{end}" for clock in ("", "device_") for end in ("", "_low", "_high")] + ["verdict"]
-"""What a table leaves out where either side of a cell was disturbed."""
+Frame = Annotated[pl.DataFrame, PlainSerializer(pl.DataFrame.to_dicts, return_type=list[dict[str, Any]])]
 _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
+_MEMORY = figure("Memory", "memory_ratio", each(times), expendable=4)
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of the comparison."""
+class Comparison(BaseModel):
+    """All that a comparison found, as --format json writes it.
 
-    name: str
-    runs: tuple[str, ...]
-    machines: tuple[str, ...]
-    rows: int
-
-    @property
-    def machine(self) -> str:
-        return ", ".join(self.machines)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All that is printed: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
-    --fail-on-regression found, `models` those that are other networks under one name (`certain`) or may be."""
-
-    sides: tuple[Side, ...]
-    cells: pl.DataFrame
-    differences: Sequence[Mapping[str, str]]
-    regression: Regression | None = None
-    notes: tuple[str, ...] = ()
-    models: Sequence[Mapping[str, Any]] = ()
-
-    @cached_property
-    def totals(self) -> list[Total]:
-        return totals(self.cells)
-
-    @property
-    def base(self) -> str:
-        """The side that the others are compared with; several where models have different dimensions."""
-        return ", ".join(self.pairs)
-
-    @cached_property
-    def pairs(self) -> dict[str, list[str]]:
-        """By base the sides that are compared with it, in the order of the sides."""
-        found = dict[str, set[str]]()
-        for base, side in self.cells.select("base", "side").unique(maintain_order=True).iter_rows():
-            found.setdefault(base, set()).add(side)
-        return {base: [side.name for side in self.sides if side.name in names] for base, names in found.items()}
-
-
-def sections(comparison: Comparison, top: int, width: int | None = None) -> list[Section]:
-    """What is printed, in order; of each table of cells the `top` that changed most.
-
-    The legend leaves out the columns that a terminal of `width` does without.
+    `sides` has each side's run ids. `cells` are those of profiler.compare_runs; profiler/compare/cells.py tells the
+    columns of `totals` and of `regressions`, which is null without a limit. In half of the cells differences below the
+    share `resolution` cannot be told; `next` are commands that measure with enough replicates to tell them.
     """
-    cells = [_cells(comparison, base, name, top) for base, names in comparison.pairs.items() for name in names]
-    tables = [table for section in cells for table in section.tables]
-    parts = [_sides(comparison), _conclusions(comparison), *cells]
-    parts += [_legend(comparison, tables, width), _missing(comparison), _differences(comparison)]
-    if comparison.regression:
-        parts.append(Section("Regressions", comparison.regression.lines(top)))
-    if comparison.notes:
-        parts.append(Section("Notes", comparison.notes))
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+    base: str
+    sides: dict[str, list[str]]
+    other_models: list[dict[str, Any]]
+    totals: Frame
+    resolution: float | None
+    regressions: Frame | None
+    differences: list[dict[str, str]]
+    notes: list[str]
+    next: list[str]
+    cells: Frame
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 for a regression or without a ratio, 4 for what is unclear or lost, else 0."""
+        if self.totals.is_empty():
+            return 1
+        codes = () if self.regressions is None else self.regressions["code"].unique()
+        return min((REGRESSIONS[code] for code in codes), default=0)
+
+
+def sections(comparison: Comparison, top: int) -> list[Section]:
+    """Return what is printed, in order; each table of cells has the `top` that changed most."""
+    parts = [_conclusions(comparison), _cells(comparison, top), _footnotes(comparison), _missing(comparison)]
+    parts += [_differences(comparison), regressions(comparison, top), Section("Notes", comparison.notes)]
     return [part for part in parts if part.paragraphs or part.tables]
 
 
-def data(comparison: Comparison) -> dict[str, Any]:
-    texts = sentences(comparison.totals)
-    regression = comparison.regression
-    judged = {
-        name: getattr(regression, name).select("side", *CELL).to_dicts()
-        for name in ("slower", "broken", "perhaps", "lost", "unknown")
-        if regression
-    }
-    return {
-        "base": comparison.base,
-        "sides": [{"name": s.name, "runs": s.runs, "machine": s.machine, "rows": s.rows} for s in comparison.sides],
-        "totals": [
-            {**{key.rstrip("_"): value for key, value in vars(total).items()}, **total.verdicts, "sentence": text}
-            for total, text in zip(comparison.totals, texts, strict=True)
-        ],
-        "differences": list(comparison.differences),
-        "models": list(comparison.models),
-        "regression": {"limit": regression.limit, **judged} if regression else None,
-        "notes": list(comparison.notes),
-        "cells": comparison.cells.to_dicts(),
-    }
-
-
-def _sides(comparison: Comparison) -> Section:
-    sides = comparison.sides
-    named = any(side.machine != side.name for side in sides)
+def regressions(comparison: Comparison, top: int) -> Section:
+    """Return the cells that are worse than the limit allows, the `top` worst."""
+    if comparison.regressions is None:
+        return Section()
+    counts = comparison.regressions["code"].value_counts(sort=True)
+    text = ", ".join(f"{numbers.count(number)} {code}" for code, number in counts.iter_rows())
     fields = [
-        words("Side", "side"),
-        words("Machine", "machine"),
-        figure("Runs", "runs", whole),
-        figure("Rows", "rows", whole),
+        *(words(name.title(), name) for name in ("code", "side", "cell")),
+        figure("Factor", ("ratio", "low", "high"), numbers.relatives),
+        prose("Reason", "reason"),
     ]
-    rows = [(side.name, side.machine if named else "", len(side.runs), side.rows) for side in sides]
-    title = "; ".join(f"{', '.join(names)} against {base}" for base, names in comparison.pairs.items())
-    return Section(title, (), [of_rows("", fields, rows)])
+    tables = [Table("", "", comparison.regressions.head(top), fields)] if text else []
+    return Section("Regressions", [f"Cells: {text or 'none'}."], tables)
 
 
 def _conclusions(comparison: Comparison) -> Section:
-    found = comparison.totals
+    """Say which models are others before any factor, then how the sides compare, and what can be told."""
+    pairs = comparison.cells.group_by("base", maintain_order=True).agg(pl.col("side").unique(maintain_order=True))
+    title = "; ".join(f"{', '.join(sides)} against {base}" for base, sides in pairs.iter_rows())
     paragraphs = other_models(comparison)
-    paragraphs += [f"{text} {_means(total)}" for text, total in zip(sentences(found), found, strict=True)]
-    compared = comparison.cells.drop_nulls("ratio")
-    reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
-    paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
-    for side, lost in compared.drop_nulls("disturbed").group_by("side", maintain_order=True).len().iter_rows():
-        left = f"{side}: {counted(lost, 'cell')} without a ratio of times, and left out of the means and ranges"
-        paragraphs.append(f"{left}: column Disturbed says why, of either side or both. Measure again.")
-    doubts = [pl.col(f"{side}_doubts").str.split(", ").fill_null([]) for side in ("base", "side")]
-    doubted = compared.select(kind=pl.concat_list(doubts).list.unique()).explode("kind")["kind"].value_counts()
-    cells = dict(doubted.iter_rows())
-    for kind in filter(cells.get, doubting("latency")):
-        paragraphs.append(f"Caution: {kind} ({counted(cells[kind], 'cell')}): {meaning(kind, otherwise=kind)}.")
-    if WITHIN in compared["interval"]:
-        paragraphs.append(WITHIN_PROCESS)
-    return Section("", paragraphs or ["No cell was measured on both sides."])
+    if comparison.totals.is_empty():
+        return Section(title, [*paragraphs, "No cell was measured on both sides."])
+    several = comparison.totals["pass"].n_unique() > 1
+    paragraphs += [sentence(total, several) for total in comparison.totals.iter_rows(named=True)]
+    if comparison.resolution:
+        share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
+        paragraphs.append(f"Differences below {share} % cannot be told here.")
+    paragraphs += [f"To tell more: {command}" for command in comparison.next]
+    fields = [
+        *(words(name.title(), name) for name in ("side", "pass")),
+        figure("Cells", "cells", whole),
+        figure("Geometric mean", "ratio", each(numbers.relative)),
+        _MEMORY,
+        *(figure(verdict.title(), verdict, whole) for verdict in Verdict),
+    ]
+    return Section(title, paragraphs, [Table("", "", comparison.totals, fields)])
 
 
 def other_models(comparison: Comparison) -> list[str]:
-    """Like "Not the same model in b as in a: net (its modules).": what comes before every factor."""
+    """Say which models are others, like "Not the same model in b as in a: net (its modules)."."""
     keys = ("certain", "side", "base")
-    others = grouped(((*(row[key] for key in keys), *row["differs"]), row["model"]) for row in comparison.models)
+    others = grouped(((*(row[key] for key in keys), *row["differs"]), row["model"]) for row in comparison.other_models)
     return [
         f"{'Not' if certain else 'Maybe not'} the same model in {side} as in {base}: {listed(models)} "
         f"({', '.join(differs)})."
@@ -161,215 +106,84 @@ def other_models(comparison: Comparison) -> list[str]:
     ]
 
 
-def _means(total: Total) -> str:
-    """Like "Geometric mean of 90 cells: 1.011× slower, 1.002× slower on device time. Verdicts: 90 slower."."""
-    figures = [_faster(total.ratio)]
-    if total.device_ratio is not None and _faster(total.device_ratio) != figures[0]:
-        figures.append(f"{_faster(total.device_ratio)} on device time")
-    if total.memory_ratio is not None:
-        figures.append(f"memory {times(total.memory_ratio)}")
-    counts = ", ".join(f"{numbers.count(count)} {verdict}" for verdict, count in total.verdicts.items() if count)
-    verdicts = f" Verdicts: {counts}." if counts else ""
-    return f"Geometric mean of {counted(total.cells, 'cell')}: {', '.join(figures)}.{verdicts}"
+def sentence(total: Mapping[str, Any], names_pass: bool = False) -> str:
+    """Word a row of `totals` like the published: "Across all models, B is 2.2× to 2.5× faster than A."."""
+    models, of = total["models"], total["of"]
+    where = "across all models" if of > 1 else f"for {listed(models)}" if models else ""
+    if 0 < len(models) < of:
+        several = f"across the {len(models)} models that both ran"
+        where = several if len(models) > 1 else f"for {models[0]}, the one model that both ran"
+    start = ", ".join(filter(None, (f"in {total['pass']}" if names_pass and total["pass"] else "", where)))
+    relation = f"{total['side']} is {_relation(total['low'], total['high'])} {total['base']}."
+    return f"{start[0].upper()}{start[1:]}, {relation}" if start else relation
 
 
-def _faster(ratio: float) -> str:
-    """Like "1.012× faster" or "2.35× slower"."""
-    return f"{numbers.ratio(max(ratio, 1 / ratio))}× {'faster' if ratio >= 1 else 'slower'}"
+def _relation(low: float, high: float) -> str:
+    margin = MARGINS["host"]
+    if 1 / (1 + margin) <= low and high <= 1 + margin:
+        return f"within {percent(margin)} % of"
+    if low < 1 < high:
+        return f"from {times(1 / low)} slower to {times(high)} faster than"
+    ends, word = ((low, high), "faster") if low >= 1 else ((1 / high, 1 / low), "slower")
+    return f"{' to '.join(dict.fromkeys(map(times, ends)))} {word} than"
 
 
-def _cells(comparison: Comparison, base: str, side: str, top: int) -> Section:
-    """A table a pass; the slowest and the fastest, where there are more than `top`. Disturbed cells have no ratio."""
-    compared = comparison.cells.filter(base=base, side=side).drop_nulls("ratio")
-    certain = [pl.when(pl.col("disturbed").is_null()).then(name).alias(name) for name in _FACTORS]
+def _cells(comparison: Comparison, top: int) -> Section:
+    """Return a table a side and pass: the slowest and the fastest, where there are more than `top`."""
+    fields = [
+        *map(field, ("model", "variant", "precision", "batch_size", "setting")),
+        figure("Base", "base_ms", _FOUR_DIGITS, unit="ms", expendable=2),
+        figure("Side", "side_ms", _FOUR_DIGITS, unit="ms", expendable=1),
+        figure("Factor (95 %)", ("ratio", "ratio_low", "ratio_high"), numbers.relatives),
+        words("Verdict", "verdict"),
+        _MEMORY,
+        words("Differs", "differs"),
+    ]
     tables = []
-    for (pass_,), part in compared.group_by("pass", maintain_order=True):
+    compared = comparison.cells.drop_nulls("ratio")
+    for (base, side, pass_), part in compared.group_by("base", "side", "pass", maintain_order=True):
         title = ", ".join(filter(None, [f"{side} against {base}", pass_]))
         if part.height > top:
             title += f": of {numbers.count(part.height)} cells the {top} that changed most"
             part = part.sort("ratio", maintain_order=True)
             part = pl.concat([part.head(top - top // 2), part.tail(top // 2)])
-        tables.append(_table(title, part.with_columns(certain)))
+        tables.append(Table("", title, part, fields))
     return Section("", (), tables)
 
 
-def _legend(comparison: Comparison, tables: Sequence[Table], width: int | None) -> Section:
-    """What the tables' columns mean, as far as they are filled and shown."""
-    compared = comparison.cells.filter(pl.col("disturbed").is_null()).drop_nulls("ratio")
-    if compared.is_empty():
-        return Section()
-    shown = {
-        column
-        for table in tables
-        for field, _ in table.columns()
-        if width is None or field not in left_out(table, width)
-        for column in field.columns
-    }
-    ratio = f"{_RATIO}{_MEMORY if 'memory_ratio' in shown else ''}."
-    paragraphs = [ratio + (_INTERVAL if compared["ratio_low"].count() else "")]
-    if any(total.cells > len(total.models) for total in comparison.totals):
-        paragraphs.append(_RANGE)
-    if compared["verdict"].count():
-        clocks = compared.drop_nulls("verdict")["judged_on"].unique()
-        on = " on device time" if "gpu" in clocks else ""
-        paragraphs.append(f"Verdict{on}: {legend(f'{percent(max(MARGINS[clock] for clock in clocks))} %')}.")
-    return Section("", paragraphs)
-
-
-def _table(title: str, cells: pl.DataFrame) -> Table:
-    clocks = {"ratio": "Ratio (95 %)"} | ({"device_ratio": "Device (95 %)"} if "gpu" in cells["judged_on"] else {})
-    ratio, *device = (
-        figure(heading, (name, f"{name}_low", f"{name}_high"), numbers.ratios, expendable=3 * (name != "ratio"))
-        for name, heading in clocks.items()
-    )
-    fields = [
-        *map(field, ("model", "variant", "precision", "batch_size", "extra")),
-        figure("Base", "base_ms", _FOUR_DIGITS, unit="ms", expendable=2),
-        figure("Side", "side_ms", _FOUR_DIGITS, unit="ms", expendable=1),
-        ratio,
-        *device,
-        verdict(),
-        figure("Memory ratio", "memory_ratio", numbers.aligned(most=2), expendable=4),
-        words("Differs", "differs"),
-        words("Disturbed", "disturbed"),
-    ]
-    return Table("", title, cells, fields)
+def _footnotes(comparison: Comparison) -> Section:
+    """Explain each kind of warning that compared cells carry, the most frequent first."""
+    both = pl.concat_list(pl.col(f"{side}_footnotes").fill_null([]) for side in ("base", "side")).list.unique()
+    compared = comparison.cells.drop_nulls("ratio")
+    kinds = compared.select(kind=both).explode("kind").drop_nulls()["kind"]
+    counts = kinds.value_counts(sort=True).head(compared.height)
+    rows = [(kind, count, meaning(kind, otherwise=kind)) for kind, count in counts.iter_rows()]
+    fields = [words("Footnote", "kind"), figure("Cells", "count", whole), prose("Meaning", "meaning")]
+    return Section("", (), [of_rows("", fields, rows)] if rows else [])
 
 
 def _missing(comparison: Comparison) -> Section:
-    """The cells that one side ran and the other did not, by reason."""
-    rows = []
+    """Count the cells that one side ran and the other did not, by reason, with the first ones' names."""
+    parts = []
     for here, there in (("base", "side"), ("side", "base")):
-        keys = [here, f"{here}_status", f"{here}_reason"]
-        lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", pl.col(f"{here}_status").ne_missing("ok"))
-        lacking = lacking.unique([*keys, *CELL], maintain_order=True)
-        for (side, status, reason), part in lacking.group_by(keys, maintain_order=True):
-            rows += [
-                (side, status or "missing", math.prod(map(len, cells)), reason, _which(cells))
-                for cells in products(part.select(CELL).rows())
-            ]
+        status, reason = (pl.col(f"{here}_{name}") for name in ("status", "reason"))
+        lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", status.ne_missing("ok"))
+        named = lacking.select(side=here, status=status.fill_null("missing"), reason=reason, cell=cell_name()).unique()
+        by_reason = named.sort("cell").group_by("side", "status", "reason", maintain_order=True)
+        parts.append(by_reason.agg(pl.len().alias("cells"), pl.col("cell").head(3)))
     fields = [
-        words("Side", "side"),
-        words("Status", "status"),
+        *(words(name.title(), name) for name in ("side", "status")),
         figure("Cells", "cells", whole),
         prose("Reason", "reason"),
-        words("Which", "which"),
+        words("Such as", "cell"),
     ]
-    return Section("Measured on one side only", (), [of_rows("", fields, rows)] if rows else [])
-
-
-def _which(cells: Sequence[Sequence[object]]) -> str:
-    """All combinations of the columns' values: "resnet50; ort, compiled; inference; fp32; batch 1, 16"."""
-    parts = {key: ", ".join(str(x) for x in own if x is not None) for key, own in zip(CELL, cells, strict=True)}
-    return "; ".join(filter(None, {**parts, "batch_size": f"batch {parts['batch_size']}"}.values()))
+    found = pl.concat(parts)
+    return Section("Measured on one side only", (), [] if found.is_empty() else [Table("", "", found, fields)])
 
 
 def _differences(comparison: Comparison) -> Section:
-    names = ["what", *(side.name for side in comparison.sides)]
-    fields = [words("What", "what"), *(words(name, name) for name in names[1:])]
+    if not comparison.differences:
+        return Section("What differs", ["The environments do not differ."])
+    names = ["what", *comparison.sides]
     rows = [[row.get(name) for name in names] for row in comparison.differences]
-    paragraphs = [
-        f"{counted(count, 'cell')}: {why}"
-        for word, why in _DIFFERS.items()
-        if (count := comparison.cells.filter(pl.col("differs").str.contains(word)).height)
-    ]
-    if any(row["what"].startswith("roofs.") for row in comparison.differences):
-        paragraphs.append("roofs: the peak rates that each run measured of its machine; no ratio rests on them.")
-    if not rows:
-        return Section("What differs", ["The environments do not differ.", *paragraphs])
-    return Section("What differs", paragraphs, [of_rows("", fields, rows)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Total:
-    """What the cells of a side in one pass say together.
-
-    `ratio`, `device_ratio` and `memory_ratio` are geometric means over the cells that both sides ran; `low` and `high`
-    are the least and the greatest geometric mean of a model's ratios. Both ran `models`, of the `of` that either has.
-    `verdicts` counts the cells, and `margin` is the difference that does not count.
-    """
-
-    base: str
-    side: str
-    pass_: str
-    cells: int
-    ratio: float
-    device_ratio: float | None
-    memory_ratio: float | None
-    low: float
-    high: float
-    models: tuple[str, ...]
-    of: int
-    verdicts: Mapping[Verdict, int]
-    margin: float
-
-    def sentence(self, start: str = "") -> str:
-        """Like "Across all models, B is 2.2× to 2.5× faster than A."; `start` comes first, such as "In training"."""
-        if not self.models:  # They are the sides.
-            return f"{start}, {self._relation()}." if start else f"{self._relation()}."
-        where = "across all models" if self.of > 1 else f"for {self.models[0]}"
-        if len(self.models) < self.of:
-            where = f"across the {len(self.models)} models that both ran"
-            where = where if len(self.models) > 1 else f"for {self.models[0]}, the one model that both ran"
-        where = f"{start}, {where}" if start else where[0].upper() + where[1:]
-        return f"{where}, {self._relation()}."
-
-    def _relation(self) -> str:
-        for judged, count in self.verdicts.items():
-            if count == self.cells and not judged.differs:
-                return f"{self.side} is {judged.relation} {self.base} ({times_range(self.low, self.high)})"
-        if 1 / (1 + self.margin) <= self.low and self.high <= 1 + self.margin:
-            return f"{self.side} is within {percent(self.margin)} % of {self.base}"
-        if self.low >= 1:
-            return f"{self.side} is {times_range(self.low, self.high)} faster than {self.base}"
-        if self.high <= 1:
-            return f"{self.side} is {times_range(1 / self.high, 1 / self.low)} slower than {self.base}"
-        ends = f"from {times(1 / self.low)} slower to {times(self.high)} faster"
-        return f"{self.side} is {ends} than {self.base}"
-
-
-def totals(cells: pl.DataFrame) -> list[Total]:
-    """One for each side and pass in which a cell of `compare` has a ratio, in the cells' order.
-
-    Cells that were disturbed do not count: their ratio is no ratio of these two.
-    """
-    cells = cells.filter(pl.col("disturbed").is_null())
-    both = cells.group_by("base", "side").agg(pl.struct("pass", "model").unique())
-    of = {(base, side): models for base, side, models in both.iter_rows()}
-    found = []
-    for (base, side, pass_), part in cells.drop_nulls("ratio").group_by("base", "side", "pass", maintain_order=True):
-        models = part.group_by("model", maintain_order=True).agg(geometric_mean(pl.col("ratio")))
-        verdicts = dict(part["verdict"].drop_nulls().value_counts().iter_rows())
-        means = part.select(geometric_mean(pl.col(f"{what}ratio")) for what in ("", "device_", "memory_"))
-        ratio, device, memory = means.row(0)
-        found.append(
-            Total(
-                base=str(base),
-                side=str(side),
-                pass_=str(pass_ or ""),
-                cells=part.height,
-                ratio=ratio,
-                device_ratio=device,
-                memory_ratio=memory,
-                low=min(models["ratio"]),
-                high=max(models["ratio"]),
-                models=tuple(map(str, models["model"].drop_nulls())),
-                of=sum(row["pass"] == pass_ for row in of[base, side]),
-                verdicts={verdict: verdicts.get(verdict, 0) for verdict in Verdict},
-                margin=max(MARGINS[clock] for clock in part["judged_on"].unique()),
-            )
-        )
-    return found
-
-
-def sentences(found: list[Total]) -> list[str]:
-    """One a total, worded like those of the published benchmarks: "Across all models, the Quadro M4000 is 1.05x to
-    1.25x faster than Tesla K80"; the pass is named where there are several."""
-    several = len({total.pass_ for total in found}) > 1
-    return [total.sentence(f"In {total.pass_}" if several and total.pass_ else "") for total in found]
-
-
-def times_range(low: float, high: float) -> str:
-    """2.2× to 2.5×, or 2.2× where both are that."""
-    ends = times(low), times(high)
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+    return Section("What differs", (), [of_rows("", [words(name, name) for name in names], rows)])

@@ -6,9 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from engines.catalog import EIGHT_BITS, ENGINES, PLAIN, Device, Pass, Training, is_base
@@ -19,7 +17,7 @@ _LONGEST_FILE_NAME = 180
 """Bytes, of the 255 that Linux takes: more words follow it."""
 _ID = re.compile(
     r"(?P<model>[^/]+)/(?P<variant>[^/]+)/(?P<pass_>[^/]+)/(?P<precision>[^/]+)"
-    r"/b(?P<batch_size>\d+)/r(?P<replicate>\d+)(?:/(?P<extra>.+))?"
+    r"/b(?P<batch_size>\d+)/r(?P<replicate>\d+)(?:/(?P<setting>.+))?"
 )
 
 
@@ -43,27 +41,12 @@ class Budget:
     repeats: Repeats = 0.5
 
 
-class Role(StrEnum):
-    """What a case is measured for."""
-
-    CELL = "cell"
-    """An ordinary cell of the matrix."""
-    SWEEP = "sweep"
-    """A batch size of a sweep, which shares a process with the others."""
-    PROBE = "probe"
-    """A try of the search for the largest batch."""
-
-
-MARKS = {Role.SWEEP: "sweep=batch", Role.PROBE: "probe=largest"}
-"""How ids, and the column `extra`, end for a role."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CaseId:
     """What tells a case apart from the others of its run; as text like `resnet50/ort-tuned/inference/fp16/b16/r0`.
 
     `setting` is whatever else distinguishes it, such as "optimizer=sgd/head=logits" or "sequence=128"; empty for
-    nothing. In the text it follows after the replicate, and then the role's mark.
+    nothing. In the text it follows after the replicate.
     """
 
     model: str
@@ -73,10 +56,9 @@ class CaseId:
     batch_size: int
     replicate: int
     setting: str = ""
-    role: Role = Role.CELL
 
     def __str__(self) -> str:
-        return self._joined(f"b{self.batch_size}", self.extra)
+        return self._joined(f"b{self.batch_size}")
 
     @classmethod
     def parse(cls, text: str) -> CaseId:
@@ -85,30 +67,26 @@ class CaseId:
         if match is None:
             raise ValueError(f"'{text}' is no case's id")
         parts: dict[str, Any] = match.groupdict()
-        setting, role = parts.pop("extra") or "", Role.CELL
-        for marked, mark in MARKS.items():
-            if setting.endswith(mark):
-                setting, role = setting.removesuffix(mark).removesuffix("/"), marked
         parts |= {name: int(parts[name]) for name in ("batch_size", "replicate")}
-        return cls(**parts, setting=setting, role=role)
+        return cls(**{**parts, "setting": parts["setting"] or ""})
 
     @property
-    def extra(self) -> str:
-        """The setting and the role's mark, as the id ends; empty without any."""
-        return "/".join(filter(None, (self.setting, MARKS.get(self.role))))
+    def cell(self) -> str:
+        """What its replicates share."""
+        return str(replace(self, replicate=0))
 
     @property
     def family(self) -> str:
-        """What the batch sizes of a sweep and the probes for its largest batch share: all but batch size and role."""
-        return self._joined("", self.setting)
+        """The id without the batch size."""
+        return self._joined("")
 
     @property
     def file_name(self) -> str:
         """The id as the name of a file."""
         return file_name(str(self))
 
-    def _joined(self, batch: str, extra: str) -> str:
-        parts = (self.model, self.variant, self.pass_, self.precision, batch, f"r{self.replicate}", extra)
+    def _joined(self, batch: str) -> str:
+        parts = (self.model, self.variant, self.pass_, self.precision, batch, f"r{self.replicate}", self.setting)
         return "/".join(filter(None, parts))
 
 
@@ -117,7 +95,7 @@ class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
     `reference` is the model whose base and outputs it is compared with, where that is not its own.
-    `options` are the engine's, resolved for the device; `setting` and `role` are as in `CaseId`. `unsupported` holds
+    `options` are the engine's, resolved for the device; `setting` is as in `CaseId`. `unsupported` holds
     the reason where the plan already knows that it cannot run.
     """
 
@@ -132,12 +110,9 @@ class Case:
     source: ModelSource
     options: Mapping[str, Any] = field(default_factory=dict)
     setting: str = ""
-    role: Role = Role.CELL
     training: Training = PLAIN
     unsupported: str | None = None
     reference: ModelSource | None = None
-    python: Path | None = None
-    """The interpreter that measures it, where that is another one."""
 
     @property
     def id(self) -> CaseId:
@@ -147,8 +122,7 @@ class Case:
     @property
     def is_base(self) -> bool:
         """Whether speed-ups are relative to this case."""
-        relative = self.role is not Role.PROBE and self.reference is None
-        return relative and is_base(self.variant, self.precision, self.source.kind)
+        return self.reference is None and is_base(self.variant, self.precision, self.source.kind)
 
     @property
     def subject(self) -> str:

@@ -65,7 +65,7 @@ from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-KINDS = ("models", "layers", "minibatch")
+KINDS = ("models", "layers")
 
 
 def _word(valid: Iterable[str], what: str) -> BeforeValidator:
@@ -82,7 +82,7 @@ def _below_yaml(path: Path, info: ValidationInfo) -> Path:
     check_path(whole)
     if ".." not in whole.parts:
         return whole
-    # The last part may be a link that must stay one, as an environment's python.
+    # A link's name counts: Hugging Face's cache has model.onnx as a link to a file without a suffix.
     return whole.resolve() if whole.name == ".." else whole.parent.resolve() / whole.name
 
 
@@ -385,16 +385,12 @@ class EngineEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     name: Annotated[str, AfterValidator(_known_engine)]
     label: Annotated[str, _part_of_id("a label")]
-    python: BelowYaml | None = None
-    """The interpreter that measures it, where that is another one, with other versions of the libraries. Whether it is
-    there shows when it is asked: a run may be read where it is not."""
 
     @model_validator(mode="before")
     @classmethod
     def _label(cls, data: Any) -> Any:
         if isinstance(data, dict) and "label" not in data and len(data) > 1:
-            example = "ort-1.27" if "python" in data else "ort-nhwc"
-            raise mistake(f"an engine with options needs a label, which names its rows, for example label: {example}")
+            raise mistake("an engine with options needs a label, which names its rows, for example label: ort-nhwc")
         return {"label": data.get("name"), **data} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
@@ -421,10 +417,9 @@ class EngineEntry(BaseModel):
 
     @property
     def code(self) -> list[str]:
-        """What the entry names that will be called: packages, files and an interpreter."""
+        """List the packages and files that the entry has loaded."""
         declared = self._declared()
-        named = [value for key, value in self.options.items() if declared[key].is_code]
-        return [*named, *([str(self.python)] if self.python else [])]
+        return [value for key, value in self.options.items() if declared[key].is_code]
 
 
 class Config(_Strict):
@@ -432,7 +427,7 @@ class Config(_Strict):
 
     suite: Name = ""
     kind: Annotated[str, _word(KINDS, "kind")] = "models"
-    """What is measured: networks, single layers, or networks over many batch sizes."""
+    """What is measured: networks or single layers."""
     models: Annotated[list[ModelEntry], _Few] = []
     layers: Annotated[list[LayerEntry], _Few] = []
     engines: Annotated[list[EngineEntry], _Some]
@@ -490,8 +485,8 @@ class Config(_Strict):
         if self.kind == "layers" and self.training != TrainingEntry():
             why = "a layer's training pass is forward, gradInput and gradWeight; leave out training"
             raise mistake(why, "training")
-        if self.largest_batch and self.kind != "minibatch":
-            raise mistake("only kind: minibatch searches for the largest batch", "largest_batch")
+        if self.largest_batch and self.kind == "layers":
+            raise mistake("only of models is the largest batch searched; leave this out", "largest_batch")
         names = [entry.name for entry in self.models]
         for number, name in enumerate(self.largest_batch.models if self.largest_batch else []):
             check_word(name, names, "model", at=("largest_batch", "models", number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -16,7 +16,7 @@ from exporters.onnx_files import not_made, precisions_of
 from exporters.shapes import at_shape
 from exporters.source import ModelSource, shape_words
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.case import Budget, Case
 from profiler.job.conditions import Filter
 from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 
@@ -25,6 +25,8 @@ _OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
 _GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
 """Guessed fp32 rates for the time estimate only, in GFLOP/s."""
 _GENERATION = ("prefill", "decode")
+BASE_PROCESSES = 3
+"""How often a base is measured at least: its processes tell how far any process may be from the next."""
 _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
@@ -35,7 +37,8 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     `hardware` is what engines ask of the device (machine.Target.hardware), where it is known.
 
     Replicates are rounds through the whole matrix (A B C A B C), so that a drift of the machine spreads over all cells
-    and shows in the spread between a cell's replicates.
+    and shows in the spread between a cell's replicates. Bases are measured three times at least: with fewer rounds in
+    the middle and at the end of their model's cases, too.
 
     Raises ConfigError where two cells would have one id, and where nothing is left.
     """
@@ -47,8 +50,10 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
         """What this machine lacks; a look takes milliseconds, and a plan may have thousands of cells."""
         return explain(missing(ENGINES[engine], device, precision=precision))
 
-    once = [case for entry in config.subjects for case in _cells(config, entry, device, hardware, lacking)]
-    cases = [replace(case, replicate=number) for number in range(config.replicates) for case in once]
+    once = [list(_cells(config, entry, device, hardware, lacking)) for entry in config.subjects]
+    rounds = [[replace(case, replicate=number) for case in of] for number in range(config.replicates) for of in once]
+    cases = [case for of in rounds[: -len(once)] for case in of]
+    cases += [case for of in rounds[-len(once) :] for case in _with_bases(of, config.replicates)]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
@@ -56,6 +61,20 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     if not plan:
         raise ConfigError(f"exclude: no case is left; --dry-run without it lists the {len(cases)} of the config")
     return plan
+
+
+def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
+    """Add processes of a model's bases up to BASE_PROCESSES, spread over its cases: of the smallest and the largest
+    batch, the one set by the host as far as any is, the other by the device."""
+    bases: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        if case.is_base and case.unsupported is None:
+            bases.setdefault((case.pass_, case.setting), []).append(case)
+    ends = [end(of, key=lambda case: case.batch_size) for of in bases.values() for end in (min, max)]
+    own = {case.id: case for case in ends}.values()
+    more = [[replace(case, replicate=number) for case in own] for number in range(replicates, BASE_PROCESSES)]
+    halves = [cases[: len(cases) // 2], cases[len(cases) // 2 :]] if len(more) > 1 else [cases]
+    return [case for part, extra in zip(halves, more, strict=False) for case in (*part, *extra)] if more else cases
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
@@ -98,36 +117,13 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     return sampling + _OVERHEAD_SECONDS[case.device] + compiling
 
 
-def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
-    """A rough guess of the wall time of all; the batch sizes of a sweep share a process, and so its overhead."""
-    runnable = [case for case in cases if case.unsupported is None]
-    swept = [case for case in runnable if case.role is Role.SWEEP]
-    processes = {case.id.family for case in swept}
-    shared = (len(swept) - len(processes)) * _OVERHEAD_SECONDS[swept[0].device] if swept else 0.0
-    return sum(estimate_seconds(case, budget) for case in runnable) - shared
-
-
 def searched(plan: Iterable[Case]) -> list[Case]:
     """One case, any of its batches, for each family in which the largest batch is searched: the first replicate's."""
     found: dict[str, Case] = {}
     for case in plan:
-        if case.role is Role.SWEEP and case.unsupported is None and case.replicate == 0:
+        if case.unsupported is None and case.replicate == 0:
             found.setdefault(case.id.family, case)
     return list(found.values())
-
-
-def probe_of(case: Case, batch_size: int) -> Case:
-    """The probe of this batch in the family of `case`."""
-    return replace(case, batch_size=batch_size, role=Role.PROBE)
-
-
-def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]:
-    """The probes that `case_ids` name, family by family, smaller batches first."""
-    batches: dict[str, list[int]] = {}
-    for case_id in case_ids:
-        if case_id.role is Role.PROBE:
-            batches.setdefault(case_id.family, []).append(case_id.batch_size)
-    return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
 
 
 def _cells(
@@ -142,7 +138,6 @@ def _cells(
     precisions = precisions_of(of_job, config.precisions)
     trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]
     varied = (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
-    # In rising order, as a request meets them that grows, and whose first calls can be compared between jobs.
     shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*map(sorted, varied.values()))]
     batches = entry.batch_sizes or config.batch_sizes
     for shape, batch_size, pass_, precision in product(shapes, batches, config.passes, precisions):
@@ -155,9 +150,7 @@ def _cells(
             reason = reason or _untrainable(source, pass_) or cannot
             if ENGINES[engine].needs == "onnx":
                 reason = reason or not_made(source, precision)
-            # What another interpreter lacks is asked where it may be started (profiler/run/interpreters.py).
-            if reason is None and not engine_entry.python:
-                reason = lacking(engine, precision) or None
+            reason = reason or lacking(engine, precision) or None
             yield Case(
                 model=entry.name,
                 engine=engine,
@@ -170,11 +163,9 @@ def _cells(
                 source=source,
                 options=options,
                 setting="/".join(filter(None, [_setting(config, training), *shape_words(shape)])),
-                role=Role.SWEEP if config.kind == "minibatch" else Role.CELL,
                 training=training,
                 unsupported=reason,
                 reference=_at_same_shape(reference, shape) if reference else None,
-                python=engine_entry.python,
             )
 
 

@@ -33,22 +33,6 @@ class Salvage:
     value: Any
 
 
-@dataclass(frozen=True)
-class CaseEnded:
-    """A case of a call that runs several has ended; limits, phases and salvage begin again."""
-
-    value: Any
-
-
-@dataclass
-class Part:
-    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
-
-    value: Any
-    seconds: dict[str, float]
-    entered: dict[str, float]
-
-
 @dataclass
 class Outcome:
     """How a call ended. `value` is what the function returned, `salvage` what it had reported to be kept."""
@@ -63,23 +47,10 @@ class Outcome:
     """Time spent by phase."""
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, on time.monotonic()."""
-    parts: list[Part] = field(default_factory=list)
-    """The cases that ended before, of a call that runs several; the fields above are of what came after them."""
     log: Path | None = None
     """Where a call printed that did not end well: the whole traceback of an error is there."""
 
 
-@dataclass
-class Running:
-    """How far a call is that another interpreter runs (other_python.py), as its `Child` there says."""
-
-    doing: str = Phase.FORK
-    phase: str = Phase.FORK
-    is_closing: bool = False
-    parts: list[Part] = field(default_factory=list)
-    """On their way those that have not been sent before."""
-
-
-Message = Entered | Progress | Salvage | CaseEnded | Outcome
+Message = Entered | Progress | Salvage | Outcome
 """The last one is the outcome, of which the child knows status, reason and value."""
 Report = Callable[[Message], None]

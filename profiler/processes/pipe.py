@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import struct
@@ -26,14 +25,6 @@ def frame(data: bytes) -> bytes:
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data) / 2**20:.0f} MiB, more than the {MOST_BYTES >> 20} that a message may have")
     return _HEADER.pack(_MARK, len(data)) + data
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what another version of Python has written, too."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        # Where Python 3.13 has paths, and no other version.
-        return super().find_class("pathlib" if module == "pathlib._local" else module, name)
 
 
 class Sender:
@@ -70,7 +61,7 @@ class Receiver:
             self._came += read
             while (data := self._whole()) is not None:
                 try:
-                    message = _Unpickler(io.BytesIO(data)).load()
+                    message = pickle.loads(data)
                 except Exception as error:
                     raise BrokenMessage(f"sent what cannot be read ({type(error).__name__}: {error})") from None
                 yield message

@@ -33,7 +33,7 @@ from exporters.source import ModelError
 from profiler.machine import control_groups
 from profiler.processes import trees
 from profiler.processes.logs import BoundedLog, flush_output, redirect_output
-from profiler.processes.messages import CaseEnded, Entered, Message, Outcome, Part, Progress, Report, Salvage
+from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage
 from profiler.processes.pipe import BrokenMessage, Receiver, Sender
 from profiler.processes.temporary import OwnFolder
 
@@ -100,8 +100,6 @@ class Call:
     """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
     option: str | None = None
     """What the user raises to give it longer; None is the job's budget."""
-    python: Path | None = None
-    """The interpreter that is to run it, where that is another one (other_python.py)."""
 
 
 def start_forkserver(log: Path) -> None:
@@ -110,7 +108,6 @@ def start_forkserver(log: Path) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
     # Python 3.11's forkserver ignores the parent's sys.path, and swallows the ImportError that follows.
-    # In another interpreter's process that folder has links to this project, and none of the libraries next to it.
     root = Path(__file__).absolute().parents[2]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # What was installed it finds by itself, and of that, nothing should come before Python's own modules.
@@ -177,16 +174,8 @@ def _within_the_time_of_a_start() -> Iterator[None]:
         _ANSWERED.add(pid)
 
 
-def end_calls_of(starter: int) -> None:
-    """End the children of this process that came of a forkserver for the process `starter`.
-
-    Nothing else: whoever calls `measure` starts other processes too.
-    """
-    trees.end_below(os.getpid(), meant=lambda pid: _is_of_a_call(pid, starter))
-
-
-def _is_of_a_call(pid: int, starter: int) -> bool:
-    """Whether a process came of a forkserver for `starter`.
+def _is_of_a_call(pid: int) -> bool:
+    """Tell whether a process came of this one's forkserver: whoever calls `measure` starts other processes too.
 
     A model may have emptied its environment, but not lowered how soon the kernel would end it, which is higher than
     this process's own.
@@ -195,21 +184,10 @@ def _is_of_a_call(pid: int, starter: int) -> bool:
         own, its = (int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (os.getpid(), pid))
         # Looked at first: one that ends has no environment left to read, and still has what it started below it.
         is_marked = own < its == _FIRST_TO_GO or (
-            f"{trees.STARTED_FOR}={starter}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            f"{trees.STARTED_FOR}={os.getpid()}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         )
         return is_marked and os.getsid(pid) != os.getsid(0)
     return False
-
-
-def while_in(phase: str) -> str:
-    """What a call was doing in that phase, at the end of a sentence."""
-    return _WHILE.get(phase, f" in phase {phase}")
-
-
-def how_ended(code: int) -> str:
-    """How a process ended, by its exit code, which is negative for a signal."""
-    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-    return f"ended by {name}" if code < 0 else f"exited with code {code}"
 
 
 class Child:
@@ -222,8 +200,6 @@ class Child:
         """How far the phase is, in words; empty where the child says nothing."""
         self._phase_started = time.monotonic()
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
-        self.parts: list[Part] = []
-        """The cases that have ended, of a call that runs several; limits, phases and salvage begin again."""
         self._seconds: dict[str, float] = {}
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
@@ -287,16 +263,9 @@ class Child:
                 self.progress = text
             case Salvage(value):
                 self._salvage = value
-            case CaseEnded(value):
-                self._end_part(value)
             case Outcome():
                 return message
         return None
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the last case of several has a session that may still be closed."""
-        return bool(self.parts) and self.phase == Phase.END
 
     @property
     def doing(self) -> str:
@@ -317,7 +286,7 @@ class Child:
             if (server := _forkserver_pid()) is not None:
                 trees.end_below(server, _RUNNING)
             else:
-                end_calls_of(os.getpid())
+                trees.end_below(os.getpid(), meant=_is_of_a_call)
             self._log.trim(done=True)
         self._connection.close()
         self._folder.remove()
@@ -351,7 +320,7 @@ class Child:
         return f"ended after {limit:g} s{self._while()}; raise {option} if it needs longer"
 
     def _while(self) -> str:
-        return while_in(self.phase)
+        return _WHILE.get(self.phase, f" in phase {self.phase}")
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
@@ -359,19 +328,12 @@ class Child:
         self.phase, self.progress, self._phase_started = phase, "", now
         self._entered.setdefault(phase, now)
 
-    def _end_part(self, value: Any) -> None:
-        entered = dict(self._entered)
-        self._enter_phase(Phase.END)
-        self.parts.append(Part(value, self._seconds, entered))
-        self._seconds, self._salvage, self._entered = {}, None, {Phase.END: self._phase_started}
-
     def _finish(self, outcome: Outcome) -> Outcome:
         outcome.phase = self.phase
         self._enter_phase(Phase.EXIT)
         self.kill()
         self._enter_phase(Phase.ENDED)
-        outcome.salvage, outcome.parts = self._salvage, self.parts
-        outcome.seconds, outcome.entered = self._seconds, self._entered
+        outcome.salvage, outcome.seconds, outcome.entered = self._salvage, self._seconds, self._entered
         outcome.log = None if outcome.status == "ok" else self.call.log
         return outcome
 
@@ -386,7 +348,9 @@ class Child:
             return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
-        return Outcome("crashed", f"{how_ended(code)}{self._while()}")
+        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        how = f"ended by {name}" if code < 0 else f"exited with code {code}"
+        return Outcome("crashed", f"{how}{self._while()}")
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:

@@ -14,23 +14,16 @@ from typing import Any
 import polars as pl
 
 from profiler.published import references, setups
+from profiler.published.setups import geometric_mean
 from profiler.published.studies import STUDIES
 from profiler.published.tables import LAYERS, layer_times
+from profiler.results.cells import compared
 from profiler.results.columns import place
-from profiler.results.speedups import geometric_mean
-from profiler.results.warning_kinds import DISTURBED
 from profiler.tables import numbers
 from profiler.tables.numbers import listed
 
 EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
-
-_REASONS = {
-    "disturbed": ("{names}, which {were} disturbed", "{names} {were} disturbed"),
-    "inconsistent": ("{names}, whose latency and throughput disagree", "latency and throughput of {names} disagree"),
-    "host_set": ("{names}, whose time the host sets", "the host sets the time of {names}"),
-}
-"""Why networks do not count in a comparison: after "but", and as a clause."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +42,12 @@ SINGLE_LAYERS = Subject("layers")
 
 @dataclass(frozen=True)
 class Comparison:
-    """`slower`'s times over `faster`'s: least and greatest over the `networks` that both ran, of which there are `of`.
+    """How many times faster one is than another: a range over the `networks` that both ran, of which there are `of`.
 
-    `faster` is the one with the lower geometric mean of its times. `machine` is named where both ran on it, `ours` says
-    whether either is one of ours; `mean` is the geometric mean of the ratios, `lost` are networks on which `slower` is
-    the faster one. `left_out`, by the keys of `_REASONS`, are networks on which either was disturbed or inconsistent,
-    or whose time the host sets, and whose ratio as measured would widen the range; where no network is left, `low` and
-    `high` are no numbers, and the two in no order.
+    `low` and `high` are the least and the greatest end of the ratios' intervals (profiler.results.cells.compared), of
+    published times the ratios themselves; `mean` is the geometric mean of the ratios. `faster` is the one with the
+    lower geometric mean of its times, and `lost` are networks on which `slower` is the faster one. `machine` is named
+    where both ran on it, `ours` says whether either is one of ours.
     """
 
     faster: str
@@ -65,7 +57,6 @@ class Comparison:
     networks: tuple[str, ...]
     of: int
     ours: bool = False
-    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     subject: Subject = MODELS
     machine: str = ""
     article: bool = True
@@ -81,9 +72,6 @@ class Comparison:
 
     def sentence(self) -> str:
         """In Markdown."""
-        if not self.networks:
-            who = f"between {self.faster} and {self.slower}"
-            return f"No factor {who}{self._setting}: {', and '.join(self._left_out(1))}."
         ratio = f"**{span(self.low, self.high)}**"
         where = self._where()
         if self.relation == ">":
@@ -94,31 +82,20 @@ class Comparison:
         mean = f"{numbers.times(self.mean, sign='x')} in the geometric mean"
         return f"{where}, {self._first} is {ratio} as fast as {self.slower}: {mean}{on}."
 
-    def _left_out(self, form: int) -> list[str]:
-        """What does not count and why, in one of the forms of `_REASONS`."""
-        given = [(_REASONS[reason][form], names) for reason, names in self.left_out.items() if names]
-        return [text.format(names=listed(of), were="was" if len(of) == 1 else "were") for text, of in given]
-
     @property
     def _first(self) -> str:
         return the(self.faster) if self.article else self.faster
 
-    @property
-    def _setting(self) -> str:
-        on = f" on {the(self.machine)}" if self.machine else ""
-        return f"{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
-
     def _where(self) -> str:
-        noun, both = self.subject.noun, len(self.networks) + sum(map(len, self.left_out.values()))
+        noun, both = self.subject.noun, len(self.networks)
         if both == self.of:
             over = f"Across all {noun}"
         elif both == 1:
             over = f"On {self.networks[0]} only"
         else:
             over = f"Across the {both} {noun} that both ran"
-        but = self._left_out(0)
-        without = ", without" if self.subject.manner else " but"
-        return f"{over}{self._setting}" + (f"{without} {', and '.join(but)}" if but else "")
+        on = f" on {the(self.machine)}" if self.machine else ""
+        return f"{over}{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
 
 
 def the(label: str) -> str:
@@ -132,80 +109,45 @@ def span(low: float, high: float) -> str:
 
 
 def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Comparison]:
-    """Every two values of the column `name`, compared over the networks that both have; the clearest first.
+    """Compare every two values of the column `name` over the networks that both have; the clearest first.
 
-    `times` has `network`, `published_network`, `machine`, `ms` (for one image), `wall_ms` (the same by the clock of the
-    latency), `ours`, `of`, how many networks there are, `disturbed`, the kinds of warnings with which no factor counts,
-    and `host_set`; `also` are columns that must agree, such as the machine where libraries are compared. Of several
-    times of one value for a network the lowest counts of those that were not disturbed and that the host does not set.
-    Of one machine a network counts only where both clocks give the same ratio, within 5 %: elsewhere the host sets it.
+    `times` has `network`, `published_network`, `machine`, `ms` (of one image) with `low_ms` and `high_ms` (null of
+    published times), `clock`, `ours`, and `of`, how many networks there are; `also` are columns that must agree, such
+    as the machine where libraries are compared. Of several times of one value for a network the lowest counts.
     """
-    rows = _one_each(times, [name, "network", *also])
-    rows = rows.with_columns(place=place(name, rows[name].unique(maintain_order=True)))
-    pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
-    ratio, measured = (pl.col(f"{ms}_2") / pl.col(ms) for ms in ("ms", "wall_ms"))
-    same = pl.lit(value=True) if "machine" in also else pl.col("machine") == pl.col("machine_2")
-    agree = ~same | (measured / ratio).is_between(1 - EQUAL, 1 + EQUAL)
-    calm, steady, good = (pl.col(which) & pl.col(f"{which}_2") for which in ("calm", "steady", "good"))
-    pairs = pairs.with_columns(ratio=ratio, measured=measured, calm=calm, steady=steady, good=good & agree)
-    ratio, network = pl.col("ratio").filter("good"), pl.col("published_network")
-    # What does not count is not named where it would not widen the range.
-    inside = pl.col("good") | pl.col("measured").is_between(ratio.min(), ratio.max()).fill_null(value=False)
-    out = {
-        "disturbed": ~pl.col("calm"),
-        "inconsistent": pl.col("calm") & ~pl.col("steady"),
-        "host_set": pl.col("calm") & pl.col("steady"),
-    }
-    ranges = pairs.group_by(name, f"{name}_2", maintain_order=True).agg(
-        mean=geometric_mean(ratio).log(),
-        low=ratio.min(),
-        high=ratio.max(),
-        ours=(pl.col("ours") | pl.col("ours_2")).any(),
-        faster_on=network.filter(pl.col("good"), pl.col("ratio") > 1).unique(maintain_order=True),
-        slower_on=network.filter(pl.col("good"), pl.col("ratio") < 1).unique(maintain_order=True),
-        networks=network.filter(inside).unique(maintain_order=True),
-        **{reason: network.filter(~inside & which).unique(maintain_order=True) for reason, which in out.items()},
+    keys = [name, "network", *also]
+    ordered = times.drop_nulls("ms").sort("ms", maintain_order=True).unique(keys, keep="first", maintain_order=True)
+    first = times.select(name).unique(maintain_order=True).to_series()
+    rows = ordered.with_columns(place=place(name, first)).rename(
+        {"ms": "latency_ms", "low_ms": "latency_low_ms", "high_ms": "latency_high_ms"}
     )
-    ranges = ranges.with_columns(pl.col("mean", "low", "high").fill_null(math.nan))
-    ranges = ranges.sort(pl.col("mean").abs().fill_nan(-1.0), descending=True, maintain_order=True)
+    rows = rows.sort("place", place("network", times["network"].unique(maintain_order=True)), maintain_order=True)
+    pairs = rows.join(rows, on=["network", *also], suffix="_2", maintain_order="left_right")
+    pairs = pairs.filter(pl.col("place") < pl.col("place_2"))
+    pairs = pairs.hstack(compared(pairs, base="_2"))
+    factor, network = pl.col("factor"), pl.col("published_network")
+    ranges = pairs.group_by(name, f"{name}_2", maintain_order=True).agg(
+        mean=geometric_mean(factor).log(),
+        low=pl.col("factor_low").min(),
+        high=pl.col("factor_high").max(),
+        ours=(pl.col("ours") | pl.col("ours_2")).any(),
+        faster_on=network.filter(pl.col("factor_low") > 1).unique(maintain_order=True),
+        slower_on=network.filter(pl.col("factor_high") < 1).unique(maintain_order=True),
+        networks=network.unique(maintain_order=True),
+    )
+    ranges = ranges.sort(pl.col("mean").abs(), descending=True, maintain_order=True)
     return [_comparison(row, name, times["of"][0]) for row in ranges.iter_rows(named=True)]
 
 
 def _comparison(row: Mapping[str, Any], name: str, of: int) -> Comparison:
-    """The pair in its order. Of one on several machines a network may count on another one, or for another reason."""
+    """Put a pair in its order. One that ran on several machines can win on one of them and lose on another."""
     faster, slower, low, high = row[name], row[f"{name}_2"], row["low"], row["high"]
+    wins, losses = row["faster_on"], row["slower_on"]
     if row["mean"] < 0:
-        faster, slower, low, high = slower, faster, 1 / high, 1 / low
-    left: dict[str, list[str]] = {}
-    known = set(row["networks"])
-    for reason in _REASONS:
-        left[reason] = [one for one in row[reason] if one not in known]
-        known |= set(left[reason])
-    wins = tuple(one for one in row["slower_on"] if one not in row["faster_on"])
-    losses = tuple(one for one in row["faster_on"] if one not in row["slower_on"])
-    return Comparison(
-        *(faster, slower, low, high, tuple(row["networks"]), of, row["ours"], left),
-        mean=math.exp(abs(row["mean"])),
-        lost=losses if row["mean"] < 0 else wins,
-    )
-
-
-def _one_each(times: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """The time by the keys, whether it was undisturbed (`calm`, `steady`), and whether it counts (`good`)."""
-    steady = pl.col("disturbed").is_null()
-    rows = times.drop_nulls("ms").with_columns(
-        calm=~pl.col("disturbed").str.contains(DISTURBED, literal=True).fill_null(value=False),
-        steady=steady,
-        good=steady & ~pl.col("host_set"),
-    )
-    figures = [
-        pl.col("ms", "wall_ms").sort_by(~pl.col("good"), "ms").first(),
-        pl.col("ours").any(),
-        pl.col("published_network").first(),
-        *([] if "machine" in keys else [pl.col("machine").first()]),
-        pl.col("calm", "steady", "good").any(),
-    ]
-    return rows.group_by(keys, maintain_order=True).agg(figures)
+        faster, slower, low, high, wins, losses = slower, faster, 1 / high, 1 / low, losses, wins
+    lost = tuple(network for network in losses if network not in wins)
+    mean = math.exp(abs(row["mean"]))
+    return Comparison(faster, slower, low, high, tuple(row["networks"]), of, row["ours"], mean=mean, lost=lost)
 
 
 def compare_machines(times: pl.DataFrame, by_release: bool) -> list[Comparison]:
@@ -324,7 +266,7 @@ def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows as `compare` takes them; what a source prints before a CPU's name is no part of it in a sentence."""
     return rows.with_columns(
         pl.col("machine", "setup").str.strip_prefix("CPU: "),
-        ms=pl.col("judged_ms") / pl.col("batch_size"),
-        wall_ms=pl.col("total_ms") / pl.col("batch_size"),
+        ms=pl.col("total_ms") / pl.col("batch_size"),
+        **{end: pl.col(end) / pl.col("batch_size") for end in ("low_ms", "high_ms")},
         of=pl.lit(len(references.network_names(study))),
     )

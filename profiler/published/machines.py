@@ -64,8 +64,7 @@ def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environm
     known = own.select("machine", "cloud", "instance", "usd_per_hour", "device").unique(maintain_order=True)
     for machine in known.to_dicts():
         facts = _environment_of(machine["machine"], environments)
-        # `roofs` are raised to what a network reached.
-        roofs = facts.get("measured_roofs") or facts.get("roofs") or {}
+        roofs = facts.get("roofs") or {}
         price = machine["usd_per_hour"]
         rows.append(
             {
@@ -127,7 +126,7 @@ def cost_table(name: str, own: pl.DataFrame, environments: Sequence[Mapping[str,
     rows = setups.with_differences(own, STUDIES[name])
     known = rows.filter(
         pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null()),
-        pl.col("model").is_in(list(names)) & ~pl.col("swept"),
+        pl.col("model").is_in(list(names)),
     ).with_columns(joules_per_item=joules, kwh_per_million_items=joules * 1e6 / 3.6e6)
     order = [place("model", names), "pass", "usd_per_million_items", "joules_per_item"]
     ranked = known.sort(order, nulls_last=True)

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from profiler.published import conclusions, references
 from profiler.published.claims import answers
-from profiler.published.claims.evidence import Claim, Evidence, Outcome, sound
+from profiler.published.claims.evidence import Claim, Evidence, Outcome
 from profiler.published.conclusions import Comparison, Subject, best_published, between, compare_machines, most_telling
+from profiler.published.setups import geometric_mean
 from profiler.published.studies import PASSES
-from profiler.results.sentences import sweep_sentences
-from profiler.results.speedups import geometric_mean
+from profiler.results.cells import compared
 from profiler.tables.numbers import compact, counted, listed
 from profiler.tables.writers import escape_markdown
 
@@ -43,9 +43,8 @@ _COUNTED = {
 """What is said of one statement with a verdict, and of several; what surprises comes first."""
 _INTRODUCTION = """\
 Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
-image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
-kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
-5 % of each other throughout.
+image where batch sizes differ. With an own time it reaches to the ends of the ratios' 95 % intervals. Equal (`==`) are
+two that stay within 5 % of each other throughout.
 Own machines and libraries come first. An own GPU and a CPU, or an own CPU and a GPU, are compared as machines only."""
 
 
@@ -108,7 +107,7 @@ def fastest(evidence: Evidence) -> list[str]:
     for subject, times in evidence.times.items():
         for of in conclusions.by_device(times):
             mine = set(of.filter("ours", "counterpart")["setup"])
-            first = conclusions.fastest(of.filter("ours").filter(sound()))
+            first = conclusions.fastest(of.filter("ours"))
             if mine.isdisjoint(first):
                 found += [pair.sentence() for pair in between(of, first, best_published(of) or mine, subject)]
     return found
@@ -129,8 +128,7 @@ def cost(evidence: Evidence) -> list[str]:
 
     Of each machine and pass. Two ways are compared over the networks that both ran, and only over half of them or more.
     """
-    # What the host holds up costs so much, too.
-    priced = evidence.own.drop_nulls("usd_per_million_items").filter(pl.col("disturbed").is_null())
+    priced = evidence.own.drop_nulls("usd_per_million_items")
     found = []
     for (pass_, _, price), rows in priced.group_by("pass", "machine", "usd_per_hour", maintain_order=True):
         figure = pl.col("usd_per_million_items")
@@ -155,16 +153,18 @@ def _prices(rows: pl.DataFrame) -> str:
 def _cheapest(base: pl.DataFrame, rows: pl.DataFrame) -> str:
     """Which setup costs least in comparison, like "; eager amp-fp16 costs 0.25x to 0.90x as much, …", or nothing."""
     both = rows.join(base, on="model", suffix="_base").filter(pl.col("setup") != pl.col("setup_base"))
-    both = both.with_columns(ratio=pl.col("usd_per_million_items") / pl.col("usd_per_million_items_base"))
-    means = both.group_by("setup").agg(mean=geometric_mean(pl.col("ratio")), count=pl.col("model").n_unique())
-    cheaper = means.filter(pl.col("mean") < 1, 2 * pl.col("count") >= base["model"].n_unique()).sort("mean", "setup")
+    both = both.drop("factor", "factor_low", "factor_high", "verdict")
+    both = both.hstack(compared(both, figure="throughput"))
+    means = both.group_by("setup").agg(mean=geometric_mean(pl.col("factor")), count=pl.col("model").n_unique())
+    cheaper = means.filter(pl.col("mean") > 1, 2 * pl.col("count") >= base["model"].n_unique())
+    cheaper = cheaper.sort("mean", "setup", descending=[True, False])
     if cheaper.is_empty():
         return ""
-    best = both.filter(setup=cheaper["setup"][0]).sort("ratio")
-    low, high = best["ratio"][0], best["ratio"][-1]
+    best = both.filter(setup=cheaper["setup"][0])
+    low, high = (1 / end for end in best.select(pl.col("factor_high").max(), pl.col("factor_low").min()).row(0))
     return (
         f"; with {best['library'][0]}, **{conclusions.span(low, high)}** as much, on the "
-        f"{counted(cheaper['count'][0], 'network')} that both ran undisturbed"
+        f"{counted(cheaper['count'][0], 'network')} that both ran"
     )
 
 
@@ -187,7 +187,6 @@ HEADLINES: Sequence[Own] = (
     answers.knees,
     _of_kind("ms_above_twice"),
     _of_kind("curvature"),
-    answers.largest,
     _of_kind("fit"),
     answers.fastest,
 )
@@ -202,8 +201,6 @@ def markdown(evidence: Evidence) -> str:
     parts += _statements(groups(evidence))
     for subject, times in evidence.times.items():
         parts += _folded(subject, _comparisons(evidence, subject, times))
-    if "minibatch" in evidence.row.tables and (findings := sweep_sentences(evidence.results)):
-        parts += _details(f"Every batch sweep: {counted(len(findings), 'finding')}", [_bullets(findings)])
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,8 +10,6 @@ import altair as alt
 from profiler.report.chart_specs import ROUND, Spec, finished, logarithmic
 from profiler.report.palette import variables
 
-STATES = ("undisturbed", "host-bound or disturbed")
-"""What a row's `measured` says; rows of the second are drawn lighter."""
 ERRORS_HEIGHT = 420
 _COLOURS = variables()
 _ROWS = alt.NamedData("rows")
@@ -27,12 +25,12 @@ _LETTER = 5.4
 """Pixels of the text on bars, and of one of its letters on average."""
 
 
-def groups(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool, far_apart: bool) -> Spec:
+def groups(networks: Sequence[str], own: Sequence[str], others: Sequence[str], far_apart: bool) -> Spec:
     """A group of bars a network, each from zero to its time as a share (`share`) of the longest of the group.
 
     A bar's name and figure (`text`) stand in it, or behind it where it is short. The bars of `own` have the data's
-    colours, `others` are muted; `light` says whether any is lighter. The set "names" has the networks, at place 0.
-    Times that are too `far_apart` for bars are points on one logarithmic scale.
+    colours, `others` are muted. The set "names" has the networks, at place 0. Times that are too `far_apart` for bars
+    are points on one logarithmic scale.
     """
     rows, colour, ink = len(own) + len(others), _colour(own, others, None), alt.value(_COLOURS.ink)
     if far_apart:
@@ -45,15 +43,14 @@ def groups(networks: Sequence[str], own: Sequence[str], others: Sequence[str], l
         drawn = _groups(_ROWS, networks, rows, padding=0.12).encode(x=x)
         mark = drawn.mark_bar().encode(color=colour)
         fits = f"datum.share * width > {_LETTER} * length(datum.text) + 12"
-        on_bar = alt.condition(f"datum.measured === '{STATES[1]}'", ink, alt.value(_COLOURS.paper))
-        texts = _texts(drawn, fits, 5, on_bar)
+        texts = _texts(drawn, fits, 5, alt.value(_COLOURS.paper))
     headings = _groups(alt.NamedData("names"), networks, rows).mark_text(align="left", fontWeight="bold", aria=False)
     headings = headings.encode(x=alt.value(0), text="network:N", color=ink)
-    return finished(alt.layer(_lighter(mark.encode(tooltip=_tips()), light), *texts, headings))
+    return finished(alt.layer(mark.encode(tooltip=_tips()), *texts, headings))
 
 
 def over_batches(
-    networks: Sequence[str], own: Sequence[str], others: Sequence[str], sizes: Sequence[int], light: bool, apart: float
+    networks: Sequence[str], own: Sequence[str], others: Sequence[str], sizes: Sequence[int], apart: float
 ) -> Spec:
     """A panel a network: milliseconds per sample against the minibatch, a line each of `own` and `others`.
 
@@ -67,16 +64,14 @@ def over_batches(
     )
     colour, shape = _colour(own, others, _LEGEND), _shape(own, others, _LEGEND)
     line = chart.mark_line(strokeWidth=1.75).encode(color=colour)
-    # Without it the line shows through a lighter point.
-    below = chart.mark_point(size=60, aria=False).encode(color=alt.value(_COLOURS.paper))
     point = chart.mark_point(size=50).encode(color=colour, shape=shape, tooltip=_tips(("batch_size", "Minibatch")))
     header = alt.Header(labelAnchor="start", labelFontSize=12, labelColor=_COLOURS.ink, labelPadding=4)
-    panels = alt.layer(line, below, _lighter(point, light)).properties(height=170)
+    panels = alt.layer(line, point).properties(height=170)
     panels = panels.facet(alt.Facet("network:N", title=None, sort=list(networks), header=header), spacing=16)
     return finished(panels.resolve_scale(y="independent").resolve_axis(x="independent"), width=None)
 
 
-def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float], light: bool) -> Spec:
+def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]) -> Spec:
     """The error of each network against its time on every machine: a line a network, whose name is at its left.
 
     `times` are the ends of the axis in milliseconds. The set "names" has the networks with their `error`, their least
@@ -103,7 +98,7 @@ def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]
         shape=_shape(own, others, _LEGEND),
         tooltip=_tips(("error", "Top-5 error, %")),
     )
-    return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=ERRORS_HEIGHT))
+    return finished(alt.layer(leader, line, points, text).properties(height=ERRORS_HEIGHT))
 
 
 def _groups(data: alt.NamedData, networks: Sequence[str], rows: int, padding: float | None = None) -> alt.Chart:
@@ -124,7 +119,7 @@ def _texts(drawn: alt.Chart, before: str, away: int, colour: Any) -> list[alt.Ch
 
 
 def _tips(*more: tuple[str, str]) -> list[alt.Tooltip]:
-    fields = [("network", "Network"), ("name", "Measured in"), *more, ("figure", "ms"), ("measured", "Measured")]
+    fields = [("network", "Network"), ("name", "Measured in"), *more, ("figure", "ms")]
     return [alt.Tooltip(f"{field}:N", title=title) for field, title in fields]
 
 
@@ -140,11 +135,3 @@ def _shape(
 ) -> alt.Shape:
     shapes = ["circle"] * len(own) + [among[i % len(among)] for i in range(len(others))]
     return alt.Shape("name:N", title=None, scale=alt.Scale(domain=[*own, *others], range=shapes), legend=legend)
-
-
-def _lighter(chart: alt.Chart, light: bool) -> alt.Chart:
-    """With the lighter rows lighter and a legend of it; as it is where there are none."""
-    if not light:
-        return chart
-    scale = alt.Scale(domain=list(STATES), range=[1, 0.35])
-    return chart.encode(opacity=alt.Opacity("measured:O", title=None, scale=scale))

@@ -1,7 +1,6 @@
 """Draw a study's figures with those of runs: bars by machine and by library, time by minibatch, error against time.
 
-What was published is muted, or a point of another shape; a row of ours that the host sets, or that was disturbed, is
-lighter.
+What was published is muted, or a point of another shape.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from engines.catalog import PRECISIONS
 from exporters.whole_file import write_whole
 from profiler.published import picture_specs as specs
 from profiler.published import references, setups
+from profiler.published.setups import geometric_mean
 from profiler.published.studies import PASSES, STUDIES
 from profiler.published.tables import layer_times
 from profiler.report import palette
 from profiler.report.chart_specs import Spec
 from profiler.results.columns import place
-from profiler.results.speedups import geometric_mean
-from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import compact, listed
 from profiler.tables.writers import escape_markdown, slug
 
@@ -86,13 +84,12 @@ class Picture:
 def published_pictures(study: str, results: pl.DataFrame) -> list[Picture]:
     """Every picture to which the results have something to say."""
     times = setups.network_times(study, setups.network_cells(results))
-    plain = _prepared(times.filter(~pl.col("swept")), pl.col("kinds").list.contains(HOST_BOUND))
-    on_device = times.filter("swept").with_columns(total_ms="judged_ms")
-    swept = _prepared(on_device, pl.col("host_set"))
+    plain = _prepared(times.filter(~pl.col("swept")))
+    swept = _prepared(times.filter("swept").with_columns(total_ms="device_ms"))
     made = [*_by_machine(study, plain), *_by_library(study, plain), *_over_batches(swept), *_errors(study, plain)]
     if "layers" in STUDIES[study].tables:
         more = {"pass": pl.lit("training"), "brief": pl.lit(None, pl.String)}
-        known = _prepared(layer_times(results).with_columns(**more), pl.col("host_set")).drop_nulls("ms")
+        known = _prepared(layer_times(results).with_columns(**more)).drop_nulls("ms")
         title = "L1 to L5: forward, gradInput and gradWeight"
         made += [_bars("layers", title, "layers", known)] if known["ours"].any() else []
     return made
@@ -106,14 +103,12 @@ def write(folder: Path, pictures: Sequence[Picture]) -> None:
         write_whole(folder / picture.file, vl_convert.vegalite_to_svg(picture.drawing()))
 
 
-def _prepared(times: pl.DataFrame, host_bound: pl.Expr) -> pl.DataFrame:
-    """The rows of networks that we ran, with `short` (preset and precision, or the published library) and `measured`.
+def _prepared(times: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of networks that we ran, with `short`: preset and precision, or the published library.
 
     `ms` is the time of one image; `name` what a picture of machines calls the row.
     """
     machines = times.filter("ours")["machine"].n_unique()
-    calm, doubted = map(pl.lit, specs.STATES)
-    lighter = pl.col("disturbed").is_not_null() | host_bound.fill_null(value=False)
     mine = pl.concat_str("implementation", "precision", separator=" ")
     return (
         times.filter(pl.col("ours").any().over("network", "pass"))
@@ -121,7 +116,6 @@ def _prepared(times: pl.DataFrame, host_bound: pl.Expr) -> pl.DataFrame:
             pl.col("machine").str.strip_prefix("CPU: "),
             ms=pl.col("total_ms") / pl.col("batch_size"),
             short=pl.when("ours").then(mine).otherwise("library"),
-            measured=pl.when(lighter).then(doubted).otherwise(calm),
         )
         .with_columns(
             name=pl.when(pl.col("ours") & (machines > 1))
@@ -210,13 +204,13 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     places = places.sort("mean", "name", nulls_last=True).with_row_index("place", offset=1)
     text = pl.coalesce(_figures("figure") + " ms", "brief", pl.lit("no figure"))
     drawn = figures.join(places.select("name", "place"), on="name", maintain_order="left").select(
-        *("name", "place", "share", "figure", "measured"),
+        *("name", "place", "share", "figure"),
         network="published_network",
         text=pl.format("{}: {}", "name", text),
     )
     networks = rows["published_network"].unique(maintain_order=True).to_list()
     own, others = _names(figures)
-    spec = specs.groups(networks, own, others, _any_lighter(drawn), far_apart)
+    spec = specs.groups(networks, own, others, far_apart)
     scale = "The scale is logarithmic." if far_apart else "Every network has a scale of its own, from zero."
     names = [{"network": network, "place": 0} for network in networks]
     height = len(networks) * (_BAR * (len(places) + 1) + _BETWEEN)
@@ -236,14 +230,12 @@ def _over_batches(rows: pl.DataFrame) -> list[Picture]:
             .otherwise(pl.format("{}, {}", "machine", "library"))
         )
         part = part.with_columns(name=line).sort("batch_size", maintain_order=True)
-        drawn = part.select(
-            *("name", "batch_size", "ms", "measured"), network="published_network", figure=_figures("ms")
-        )
+        drawn = part.select(*("name", "batch_size", "ms"), network="published_network", figure=_figures("ms"))
         networks = part["published_network"].unique(maintain_order=True).to_list()
         own, others = _names(part)
         sizes = part["batch_size"].unique().sort().to_list()
         ranges = drawn.group_by("network").agg(apart=pl.col("ms").max() / pl.col("ms").min())["apart"].to_list()
-        spec = specs.over_batches(networks, own, others, sizes, _any_lighter(drawn), max(ranges))
+        spec = specs.over_batches(networks, own, others, sizes, max(ranges))
         title = f"Milliseconds per sample by samples per minibatch: {PASSES[pass_]} pass"
         note = "Both scales are logarithmic. Every network has a scale of its own."
         note += " Own times are the device's own where it is known." if part["gpu_ms"].count() else ""
@@ -263,10 +255,10 @@ def _errors(study: str, rows: pl.DataFrame) -> list[Picture]:
         return []
     mine = _best_of_each_precision(rows.filter("ours")).with_columns(name=pl.format("{} {}", "machine", "short"))
     both = pl.concat([mine, published], how="diagonal_relaxed")
-    drawn = both.select(*("name", "ms", "error", "measured"), network="published_network", figure=_figures("ms"))
+    drawn = both.select(*("name", "ms", "error"), network="published_network", figure=_figures("ms"))
     names, ends = _labels(drawn)
     own, others = _names(both)
-    spec = specs.errors(own, others, ends, _any_lighter(drawn))
+    spec = specs.errors(own, others, ends)
     note = "Errors of one crop, of VGG by dense prediction, as printed. Both scales are logarithmic."
     return [
         Picture(
@@ -303,10 +295,6 @@ def _names(rows: pl.DataFrame) -> tuple[list[str], list[str]]:
     own = rows.filter("ours").unique("name", keep="first", maintain_order=True)
     own = own.sort(place("precision", PRECISIONS), "name")
     return own["name"].to_list(), rows.filter(~pl.col("ours"))["name"].unique(maintain_order=True).to_list()
-
-
-def _any_lighter(rows: pl.DataFrame) -> bool:
-    return specs.STATES[1] in rows["measured"]
 
 
 def _figures(column: str) -> pl.Expr:

@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 
 from exporters.whole_file import write_whole
-from profiler.results.warning_kinds import qualifying
-from profiler.tables.numbers import compact, count, decimals, each, whole
+from profiler.results.warning_kinds import HOST_BOUND, KINDS
+from profiler.tables.numbers import compact, count, decimals, each, significant, whole
 from profiler.tables.table import Field, Table, figure, of_frame, prose, words
 from profiler.tables.writers import MARK, csv, escape_markdown, markdown
 
@@ -23,6 +23,23 @@ OWN = f"{MARK}\u00a0{{}}"
 OURS = pl.col("ours")
 SAME_BATCH = pl.format("{} {}", "ours", "batch_size")
 """What distinguishes rows whose figures can be held against each other: own ones, and those of one batch size."""
+
+
+MARKED = (HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake))
+"""Kinds of warnings that a table marks in its notes and explains below itself."""
+
+
+def marks(kinds: pl.Expr) -> pl.Expr:
+    """Return the marks of lists of kinds of warnings, such as "h x"; null without any."""
+    found = [pl.when(kinds.list.contains(kind)).then(pl.lit(KINDS[kind].mark)) for kind in MARKED]
+    text = pl.concat_str(found, separator=" ", ignore_nulls=True)
+    return pl.when(text != "").then(text)
+
+
+def legend(kinds: Iterable[str | None]) -> str:
+    """Explain the marks of some kinds of warnings; empty without any."""
+    carried = set(kinds)
+    return "; ".join(f"{KINDS[kind].mark}: {KINDS[kind].meaning}" for kind in MARKED if kind in carried)
 
 
 @dataclass(frozen=True)
@@ -78,9 +95,7 @@ class Printed:
 
     @property
     def legend(self) -> str:
-        """What the marks in its notes mean; empty without any."""
-        carried = set(self.frame["kinds"].explode()) if "kinds" in self.frame.columns else set()
-        return "; ".join(f"{kind.mark}: {kind.meaning}" for kind in qualifying() if kind.kind in carried)
+        return legend(self.frame["kinds"].explode()) if "kinds" in self.frame.columns else ""
 
     def write(self, folder: Path) -> None:
         """published-<name>.csv, with all digits and the column `ours`."""
@@ -109,6 +124,16 @@ def milliseconds(column: str, heading: str, as_printed: str = "") -> Field:
     """
     columns = (column, "ours", as_printed) if as_printed else (column, "ours")
     return figure(heading, columns, _milliseconds, contested=True)
+
+
+def interval(low: str, high: str) -> Field:
+    """A column with both ends of a time's 95 % interval, blank where three digits do not tell them apart."""
+    return figure("95 %", (low, high), _intervals, unit="ms", expendable=1)
+
+
+def _intervals(low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    ends = [[significant(value) for value in both if value is not None] for both in zip(low, high, strict=True)]
+    return ["–".join(both) if len(set(both)) == 2 else "" for both in ends]
 
 
 def per_image(heading: str) -> list[Field]:

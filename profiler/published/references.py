@@ -15,7 +15,8 @@ from exporters.single_layers import LAYERS
 from profiler.bundled import bundled
 from profiler.errors import ConfigError, nearest
 from profiler.published.studies import STUDIES
-from profiler.results.reading import with_all_columns
+from profiler.results.columns import RESULTS
+from profiler.results.ends import ends_of
 
 FOLDER = bundled("references")
 PASSES = ("forward", "backward", "total")
@@ -53,13 +54,14 @@ def read(name: str) -> pl.DataFrame:
 def published_as_results(study: str) -> pl.DataFrame:
     """references/<study>.csv as results: a row a network, machine and library, in training, fp32.
 
-    Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock, no interval and
-    no memory. Raises ConfigError for a study that is none.
+    Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock and no memory, and
+    an interval is the figure itself. Raises ConfigError for a study that is none.
     """
     if study not in STUDIES:
         raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, STUDIES)}")
     machine = pl.col("gpu").str.strip_prefix("CPU: ")
     same = {"run_id": study, "suite": study, "status": "ok", "precision": "fp32", "pass": "training", "replicate": 0}
+    same |= {"setting": "", "is_base": False}
     rows = _rows(study).select(
         "batch_size",
         "device",
@@ -71,10 +73,11 @@ def published_as_results(study: str) -> pl.DataFrame:
         variant=pl.concat_str("library", "library_version", separator=" ", ignore_nulls=True),
         machine=machine,
         gpu=pl.when(device="cuda").then(machine),
-        latency_ms="total_ms",
+        **dict.fromkeys(("latency_ms", *ends_of("latency_ms")), pl.col("total_ms")),
     )
     case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
-    return with_all_columns(rows.drop_nulls("latency_ms").with_columns(case_id=case_id))
+    known = rows.drop_nulls("latency_ms").with_columns(case_id=case_id)
+    return pl.concat([pl.DataFrame(schema=RESULTS), known], how="diagonal_relaxed")
 
 
 def networks(study: str) -> pl.DataFrame:

@@ -12,88 +12,57 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import known
-from profiler.job.case import Role
 from profiler.published import references
+from profiler.published.printed import MARKED, marks
 from profiler.published.studies import STUDIES, Study
-from profiler.results.columns import place
-from profiler.results.replicates import OK, OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
+from profiler.results.cells import OK, cells
+from profiler.results.columns import Group, names, place
+from profiler.results.problems import OUT_OF_MEMORY, why_not
 from profiler.results.run_files import json_object
-from profiler.results.speedups import geometric_mean
-from profiler.results.warning_kinds import HOST_BOUND, qualifying
 from profiler.tables.numbers import natural
 
-_FIGURES = [
-    *("latency_ms", "forward_ms", "backward_ms", "gpu_ms", "samples", "throughput", "peak_memory_mib"),
-    *("usd_per_million_items", "items_per_usd", "energy_mj_per_item", "status", "reason", "warnings"),
-]
-_KEYS = [
-    *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
-    *("software", "ending", "runtime", "variant", "precision", "swept", "updates", "is_base", "to_image"),
-]
+LEAST_BATCHES = 3
+_BY = (
+    *("machine", "cloud", "instance", "usd_per_hour", "device", "cudnn"),
+    *(column for column in names(Group.VERSIONS) if column.endswith("_version")),
+)
+"""Rows that differ in one of these stand apart."""
 
 
 def times(results: pl.DataFrame) -> pl.DataFrame:
-    """One row a cell of the matrix: keys, medians over its replicates, and in `note` and `brief` why it has no figures.
-
-    `kinds` has those of its warnings that a table marks, whose marks are in the notes, and `disturbed`, as text, those
-    with which no factor counts. `judged_ms` is the time on which sentences rest: the device's own where it is known,
-    and no more than the latency. `host_set` says that it is not known, and the host sets the row's time or nearly.
-    `low_ms` and `high_ms` are the ends of the interval of `latency_ms`, or null; of several replicates the widest, and
-    no closer than they are apart.
+    """Return one row a cell of the runs' machines, with what its machine and library are called.
 
     `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
-    `runtime` is the software without the variant. `swept` marks the rows of a batch sweep, `updates` those with an
-    optimizer's step, `to_image` those with the gradient of the network's input. Probes for the largest batch are left
-    out.
+    `runtime` is the software without the variant. `note` and `brief` say why a row has no figures, or have the marks of
+    the `kinds` of its warnings. `low_ms` and `high_ms` are the ends of the interval of `latency_ms`; `device_ms` is the
+    device's own time, or the latency where that is unknown or less. `updates` marks the rows with an optimizer's step,
+    `to_image` those with the gradient of the network's input.
     """
-    rows = without_probes(results)
-    names = [(software(row, row["variant"]), software(row), ending(row)) for row in rows.iter_rows(named=True)]
-    named = pl.DataFrame(names, schema=dict.fromkeys(("software", "runtime", "ending"), pl.String), orient="row")
-    labelled = rows.with_columns(
-        *named.get_columns(),
-        machine=pl.coalesce("machine", "gpu", pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))),
+    machine = pl.coalesce("machine", "gpu", pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU")))
+    rows = cells(results.with_columns(machine=machine), by=_BY)
+    called = [(software(row, row["variant"]), software(row), ending(row)) for row in rows.iter_rows(named=True)]
+    named = pl.DataFrame(called, schema=dict.fromkeys(("software", "runtime", "ending"), pl.String), orient="row")
+    brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then("status")
+    kinds = pl.col("footnotes").list.set_intersection(pl.lit(list(MARKED)))
+    return rows.with_columns(
+        *named.with_columns(pl.col("runtime") + pl.col("ending"), library=pl.col("software") + pl.col("ending")),
         model=pl.coalesce("network", "model"),
         model_kind=pl.col("model_kind").fill_null("canonical"),
-        swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
         to_image=pl.col("input_gradient").fill_null(False),
-    )
-    brief, kinds = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then("status"), pl.col("warnings")
-    cells = merge(labelled, _KEYS, _FIGURES, **_ends())
-    return cells.with_columns(
-        library=pl.format("{}{}", "software", "ending"),
-        runtime=pl.format("{}{}", "runtime", "ending"),
         note=pl.coalesce(why_not(), marks(kinds)),
         brief=pl.coalesce(brief, marks(kinds)),
-        disturbed=disturbed(kinds),
-        kinds=kinds.list.set_intersection(pl.lit([kind.kind for kind in qualifying()])),
+        kinds=kinds,
+        low_ms="latency_low_ms",
+        high_ms="latency_high_ms",
         # The device cannot take longer than the call.
-        judged_ms=pl.min_horizontal("gpu_ms", "latency_ms"),
-        host_set=kinds.list.contains(HOST_BOUND) & pl.col("gpu_ms").is_null(),
-        setup=pl.format("{} with {}{}", "machine", "software", "ending"),
-    ).drop("warnings")
+        device_ms=pl.min_horizontal("gpu_ms", "latency_ms"),
+    ).with_columns(setup=pl.format("{} with {}", "machine", "library"))
 
 
 def network_cells(results: pl.DataFrame) -> pl.DataFrame:
     """`times` of networks, without those of single layers."""
     return times(results).filter(pl.col("model_kind") != "layer")
-
-
-def marks(kinds: pl.Expr) -> pl.Expr:
-    """The marks of what a table says of rows with lists of kinds of warnings, such as "h x"; null without any."""
-    found = [pl.when(kinds.list.contains(kind.kind)).then(pl.lit(kind.mark)) for kind in qualifying()]
-    text = pl.concat_str(found, separator=" ", ignore_nulls=True)
-    return pl.when(text != "").then(text)
-
-
-def _ends() -> dict[str, pl.Expr]:
-    """The ends of the interval of replicates' median latencies."""
-    ms, several = pl.col("latency_ms").filter(OK), OK.sum() > 1
-    low, high = (pl.col(f"latency_ci_{end}_ms").filter(OK) for end in ("low", "high"))
-    return {
-        "low_ms": pl.when(several).then(pl.min_horizontal(low.min(), ms.min())).otherwise(low.min()),
-        "high_ms": pl.when(several).then(pl.max_horizontal(high.max(), ms.max())).otherwise(high.max()),
-    }
 
 
 def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
@@ -102,10 +71,9 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
     A row has `total_ms` and perhaps its parts, `per_item_ms` (the total per image), `ours`, and `counterpart`: whether
     it stands for the published library.
     """
-    study, names, published = STUDIES[name], references.network_names(name), published_times(name)
-    # At the usual batch size a row of a sweep is one of the plain table, too.
+    study, networks, published = STUDIES[name], references.network_names(name), published_times(name)
     both = published.filter(pl.col("swept"), pl.col("batch_size") == pl.lit(study.batch_size))
-    mine = with_differences(of_study(name, own), study)
+    mine = with_differences(of_study(name, own), study).drop("network")
     mine = mine.rename({"model": "network", "latency_ms": "total_ms"}).with_columns(
         ours=pl.lit(True),
         implementation="variant",
@@ -113,25 +81,30 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
         counterpart=counterpart(study.counterpart),
         library="runtime" if "implementation" in study.columns else "library",
     )
-    more = ["precision", "note", "brief", "kinds", "gpu_ms", "low_ms", "high_ms", "samples"]
+    more = ["precision", "note", "brief", "kinds", "gpu_ms", "samples"]
     shared = [column for column in (*published.columns, *more) if column in mine.columns]
     rows = pl.concat([published, both.with_columns(swept=pl.lit(False)), mine.select(shared)], how="diagonal")
     return rows.with_columns(
-        per_item_ms=pl.col("total_ms") / pl.col("batch_size"), published_network=pl.col("network").replace_strict(names)
-    ).sort(place("network", names), maintain_order=True)
+        per_item_ms=pl.col("total_ms") / pl.col("batch_size"),
+        published_network=pl.col("network").replace_strict(networks),
+    ).sort(place("network", networks), maintain_order=True)
 
 
 def of_study(name: str, own: pl.DataFrame) -> pl.DataFrame:
-    """The `own` rows of a study's networks and passes, without an optimizer's step.
+    """Return the `own` rows of a study's networks and passes, without an optimizer's step.
 
-    Of a setup those at the published batch size, or where it has none all; and every row of a batch sweep.
+    A setup's rows are those at the published batch size, or where it has none all. In a study of minibatches those of a
+    network at three sizes or more all stay, marked as `swept`.
     """
     study = STUDIES[name]
     usual = dict(references.networks(name).select("network", "batch_size").rows())
     is_usual = pl.col("batch_size") == (study.batch_size or pl.col("model").replace_strict(usual, default=None))
     networks = pl.col("model").is_in(list(references.network_names(name)))
     rows = own.filter(networks, pl.col("pass").is_in(study.passes), ~pl.col("updates"))
-    return rows.filter(pl.col("swept") | is_usual | ~is_usual.any().over("setup", "model", "pass", "swept"))
+    family = ["setup", "model", "pass"]
+    several = pl.col("batch_size").n_unique().over(family) >= LEAST_BATCHES
+    rows = rows.with_columns(swept=several & pl.lit("minibatch" in study.tables))
+    return rows.filter(pl.col("swept") | is_usual | ~is_usual.any().over(family))
 
 
 def with_differences(own: pl.DataFrame, study: Study) -> pl.DataFrame:
@@ -150,9 +123,9 @@ def published_times(name: str) -> pl.DataFrame:
         ending=pl.lit(""),
         ours=pl.lit(False),
         counterpart=pl.lit(False),
-        disturbed=pl.lit(None, pl.String),
-        judged_ms="total_ms",
-        host_set=pl.lit(False),
+        device_ms="total_ms",
+        **dict.fromkeys(("low_ms", "high_ms"), pl.lit(None, pl.Float64)),
+        clock=pl.lit(None, pl.String),
     )
 
 
@@ -176,6 +149,11 @@ def one_each(rows: pl.DataFrame, by_release: bool, name: str = "machine") -> pl.
     order = release if by_release else pl.col("ms")
     ordered = rows.drop_nulls("ms").sort(order, descending=by_release, maintain_order=True)
     return ordered.unique([name, "network"], keep="first", maintain_order=True)
+
+
+def geometric_mean(values: pl.Expr) -> pl.Expr:
+    """Return the geometric mean of what is known of ratios or times above 0; null without any."""
+    return values.log().mean().exp()
 
 
 def fastest(rows: pl.DataFrame, name: str, *within: str) -> pl.DataFrame:

@@ -19,9 +19,11 @@ from profiler.published.printed import (
     OWN,
     SAME_BATCH,
     Printed,
+    interval,
     joined_kinds,
     joined_notes,
     label,
+    marks,
     measure,
     measures,
     milliseconds,
@@ -30,8 +32,7 @@ from profiler.published.printed import (
 from profiler.published.studies import STUDIES, Study
 from profiler.results.columns import place
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.warning_kinds import HOST_BOUND
-from profiler.tables.numbers import spread, whole, words
+from profiler.tables.numbers import whole, words
 from profiler.tables.table import Field, figure
 from profiler.tables.writers import MARK, escape_markdown
 
@@ -61,7 +62,7 @@ _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
 _LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function", "url")]
 _ONE_LIBRARY = pl.when(pl.col("implementation").ne_missing("best per layer")).then(SAME_BATCH)
 """The rows of which one can be the best; "best per layer" is put together of several."""
-_MARKED = pl.format("{}: {}", "layer", setups.marks(pl.col("kinds")))
+_MARKED = pl.format("{}: {}", "layer", marks(pl.col("kinds")))
 """A row's note with the marks of its warnings; null without any."""
 _CLOCK = (
     "Own times are the device's, without gaps between launches, where those could be kept out; engines that run"
@@ -93,7 +94,7 @@ def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printe
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Forward, gradInput and gradWeight together: published and own rows, as conclusions.compare takes them."""
     columns = ["setup", "machine", "software", "ending", "called", "implementation", "device"]
-    columns += ["network", "published_network", "library", "precision", "batch_size", "total_ms"]
+    columns += ["network", "published_network", "library", "precision", "batch_size", "total_ms", "clock"]
     keys = ["machine", "library", "implementation", "batch_size"]
     of_both = pl.col("table").is_in(["forward", "backward"])
     passes = references.layers().filter(of_both, pl.col("library") != "cherry-picking")
@@ -112,12 +113,12 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
         network="layer",
         published_network="layer",
     )
-    host_set = pl.col("kinds").list.contains(HOST_BOUND).fill_null(value=False)
-    return rows.select(*columns, "ours", "counterpart", "disturbed", ms=per_image, wall_ms=per_image, host_set=host_set)
+    ends = {end: pl.col(end) / pl.col("batch_size") for end in ("low_ms", "high_ms")}
+    return rows.select(*columns, "ours", "counterpart", ms=per_image, **ends)
 
 
 def _own(results: pl.DataFrame) -> pl.DataFrame:
-    """`layer_rows` with setup and library by name, then the best of each machine, precision and batch size."""
+    """Return `layer_rows` with setup and library by name, then the best of each machine, precision and batch size."""
     rows = layer_rows(results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
     times = setups.times(results.filter(model_kind="layer"))
@@ -234,16 +235,16 @@ def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printe
     rows = rows.with_columns(column=pl.format("{} (ms)", called))
     wide = rows.pivot("column", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
     columns = rows["column"].unique(maintain_order=True)
-    of_marks = rows.with_columns(column=_MARKS, marks=setups.marks(pl.col("kinds")))
-    marks = of_marks.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
+    of_marks = rows.with_columns(column=_MARKS, marks=marks(pl.col("kinds")))
+    signs = of_marks.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
     kinds = rows.group_by("network").agg(joined_kinds())
     frame = published
-    for more in (wide, marks, kinds):
+    for more in (wide, signs, kinds):
         frame = frame.join(more, on="network", how="left", maintain_order="left")
     frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
 
-    def marked(times: Iterable[float | None], marks: Iterable[str | None]) -> list[str]:
-        cells = (() if time is None else (measure(time), mark) for time, mark in zip(times, marks, strict=True))
+    def marked(times: Iterable[float | None], signs: Iterable[str | None]) -> list[str]:
+        cells = (() if time is None else (measure(time), sign) for time, sign in zip(times, signs, strict=True))
         return [" ".join(filter(None, parts)) for parts in cells]
 
     speeds = [figure(OWN.format(column), (column, f"{column}: marks"), marked) for column in columns]
@@ -259,7 +260,7 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
     """A section a network, a row a setup: the times of its passes."""
     study = STUDIES[name]
     rows = setups.network_times(name, own).filter(pl.col("pass") == "training", ~pl.col("swept"))
-    inner = ["pass", "swept", "software", "ending", "judged_ms", "host_set"]
+    inner = ["pass", "swept", "software", "ending", "device_ms", "clock"]
     frame = setups.ranked(rows.drop(inner), "total_ms", "network")
     frame = frame.sort(place("network", references.network_names(name)), maintain_order=True)
     links = {"implementation": "url"}
@@ -267,7 +268,7 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
         milliseconds(column, heading) if column.endswith("_ms") else label(column, heading, links.get(column, ""))
         for column, heading in study.columns.items()
     ]
-    fields.append(figure("± %", ("low_ms", "high_ms", "total_ms"), spread, expendable=1))
+    fields.append(interval("low_ms", "high_ms"))
     fields.append(replace(milliseconds("gpu_ms", "Device (ms)"), expendable=2))
     note = ""
     if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
@@ -300,8 +301,8 @@ def framework_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
 
 def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
     """A section a network, a row a setup and pass, a column a batch size: milliseconds per sample."""
-    # As the sentences have it: small batches leave the device waiting for the host.
-    on_device = pl.col("judged_ms") / pl.col("batch_size")
+    # Small batches leave the device waiting for the host.
+    on_device = pl.col("device_ms") / pl.col("batch_size")
     swept = _of_both_passes(name, own).filter("swept").with_columns(per_item_ms=on_device)
     keys = ["published_network", "machine", "library", "section", "ours"]
     noted = swept.drop_nulls("note").sort("batch_size", maintain_order=True)
@@ -362,7 +363,7 @@ def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
         *("machine", "library", "setup", "batch_size", "network", "pass"),
         pl.col("total_ms").alias("ms"),
         *("swept", "counterpart", "device", "note", "ours", "per_item_ms", "published_network"),
-        *("gpu_ms", "judged_ms", "low_ms", "high_ms", "samples", "kinds"),
+        *("gpu_ms", "device_ms", "low_ms", "high_ms", "samples", "kinds"),
         pl.col("pass").replace(_SECTIONS).alias("section"),
         "brief",
     )

@@ -1,4 +1,4 @@
-"""Run a job, and end the run of a model that the command line names with what to deploy."""
+"""Run a job, and end the run with what to deploy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import polars as pl
 from rich.console import Console
 
 from profiler.options import Recommend, Run
-from profiler.recommend.answer import make_answer
-from profiler.recommend.choice import recommend
-from profiler.recommend.options import each_of, make_request
+from profiler.recommend.command import answers
+from profiler.recommend.options import each_of
 from profiler.recommend.writers import print_briefly
-from profiler.results.replicates import without_probes
 from profiler.run.command import execute as run_job
 
 
@@ -23,16 +21,23 @@ def execute(options: Run, console: Console) -> int:
 
 
 def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
-    """Print what to deploy for single calls and for throughput, and the commands that say why and export it."""
-    rows = without_probes(results).filter(status="ok")
-    if rows.is_empty():
-        return
-    passes = rows["pass"].unique(maintain_order=True).to_list()
-    one = Recommend(runs=[str(run)], pass_="inference" if "inference" in passes else passes[0])
-    aims: list[Recommend] = []
-    for at in each_of(one, rows):
-        sizes = sorted((rows if at.extra is None else rows.filter(setting=at.extra))["batch_size"].unique())
-        aims += [replace(at, batch=str(sizes[0]))] if len(sizes) > 1 else [at]
-        aims += [replace(at, objective="throughput")] if len(sizes) > 1 else []
-    found = [recommend(results, make_request(aim, results)) for aim in aims]
-    print_briefly(console, results, [(aim, one, make_answer(one, "")) for aim, one in zip(aims, found, strict=True)])
+    """Print what to deploy for single calls and, of several batch sizes, for throughput, for each model and setting."""
+    measured, asked = results.filter(status="ok"), list[Recommend]()
+    for pass_ in measured["pass"].unique(maintain_order=True):
+        rows = results.filter(pl.col("pass") == pass_)
+        for one in each_of(Recommend(runs=[str(run)], pass_=pass_), rows):
+            of_one = measured.filter(
+                pl.col("pass") == pass_,
+                pl.col("model") == (one.model or pl.col("model")),
+                pl.col("setting") == (pl.col("setting") if one.setting is None else pl.lit(one.setting)),
+            )
+            if of_one.is_empty():
+                continue
+            model = one.model or (of_one["model"][0] if results["model"].n_unique() > 1 else None)
+            asked.append(replace(one, model=model))
+            if of_one["batch_size"].n_unique() > 1:
+                asked.append(replace(one, model=model, objective="throughput"))
+    if asked:
+        folders = dict.fromkeys(results["run_id"].unique(), str(run))
+        found = answers(asked, results, folders)
+        print_briefly(console, [(options, answer) for options, _, answer in found])

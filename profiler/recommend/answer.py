@@ -1,352 +1,304 @@
-"""Put a recommendation into words: the choice, its figures, how far to trust them, and why not the others."""
+"""Decide what to deploy, and state it as data: the winner with its figures, why nothing else wins, and what to do next.
+
+Every sentence is made of an Answer by writers.py; `Answer.model_json_schema()` describes it for programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
-from engines.catalog import known
-from profiler.errors import WHEN_IDLE
+import polars as pl
+from pydantic import BaseModel
+
 from profiler.job.case import setting_words
-from profiler.recommend import reasons
-from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import Limit, Margin, Recommendation, break_even
-from profiler.results.columns import Group, columns
+from profiler.recommend.options import LIMITED_BY, OBJECTIVES, Request
+from profiler.results.cells import cells
+from profiler.results.choice import HIGHER, Choice, Limit, Loser, cell_name, choose
+from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names
+from profiler.results.ends import WITH_ENDS, ends_of
 from profiler.results.environment import versions_of_others
-from profiler.results.sentences import WITHIN_PROCESS
-from profiler.results.set_up import PARTS, Part, parts_of
-from profiler.results.warning_kinds import doubting, meaning
-from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
-from profiler.stats.samples import PERCENTILE_NEEDS
-from profiler.tables.numbers import count, counted, grouped, listed, products, rounded, seconds, significant, span
+from profiler.results.reasons import Reason
+from profiler.results.warning_kinds import KINDS
+from profiler.tables import numbers
 
-_AIMS = {
-    "latency": "lowest latency per call",
-    "throughput": "highest throughput",
-    "memory": "lowest peak memory",
-    "energy": "lowest energy per item",
-    "cost": "lowest cost per item",
+Row = Mapping[str, Any]
+BY = ("machine", "device", *names(Group.VERSIONS), "options", "calibrated")
+"""Rows that agree in these and in their configuration are replicates of one another, be it in several runs."""
+FIGURES = {
+    **{c.name: c for c in columns(Group.LATENCY, Group.CLOCKS, Group.SET_UP) if c.better},
+    **{c.name: c for c in COLUMNS.values() if c.objective},
+    **DERIVED,
 }
-_LEAST_SECONDS = 1.0
-"""Set-up that nobody waits for."""
-_MANY, _TOO_MANY = 3, 8
-"""More names than these are counted: where a caution concerns all, and where it does not."""
-_CALIBRATE = {
-    "onnx": "Int8 without calibration data has ranges of seeded inputs, so its error on yours is unknown. Give the "
-    "model `calibration: FOLDER` in the job and measure again, or let it compete with --allow-uncalibrated or "
-    "--max-error.",
-    "torch": "torchao takes its ranges from each call's inputs, here seeded ones, so its error on yours is unknown. "
-    "Let it compete with --allow-uncalibrated or --max-error.",
-}
-"""By what the engine needs."""
+"""Figures that an answer gives of each candidate."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a reader gets of a recommendation, in reading order; an empty part is left out."""
+class Figure(BaseModel):
+    """State a figure with its 95 % interval, where it has one."""
 
-    title: str
-    headline: str
-    is_certain: bool
-    """Whether nothing disturbed the choice."""
-    facts: list[tuple[str, str]]
-    """Of the choice: what, and the figure."""
-    sentences: list[str]
-    cautions: list[str]
-    """What makes the figures that decided unreliable: each kind of warning once, with whom it concerns."""
-    doubts: list[str]
-    """Replicates that failed, and limits that are almost missed."""
-    rough: str | None
-    """That the figures are rough, where they are."""
-    relaxations: list[tuple[str, str]]
-    """A limit, and what it would have to be, where nothing meets them."""
-    objective: str
-    """The figure that the candidates are compared by."""
-    losers: list[tuple[str, float | None, str]]
-    """Name, the objective's figure, the reason."""
-    unmeasured: list[tuple[str, str]]
-    """A reason, and what it holds for."""
-    command: str
-    sources: list[str]
-    notes: list[str]
-    """How the reasons are to be read."""
+    value: float
+    low: float | None
+    high: float | None
+    unit: str
 
 
-def make_answer(found: Recommendation, command: str, rough: str | None = None, sampling: str = "") -> Answer:
-    """`command` measures the choice again, or says why none can be given; `rough` says that all figures are.
+class Candidate(BaseModel):
+    """State a configuration with its figures; `name` is unique within an answer."""
 
-    `sampling` are its options that take more samples, where some had too few.
+    name: str
+    engine: str
+    variant: str
+    precision: str
+    calibrated: bool | None
+    batch_size: int
+    setting: str
+    machine: str | None
+    device: str | None
+    versions: dict[str, str]
+    """Of the software that it ran in, by column."""
+    run_ids: list[str]
+    case_ids: list[str]
+    processes: int
+    """How many gave figures; `failures` gave none."""
+    failures: int
+    figures: dict[str, Figure]
+    base: str | None
+    factor: Figure | None
+    """How many times faster than the base."""
+    verdict: str | None
+    warnings: list[str]
+    """Kinds."""
+
+
+class Why(BaseModel):
+    """State a reason as profiler.results.reasons.Reason does; `subject` is a candidate's name, `text` the words.
+
+    `detail` is what a run said, such as why a case was not measured.
     """
-    request, choice = found.request, found.choice
-    limits = ", ".join(map(reasons.limit_text, request.limits))
-    machines = list(dict.fromkeys(c.machine for c in found.candidates))
-    place = f" on {machines[0]}" if len(machines) == 1 else f" on one of {', '.join(machines)}" if machines else ""
-    what = f"{request.model}, {request.pass_}{f' ({request.work})' if request.work else ''}{place}"
-    measured = [loser for loser in found.losers if loser.why != "unmeasured"]
+
+    code: str
+    subject: str
+    figure: str
+    value: float | None
+    low: float | None
+    high: float | None
+    limit: float | None
+    other: str
+    have: float | None
+    detail: str
+    text: str
+
+
+class Rejected(BaseModel):
+    """State why a candidate was not chosen."""
+
+    candidate: Candidate
+    reasons: list[Why]
+
+
+class Relaxation(BaseModel):
+    """State what one limit, the others kept, would have to be; `needed` is None where that alone admits nothing."""
+
+    figure: str
+    limit: float
+    needed: float | None
+    option: str | None
+    admits: str | None
+
+
+class Footnote(BaseModel):
+    """State a kind of warning once, and which of the winner, its base and the runner-up carry it."""
+
+    kind: str
+    meaning: str
+    of: list[str]
+
+
+class Command(BaseModel):
+    """State a shell command, and what it is for."""
+
+    purpose: Literal["export", "replicates", "samples"]
+    command: str
+
+
+class Answer(BaseModel):
+    """State what to deploy. Without a `winner` nothing meets the limits, and `nearest` misses them by the least.
+
+    `tied`, `runner_up` and `nearest` are names in `losers`. `margin` is how many times worse the runner-up is. `close`
+    are limits that the winner meets by little. `next` are commands that follow.
+    """
+
+    request: Request
+    figure: str
+    limits: list[Limit]
+    """Those that were asked for, and the usual limit of the error."""
+    winner: Candidate | None
+    tied: list[str]
+    replicates_to_settle: int | None
+    runner_up: str | None
+    margin: Why | None
+    close: list[Why]
+    losers: list[Rejected]
+    nearest: str | None
+    relaxations: list[Relaxation]
+    footnotes: list[Footnote]
+    next: list[Command] = []
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Return all that were compared, the winner first."""
+        return [*([self.winner] if self.winner else []), *(loser.candidate for loser in self.losers)]
+
+
+def recommend(results: pl.DataFrame, request: Request) -> Answer:
+    """Return what to deploy by all rows of any number of runs; their columns are profiler.results.columns's."""
+    every = cells_of(results, request.prices)
+    return make_answer(request, decide(every, request), every)
+
+
+def cells_of(results: pl.DataFrame, prices: Mapping[str, float]) -> pl.DataFrame:
+    """Merge replicates on one machine with one set of versions; `prices` replace the runs' own, by machine."""
+    usd_per_hour = pl.col("machine").replace_strict(prices, default=pl.col("usd_per_hour"), return_dtype=pl.Float64)
+    items_per_hour = 3600 * pl.when(pl.col("throughput") > 0).then("throughput")
+    # A replicate that failed does not tell; a run has one set of calibration data.
+    calibrated = pl.coalesce("calibrated", pl.col("calibrated").max().over("run_id", "precision"))
+    cost = 1e6 * usd_per_hour / items_per_hour
+    rows = results.with_columns(usd_per_hour=usd_per_hour, usd_per_million_items=cost, calibrated=calibrated)
+    return cells(rows, BY)
+
+
+def decide(every: pl.DataFrame, request: Request) -> Choice:
+    """Choose among the cells of a request: for latency at the smallest batch size that meets the limits."""
+    rows, figure = every.filter(request.admitted()), OBJECTIVES[request.objective]
+    lost: tuple[Loser, ...] = ()
+    for size in sorted(rows["batch_size"].unique()) if request.objective == "latency" else ():
+        found = choose(rows.filter(batch_size=size), figure, request.limits, request.allow_uncalibrated)
+        if found.winner is not None:
+            return replace(found, losers=(*found.losers, *lost))
+        lost += found.losers
+    return choose(rows, figure, request.limits, request.allow_uncalibrated)
+
+
+def make_answer(request: Request, choice: Choice, every: pl.DataFrame) -> Answer:
+    """State a choice among `every` cell as data, without commands."""
+    rows = [*([choice.winner] if choice.winner else []), *(loser.cell for loser in choice.losers)]
+    named = dict(zip(map(id, rows), _unique_names(rows), strict=True))
+
+    def name(cell: Row | None) -> str | None:
+        return None if cell is None else named[id(cell)]
+
+    def why(cell: Row, reason: Reason) -> Why:
+        return Why(**asdict(reason) | {"subject": named[id(cell)], "detail": reason.text, "text": str(reason)})
+
+    winner, runner_up = choice.winner, choice.runner_up
+    close = [reason for limit in choice.limits if winner and (reason := limit.close(winner))]
     return Answer(
-        title=f"{what}: {_AIMS[request.objective]}{f' with {limits}' if limits else ''}",
-        headline=_headline(choice, found) if choice else _nothing(found),
-        is_certain=choice is None or not choice.is_disturbed,
-        facts=_facts(choice, request.limits) if choice else [],
-        sentences=_comparison(choice, found) if choice else _nearest(found),
-        cautions=cautions(found.compared, {request.figure, *(limit.figure for limit in request.limits)}),
-        doubts=_doubts(choice, found.request.limits) if choice else [],
-        rough=rough,
-        relaxations=[(reasons.limit_text(r.limit), reasons.relaxation(r, found)) for r in found.relaxations],
-        objective=request.figure,
+        request=request,
+        figure=choice.figure,
+        limits=list(choice.limits),
+        winner=_candidate(winner, named[id(winner)]) if winner else None,
+        tied=[named[id(cell)] for cell in choice.tied],
+        replicates_to_settle=choice.replicates_to_settle,
+        runner_up=name(runner_up),
+        margin=why(runner_up, choice.margin) if runner_up and choice.margin else None,
+        close=[why(winner, reason) for reason in close] if winner else [],
         losers=[
-            (x.candidate.name, x.candidate.figures.get(request.figure), reasons.reason(x, found)) for x in measured
+            Rejected(
+                candidate=_candidate(loser.cell, named[id(loser.cell)]),
+                reasons=[why(loser.cell, reason) for reason in loser.reasons],
+            )
+            for loser in choice.losers
         ],
-        unmeasured=_unmeasured(found),
-        command=command,
-        sources=[*_sources(found), *([rough] if rough else [])],
-        notes=_notes(found, rough is not None, sampling),
+        nearest=name(choice.nearest),
+        relaxations=[] if winner else [_relaxation(limit, choice, named) for limit in choice.limits],
+        footnotes=_footnotes([(named[id(cell)], cell) for cell in (winner, runner_up) if cell], winner, every),
     )
 
 
-def _headline(choice: Candidate, found: Recommendation) -> str:
-    name = choice.name + "".join(f", {words}" for words in setting_words(choice.row["shape"] or ""))
-    if not choice.is_disturbed:
-        return f"Deploy {name}"
-    noisy = sum(one.is_disturbed for one in found.candidates)
-    of = counted(sum(bool(one.cases) for one in found.candidates), "candidate")
-    were = "was" if noisy == 1 else "were"
-    return f"Measure again ({WHEN_IDLE}): {noisy} of {of} {were} disturbed. So far {name} leads"
+def base_of(cell: Row, every: pl.DataFrame) -> Row | None:
+    """Return the cell that another one's factor is over."""
+    same = {key: cell[key] for key in ("pass", "batch_size", "setting", "machine", "device")}
+    bases = every.filter(pl.col("is_base"), pl.col("status") == "ok", model=cell["reference_model"] or cell["model"])
+    found = bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items())
+    return next((base for base in found.to_dicts() if set(base["run_ids"]) & set(cell["run_ids"])), None)
 
 
-def _nothing(found: Recommendation) -> str:
-    request, whys = found.request, [loser.why for loser in found.losers if loser.why != "unmeasured"]
-    admitted = len(whys) - whys.count("uncalibrated")
-    if not whys:
-        return "Nothing to deploy: no candidate was measured"
-    if not admitted:
-        return f"Nothing to deploy: all that was measured is {reasons.uncalibrated(_barred(found))}"
-    if not request.limits:
-        return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {admitted} candidates"
-    what = f"None of {admitted} candidates meets" if admitted > 1 else "The only candidate misses"
-    return f"{what} the limit{'s' if len(request.limits) > 1 else ''}{' so far' if found.doubtful else ''}"
+def _candidate(cell: Row, name: str) -> Candidate:
+    others = versions_of_others([cell["engine"]])
+    factor = {end: cell[f"factor{suffix}"] for end, suffix in (("value", ""), ("low", "_low"), ("high", "_high"))}
+    shared = set(Candidate.model_fields) - {"name", "versions", "figures", "factor", "warnings"}
+    return Candidate(
+        name=name,
+        versions={c: str(cell[c]) for c in names(Group.VERSIONS) if cell[c] and c not in others},
+        figures={figure: _figure(cell, figure) for figure in FIGURES if cell[figure] is not None},
+        factor=None if factor["value"] is None else Figure(**factor, unit="×"),
+        warnings=cell["footnotes"] or [],
+        **{key: cell[key] for key in shared},
+    )
 
 
-def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
-    """Its figures, as far as it has them, each with its limit."""
-    figures = choice.figures
-    tails = [c for c in FIGURES.values() if c.percentile and c.name in figures]
-    ms, but = reasons.amount("latency_ms", figures["latency_ms"]), reasons.unlike_other(choice, "latency_ms")
-    latency = [f"{ms} per call{_spread(choice)}{but}"]
-    latency += [f"{tail.heading} {significant(figures[tail.name])}" for tail in tails]
-    facts = {"latency": ", ".join(latency)}
-    for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):
-        if name in figures:
-            facts[FIGURES[name].noun] = reasons.amount(name, figures[name])
-    if "peak_memory_mib" in figures and choice.row["device"] == "cpu":
-        facts[FIGURES["peak_memory_mib"].noun] += " beyond what the process and its libraries take"
-    if "error" in facts and (reference := choice.row["reference_model"]):
-        facts["error"] += f" (to the outputs of {reference})"
-    for part in PARTS:
-        if figures.get(part):
-            facts[FIGURES[part].noun] = _in_parts(choice, part)
-    for limit in limits:
-        # A percentile's limit goes with the median.
-        facts[FIGURES[limit.figure].noun.rpartition(" ")[2]] += f"; requested: {reasons.limit_text(limit)}"
-    return list(facts.items())
+def _figure(cell: Row, name: str) -> Figure:
+    low, high = (cell[end] for end in ends_of(name)) if name in WITH_ENDS else (None, None)
+    return Figure(value=cell[name], low=low, high=high, unit=FIGURES[name].unit)
 
 
-def _in_parts(choice: Candidate, part: Part) -> str:
-    """A part of the set-up in seconds, and what makes up most of it, like "7.8 s (export 2.0 s, build 5.8 s)"."""
-    total = choice.figures[part]
-    columns = parts_of(part, known(choice.row["engine"]).compiles)
-    own = [(FIGURES[name].heading.lower(), choice.figures.get(name, 0.0)) for name in columns]
-    most = [(name, value) for name, value in own if value >= 0.005 * total]
-    split = [f"{name} {seconds(value)}" for name, value in most] if len(most) > 1 else [name for name, _ in most]
-    apart = "; without imports" if part == "start_s" else ""
-    return f"{seconds(total)} ({', '.join(split)}{apart})"
+def _unique_names(rows: Sequence[Row]) -> list[str]:
+    """Name cells by configuration, and by batch size, machine, run and number as far as that tells them apart."""
+    found = [cell_name(row) for row in rows]
+    for column, before in (("batch_size", ", batch "), ("machine", " on ")):
+        if len({row[column] for row in rows}) > 1:
+            found = [f"{name}{before}{row[column]}" for name, row in zip(found, rows, strict=True)]
+    endings: list[Callable[[int], str]] = [lambda at: f" (run {rows[at]['run_ids'][0]})", lambda at: f", no. {at + 1}"]
+    for ending in endings:
+        count = Counter(found)
+        found = [name + ending(at) if count[name] > 1 else name for at, name in enumerate(found)]
+    return found
 
 
-def _spread(choice: Candidate) -> str:
-    """Of the median: between processes where there are several, else within the one."""
-    values = choice.each["latency_ms"]
-    if len(values) > 1:
-        return f" ({span(min(values), max(values))} in {len(values)} processes)"
-    low, high = (choice.figures.get(f"latency_ci_{end}_ms") for end in ("low", "high"))
-    return f" ({span(low, high)})" if low is not None and high is not None else ""
+def _relaxation(limit: Limit, choice: Choice, named: Mapping[int, str]) -> Relaxation:
+    """Find what this limit would have to be for one that misses no other."""
+    able = [
+        (value, loser.cell)
+        for loser in choice.losers
+        if {(reason.code in ("over", "under"), reason.figure) for reason in loser.reasons} == {(True, limit.figure)}
+        and (value := limit.measured(loser.cell)) is not None
+    ]
+    needed, cell = min(able, key=lambda pair: limit.excess(pair[0]), default=(None, None))
+    return Relaxation(
+        figure=limit.figure,
+        limit=limit.value,
+        needed=needed,
+        option=None if needed is None else option(limit.figure, needed),
+        admits=None if cell is None else named[id(cell)],
+    )
 
 
-def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
-    """How the choice compares with the runner-up, and after how many items its set-up pays off."""
-    other, margin = found.runner_up, found.margin
-    if other is None or margin is None:
-        alone = "meets the limits" if found.request.limits else "was measured"
-        return [f"It is the only candidate that {alone}{' so far' if found.doubtful else ''}."]
-    verb, than = reasons.WORSE[found.request.objective]
-    relation = f"{verb} {reasons.worse(margin, than)}."
-    if margin.tied:
-        ratio = "" if margin.disturbed else f" (ratio {reasons.times(margin)})"
-        relation = f"is {margin.verdict}{ratio}, but {reasons.needs_more(other, choice)}."
-    rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "unclear", "tied")]
-    cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))
-    pays_off = [_pays_off(choice, rival) for rival in ([other] if cheapest is other else [other, cheapest])]
-    start = f"The runner-up, {other.name}, {relation} {_certainty(choice, other, margin)}"
-    return [start, *filter(None, pays_off)]
+def option(figure: str, value: float) -> str:
+    """Return the option whose limit a candidate with that value meets, like "--max-latency-ms p99=2.31"."""
+    percentile = FIGURES[figure].percentile
+    number = numbers.reachable(value, up=figure not in HIGHER)
+    return f"{LIMITED_BY[figure]} {f'p{percentile}=' if percentile else ''}{number}"
 
 
-def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
-    fewest, most = sorted((choice.replicates, other.replicates))
-    runs = f"{counted(most, 'run')} each" if fewest == most else f"{fewest} and {most} runs"
-    if margin.is_unclear:
-        return f"Chosen by the measured median ({runs})."
-    if margin.verdict is not None:
-        return f"Statistically tested ({runs})."
-    unsure = ", though the interval includes 1" if margin.is_unsure and not margin.disturbed else ""
-    tested = f"Not statistically tested ({runs}; a test needs {REPLICATES_FOR_A_VERDICT})."
-    return f"{tested} Chosen by the measured median{unsure}."
-
-
-def _pays_off(choice: Candidate, rival: Candidate) -> str:
-    """After how many items it has made up for what it takes longer than the rival, once and at every start."""
-    if choice.is_disturbed or rival.is_disturbed:
-        return ""
-    once, start = (break_even(choice, rival, part) for part in PARTS)
-    if once is None or start is None:
-        return ""
-    longer = {part: choice.figures[part] - rival.figures[part] for part in PARTS}
-    if max(longer.values()) < _LEAST_SECONDS:
-        return ""
-    figures = [tuple(seconds(one.figures[part]) for one in (choice, rival)) for part in PARTS]
-    both_once, both_start = (f"{own}, against {its}" for own, its in figures)
-    clauses = []
-    if longer["once_s"] >= _LEAST_SECONDS:
-        what = "Export and build pay"
-        if reasons.mostly_built(choice, rival) or not choice.figures.get("build_s"):
-            what = f"The {'build' if choice.figures.get('build_s') else 'export'} pays"
-        clauses.append(f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})")
-    if start >= 1:
-        each = "each" if clauses else f"Against {rival.name} each"
-        text = f"{each} start takes longer ({both_start}, without imports): as long as {rounded(start, 2)} items save"
-        clauses.append(text)
-    return f"{'; '.join(clauses)}." if clauses else ""
-
-
-def _nearest(found: Recommendation) -> list[str]:
-    """What comes closest to the limits, and the options by which it meets them; and what only lacks calibration."""
-    near = next((loser for loser in found.losers if loser.candidate is found.nearest), None)
-    sentences = []
-    if near:
-        admit = dict.fromkeys(reasons.setting(x.limit.figure, x.value) for x in near.shortfalls if x.value is not None)
-        sentences.append(
-            f"The nearest is {near.candidate.name}: {reasons.reason(near, found)}. Admit it with {' '.join(admit)}."
-        )
-    barred = [x.candidate for x in found.losers if x.why == "uncalibrated" and not x.shortfalls]
-    if barred and found.request.limits:
-        names = ", ".join(candidate.name for candidate in barred)
-        sentences.append(f"Only {reasons.uncalibrated(barred)} meets the limits: {names}.")
-    return sentences
-
-
-def _barred(found: Recommendation) -> list[Candidate]:
-    """What the request does not admit."""
-    return [loser.candidate for loser in found.losers if loser.why == "uncalibrated"]
-
-
-def cautions(compared: Iterable[Candidate], figures: Collection[str]) -> list[str]:
-    """Each kind of warning that makes one of the figures unreliable once, with whom of those compared it concerns."""
-    kinds = [*doubting("latency"), *doubting("error"), *(doubting("memory") if "peak_memory_mib" in figures else ())]
-    carried = {one.name: one.warnings for one in compared}
-    found = {kind: [name for name, warnings in carried.items() if kind in warnings] for kind in kinds}
-
-    def who(names: list[str]) -> str:
-        if _MANY < len(names) == len(carried):
-            return f"all {len(carried)} compared"
-        return listed(names) if len(names) <= _TOO_MANY else f"{len(names)} of {len(carried)} compared"
-
-    return [
-        f"Caution: {kind} ({who(names)}): {meaning(kind, otherwise=kind)}." for kind, names in found.items() if names
+def _footnotes(compared: list[tuple[str, Row]], winner: Row | None, every: pl.DataFrame) -> list[Footnote]:
+    """Return each kind that the compared ones or the winner's base carry, and processes of theirs that failed."""
+    base = winner and not winner["is_base"] and base_of(winner, every)
+    if base and base["case_ids"] not in [cell["case_ids"] for _, cell in compared]:
+        compared = [*compared, (cell_name(base), base)]
+    carried = numbers.grouped((kind, name) for name, cell in compared for kind in cell["footnotes"] or [])
+    found = [Footnote(kind=kind, meaning=KINDS[kind].meaning, of=of) for kind, of in carried.items() if kind in KINDS]
+    failed = [(name, cell["failures"], cell["failures"] + cell["processes"]) for name, cell in compared]
+    return found + [
+        Footnote(kind="failed", meaning=f"{failures} of {total} processes gave no figures", of=[name])
+        for name, failures, total in failed
+        if failures
     ]
 
 
-def _doubts(choice: Candidate, limits: Sequence[Limit]) -> list[str]:
-    doubts = [_close(choice, limit) for limit in limits]
-    if failed := len(choice.unmeasured):
-        total = choice.replicates + failed
-        doubts.insert(0, f"Caution: {failed} of its {total} replicates failed: {choice.unmeasured[0]}.")
-    return [*filter(None, doubts)]
-
-
-def _close(choice: Candidate, limit: Limit) -> str:
-    """Whether a limit that the choice meets is missed by a replicate of it, or may be by another process."""
-    name, values = FIGURES[limit.figure].noun, choice.each[limit.figure]
-    missing = [value for value in values if not limit.holds(value)]
-    if missing:
-        worst = reasons.amount(limit.figure, max(missing, key=limit.excess))
-        return f"Caution: {len(missing)} of its {len(values)} replicates miss the {name} limit (at worst {worst})."
-    high = choice.figures.get("latency_ci_high_ms", 0.0)
-    if limit.figure == "latency_ms" and len(values) == 1 and not limit.holds(high):
-        reach = reasons.amount("latency_ms", high)
-        return f"Caution: the interval of the median latency includes the limit; it ends at {reach}."
-    if limit.is_close(choice):
-        within = reasons.off(limit, choice.ranked[limit.figure])
-        return f"Caution: {within} from the {name} limit: another process may miss it, {reasons.SEVERAL} would tell."
-    return ""
-
-
-def _unmeasured(found: Recommendation) -> list[tuple[str, str]]:
-    """Each reason once, and what it holds for."""
-    lost = [loser.candidate for loser in found.losers if loser.why == "unmeasured"]
-    return [(why, _briefly(group)) for why, group in grouped((one.unmeasured[0], one) for one in lost).items()]
-
-
-def _briefly(group: Sequence[Candidate]) -> str:
-    """Their variants, precisions and batch sizes; the names where those do not tell them apart."""
-    cells = [tuple(str(c.row[key]) for key in ("variant", "precision", "batch_size")) for c in group]
-    if len({*cells}) < len(cells):
-        return "; ".join(candidate.name for candidate in group)
-    found = ([", ".join(values) for values in each] for each in products(cells))
-    return "; ".join(f"{variants} · {precisions} · batch {sizes}" for variants, precisions, sizes in found)
-
-
-def _sources(found: Recommendation) -> list[str]:
-    """Machine, versions, runs and samples of the figures."""
-    subject = found.choice or found.nearest
-    runs = list(dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids))
-    of_runs = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(runs)}"
-    limited = [f"{option} {', '.join(map(str, values))}" for option, values in found.request.restrictions.items()]
-    to = f" ({'; '.join(limited)})" if limited else ""
-    compared = [
-        f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}{to}.",
-        *_left_out(found.candidates),
-    ]
-    if subject is None:
-        return compared
-    samples = " + ".join(map(count, subject.each["samples"])) or "no"
-    where = f"{subject.machine}, {versions(subject.row)}; run {', '.join(subject.run_ids)}"
-    return [f"{subject.name}: {where}; {samples} samples.", *compared]
-
-
-def _left_out(candidates: Sequence[Candidate]) -> list[str]:
-    """The runs of which some candidates' figures do not count, and whose."""
-    names = grouped((run_id, candidate.name) for candidate in candidates for run_id in candidate.left_out)
-    return [f"Disturbed in run {run_id}, so only other runs count: {'; '.join(of)}." for run_id, of in names.items()]
-
-
-def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:
-    margins = [loser.margin for loser in found.losers if loser.margin and not loser.margin.disturbed]
-    notes = []
-    if any(m.interval is not None and not m.between for m in margins):
-        notes.append(f"In parentheses: 95 % intervals. {WITHIN_PROCESS}")
-    latency = found.request.objective == "latency"
-    if any(m.interval is None for m in margins) and not (latency and is_rough):
-        why = "30 independent samples. Raise budget.seconds" if latency else f"{REPLICATES_FOR_A_VERDICT} replicates"
-        notes.append(f"No interval: fewer than {why}.")
-    short = {missed.limit.figure for loser in found.losers for missed in loser.shortfalls if missed.value is None}
-    tails = [c.percentile for name, c in FIGURES.items() if name in short and c.percentile]
-    notes += [f"A p{tail} needs {PERCENTILE_NEEDS[tail]} samples in each replicate." for tail in tails]
-    if "--min-samples" in sampling:
-        notes.append(f"For more samples measure with {sampling}.")
-    return [*notes, *dict.fromkeys(_CALIBRATE[known(barred.row["engine"]).needs] for barred in _barred(found))]
-
-
-def versions(row: Mapping[str, object]) -> str:
-    """Of the software that a row was measured with."""
-    others = versions_of_others([str(row["engine"])])
-    found = [c for c in columns(Group.VERSIONS) if row[c.name] and c.name not in others]
-    named = [f"{c.noun or c.heading} {row[c.name]}" for c in found]
-    return ", ".join(named) or "versions unknown"
+def subject(answer: Answer) -> str:
+    """Return what an answer is of, like "resnet50 training, optimizer sgd"."""
+    request = answer.request
+    model = f"{request.model}{' training' if request.pass_ == 'training' else ''}"
+    return ", ".join([model, *setting_words(request.setting)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 import engines
-from engines.base import Job, Warning
+from engines.base import Job
 from engines.catalog import ENGINES, Device, known
 from engines.deployment import Deployed, save_inputs
 from exporters.cache import default_root
@@ -28,8 +28,8 @@ from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
+from profiler.recommend.answer import Answer
 from profiler.recommend.artifact_papers import write_papers
-from profiler.recommend.candidates import Candidate
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import Run
 from profiler.results.run_files import check_readable, json_object
@@ -39,6 +39,8 @@ from profiler.run.prepare import Stages, failure, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
 from profiler.tables.numbers import listed
+
+Row = Mapping[str, Any]
 
 
 class NotExported(Exception):
@@ -56,25 +58,18 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"--export {folder}: {nearest} is a file; give a new folder")
 
 
-def export(
-    candidate: Candidate,
-    run: Run,
-    folder: Path,
-    console: Console,
-    trust_code: bool,
-    cautions: Sequence[str],
-) -> None:
-    """Write the artifact into `folder`, whole or not at all; `cautions` on its figures go into its papers.
+def export(cell: Row, answer: Answer, run: Run, folder: Path, console: Console, trust_code: bool) -> None:
+    """Write the artifact of the winning cell into `folder`, whole or not at all; its papers have the answer's figures.
 
     Raises ConfigError where the run or this machine lacks what it takes and where the model has changed since it was
     measured, NotExported where making it fails.
     """
-    case, folders = _case(candidate, run, trust_code)
+    case, folders = _case(cell, run, trust_code)
     scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        write_papers(candidate, case, _make(case, folders, run, scratch, console), scratch, cautions)
+        write_papers(answer, cell, case, _make(case, folders, run, scratch, console), scratch)
         if folder.is_dir():
             folder.rmdir()
         os.replace(scratch, folder)
@@ -84,12 +79,12 @@ def export(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _case(candidate: Candidate, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
+def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     """The case as the run's job has it, and where its factories are found.
 
     A canonical network needs no job, unless it had weights of its own.
     """
-    row, path = candidate.row, Path(run.address) / "bench.yaml"
+    path = Path(run.address) / "bench.yaml"
     if known(row["engine"]).deployment is None:
         raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
     if "://" in run.address:
@@ -105,37 +100,23 @@ def _case(candidate: Candidate, run: Run, trust_code: bool) -> tuple[Case, tuple
     options, declared = json_object(row["options"]), ENGINES[row["engine"]].options.declared()
     if odd := [key for key, value in options.items() if key not in declared or type(value) is not declared[key].type]:
         raise ConfigError(f"--export: {row['engine']} has no such option: {listed(odd)}; give another run")
-    if options.get("cuda_graph") and any(Warning.parse(each).kind == NO_CUDA_GRAPH for each in row["warnings"] or ()):
+    if options.get("cuda_graph") and NO_CUDA_GRAPH in row["footnotes"]:
         options["cuda_graph"] = False  # What was measured went on without, which the exported program would not.
     model, engine, variant = row["model"], row["engine"], row["variant"]
     precision, batch_size = row["precision"], row["batch_size"]
     return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders
 
 
-def _source(
-    config: Config, row: Mapping[str, Any], path: Path, trust_code: bool
-) -> tuple[ModelSource, tuple[str, ...]]:
+def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[ModelSource, tuple[str, ...]]:
     entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
         raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
-    _check_interpreter(config, row)
-    # Of other models' code nothing is called, nor are an engine's library and interpreter.
+    # Of other models' code nothing is called, nor is an engine's library.
     alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
     config = without_foreign_code(alone, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
     return source, config.path
-
-
-def _check_interpreter(config: Config, row: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what was measured in another interpreter, unless it is a graph: those suit any version."""
-    entry = next((entry for entry in config.engines if entry.label == row["variant"]), None)
-    engine = ENGINES[row["engine"]]
-    if entry is not None and entry.python is not None and (engine.needs == "torch" or engine.builds):
-        raise ConfigError(
-            f"--export: {row['variant']} was measured in {entry.python}, and what {engine.library} writes is for the "
-            "version that wrote it: measure and export by a profiler that is installed there"
-        )
 
 
 def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: Report) -> Deployed:

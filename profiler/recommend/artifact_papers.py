@@ -14,43 +14,41 @@ from engines.catalog import ENGINES
 from engines.deployment import Deployed
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
-from profiler.recommend.candidates import Candidate
-from profiler.results.columns import Group, names
-from profiler.results.environment import versions_of_others
+from profiler.recommend.answer import Answer, Candidate
+from profiler.results.reasons import amount
 from profiler.results.run_files import json_object
-from profiler.results.sentences import unlike
-from profiler.tables.numbers import significant
 
 _COMMANDS = """To run it in a fresh environment:
 
     python -m venv venv
     venv/bin/pip install -r requirements.txt
     venv/bin/python run.py"""
-_ELSEWHERE = re.compile(r"; (?:the log or )?the column `?warnings`?[^.]*(?:\.parquet[^.]*)?")
-"""What a caution says of the run's own files, which do not go along."""
 _wrapped = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
 
 
-def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path, cautions: Sequence[str]) -> None:
-    """Write them; `cautions` are sentences on how far the figures are to be relied on."""
-    row, others = candidate.row, versions_of_others([case.engine])
-    cautions = [_ELSEWHERE.sub("", caution) for caution in cautions]
+def write_papers(answer: Answer, row: Mapping[str, Any], case: Case, deployed: Deployed, folder: Path) -> None:
+    """Write them, with the figures of the answer's winner, whose cell is `row`."""
+    winner = answer.winner
+    assert winner is not None
+    footnotes = [
+        note.model_dump(include={"kind", "meaning"})
+        for note in answer.footnotes
+        if {winner.name, case.model} & {*note.of}
+    ]
     config = {
         **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
         "options": dict(case.options),
         **deployed.config,
         "measured": {
-            "machine": candidate.machine,
-            **{name: row[name] for name in ("gpu", *names(Group.VERSIONS)) if name not in others},
-            "run_ids": list(candidate.run_ids),
-            "replicates": candidate.replicates,
-            "figures": candidate.figures,
-            "cautions": cautions,
+            "gpu": row["gpu"],
+            **winner.model_dump(include={"machine", "versions", "run_ids", "processes", "figures", "base", "factor"}),
+            "footnotes": footnotes,
         },
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     (folder / "requirements.txt").write_text(requirements(case, row))
-    (folder / "README.txt").write_text(_readme(candidate, case, deployed.contents, cautions))
+    notes = [f"{note['kind']}: {note['meaning']}" for note in footnotes]
+    (folder / "README.txt").write_text(_readme(winner, case, deployed.contents, notes))
 
 
 def requirements(case: Case, row: Mapping[str, Any]) -> str:
@@ -70,21 +68,16 @@ def _release(version: object) -> str:
     return f"=={release}" if re.fullmatch(r"\d[\w.]*", release) else ""
 
 
-def _readme(candidate: Candidate, case: Case, contents: str, cautions: Sequence[str]) -> str:
-    engine, latency = ENGINES[case.engine], significant(candidate.figures["latency_ms"], 4)
+def _readme(winner: Candidate, case: Case, contents: str, notes: Sequence[str]) -> str:
+    engine, latency = ENGINES[case.engine], winner.figures["latency_ms"]
     drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
     paragraphs = [
-        f"{case.model} in {case.precision} for {engine.name} ({engine.summary}), in batches of {case.batch_size}: the "
-        f"variant {case.variant}, measured on {candidate.machine} with {latency} ms per call at the median"
-        f"{unlike(candidate.row['by_throughput_ms'])}.",
-        f"{contents.format(machine=candidate.machine)} config.json has the options, the inputs and the figures.",
-        "run.py is an example to start from: it takes inputs by --input x.npy, and times calls by the host's clock, "
-        "until the result is there.",
+        f"{case.model} in {case.precision} for {engine.name} ({engine.summary}), in batches of {case.batch_size}: "
+        f"{amount('latency_ms', latency.value, latency.low, latency.high)} a call on {winner.machine}.",
+        f"{contents.format(machine=winner.machine)} config.json has the options, the inputs and the figures. run.py is "
+        "an example to start from: it takes inputs by --input x.npy and times calls by the host's clock.",
         "The weights are seeded, not trained: they predict nothing." * (drawn and not has_own_weights(case.source)),
-        *(f"- {caution}" for caution in cautions),
+        *(f"- {note}" for note in notes),
     ]
-    indents = ("  " * text.startswith("- ") for text in paragraphs)
-    wrapped = [
-        _wrapped(text, subsequent_indent=indent) for text, indent in zip(paragraphs, indents, strict=True) if text
-    ]
+    wrapped = [_wrapped(text, subsequent_indent="  " * text.startswith("- ")) for text in paragraphs if text]
     return "\n\n".join([wrapped[0], _COMMANDS, *wrapped[1:]]) + "\n"

@@ -1,11 +1,10 @@
-"""Recommend what to deploy: print the choice and its reasons, and export it ready to run."""
+"""Recommend what to deploy: print the answer, and export the winner ready to run."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,24 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from engines.catalog import known
 from exporters.source import RANDOM_WEIGHTS
-from profiler.errors import WHEN_IDLE, ConfigError, measuring_again, measuring_anew
+from profiler.errors import ConfigError, measuring_anew
 from profiler.options import Recommend as Options
-from profiler.recommend.answer import Answer, cautions, make_answer
+from profiler.recommend.answer import FIGURES, Answer, Command, Footnote, base_of, cells_of, decide, make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
-from profiler.recommend.candidates import Candidate
-from profiler.recommend.choice import Recommendation, recommend
-from profiler.recommend.options import check, each_of, make_request
-from profiler.recommend.reasons import lacking
-from profiler.recommend.writers import as_data, as_markdown, print_answer, print_briefly
-from profiler.results.reading import Run, Runs, read_runs
+from profiler.recommend.options import check, command_line, each_of, make_request
+from profiler.recommend.writers import as_json, as_markdown, print_answer, print_briefly
+from profiler.results.choice import Choice
+from profiler.results.reading import Runs, read_runs
 from profiler.results.run_folder import RunFolder
-from profiler.results.sentences import rough, sampling
+from profiler.stats.samples import PERCENTILE_NEEDS
 
 NOTHING_FITS = 3
-_MOST = 2
-"""Of the candidates that had too few samples so many, the best, are measured again."""
+_MOST_AGAIN = 3
+"""Candidates with too few samples that a command measures again."""
+Found = tuple[Options, Choice, Answer]
+Row = Mapping[str, Any]
 
 
 def execute(options: Options, console: Console) -> int:
@@ -44,134 +44,115 @@ def execute(options: Options, console: Console) -> int:
     for note in runs.notes:
         print(note, file=sys.stderr)
     results = runs.results.collect()
-    asked = each_of(options, results)
-    answers = _answers(asked, runs, results)
+    folders = {run_id: run.address for run in runs.runs for run_id in run.run_ids}
+    found = answers(each_of(options, results), results, folders)
+    made = [answer for *_, answer in found]
     if options.format == "json":
-        data = [as_data(found, answer) for _, found, answer in answers]
-        print(json.dumps(data if len(asked) > 1 else data[0], indent=2, ensure_ascii=False))
+        print(as_json(made))
     elif options.format == "md":
-        print("\n".join(as_markdown(answer) for *_, answer in answers))
-    elif len(asked) > 1:
-        print_briefly(console, results, answers)
+        print("\n".join(map(as_markdown, made)))
+    elif len(found) > 1:
+        print_briefly(console, [(asked, answer) for asked, _, answer in found])
     else:
-        print_answer(console, answers[0][2])
+        print_answer(console, made[0])
     if options.export is not None:
-        return _export(*answers[0], runs)
-    return 0 if all(found.choice for _, found, _ in answers) else NOTHING_FITS
+        return _export(options.export, found[0], runs, options.trust_code)
+    return 0 if all(answer.winner for answer in made) else NOTHING_FITS
 
 
-def _answers(
-    asked: Sequence[Options], runs: Runs, results: pl.DataFrame
-) -> list[tuple[Options, Recommendation, Answer]]:
-    """What is recommended for each of the options, also in words. Raises ConfigError where none of them fit.
+def answers(asked: Sequence[Options], results: pl.DataFrame, folders: Mapping[str, str]) -> list[Found]:
+    """Answer each request; `folders` are the runs' by id. Raises ConfigError where no request can be answered.
 
-    Of several those that do not are named, such as a pass that one of the models was not measured in.
+    Of several, those that cannot are named on the standard error, such as a pass that a model was not measured in.
     """
-    answers, unfit = [], []
-    for one in asked:
+    found, refused = list[Found](), list[ConfigError]()
+    cells = dict[str, pl.DataFrame]()
+    for options in asked:
         try:
-            found = recommend(results, make_request(one, results))
+            request = make_request(options, results)
         except ConfigError as error:
-            unfit.append(error)
+            refused.append(error)
             continue
-        subject = found.choice or found.nearest or found.losers[0].candidate
-        compared = dict.fromkeys(run_id for candidate in found.candidates for run_id, _ in candidate.cases)
-        doubt, run = rough(runs.sampling_seconds(compared)), _run_of(subject, runs)
-        rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
-        of_model = results.filter(pl.col("run_id").is_in(run.run_ids), model=found.request.model)
-        again = _command(found, subject, rows, of_model, run, longer)
-        answer = make_answer(found, again, doubt, longer)
-        answers.append((one, found, replace(answer, doubts=[*answer.doubts, *_of_weights(subject, run)])))
-    if not answers:
-        raise unfit[0]
-    print(*unfit, sep="\n", end="\n" * bool(unfit), file=sys.stderr)
-    return answers
+        prices = str(request.prices)
+        every = cells[prices] = cells[prices] if prices in cells else cells_of(results, request.prices)
+        choice = decide(every, request)
+        answer = make_answer(request, choice, every)
+        notes = [*answer.footnotes, *_weights(choice, folders)]
+        commands = _commands(options, choice, every, folders)
+        found.append((options, choice, answer.model_copy(update={"footnotes": notes, "next": commands})))
+    if not found:
+        raise refused[0]
+    print(*refused, sep="\n", end="\n" * bool(refused), file=sys.stderr)
+    return found
 
 
-def _of_weights(subject: Candidate, run: Run) -> list[str]:
-    """A caution where the run says that the model's weights are random; nothing where it says nothing that is read."""
+def _commands(options: Options, choice: Choice, every: pl.DataFrame, folders: Mapping[str, str]) -> list[Command]:
+    """Return the commands that export the winner, part a tie, and take the samples that a percentile needs."""
+    winner, commands = choice.winner, list[Command]()
+    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
+        commands.append(Command(purpose="export", command=f"{command_line(options)} --export deploy/"))
+    again = partial(_measuring, every=every, folders=folders)
+    if winner and choice.replicates_to_settle:
+        commands += again("replicates", [winner, *choice.tied], f"--replicates {choice.replicates_to_settle}")
+    needs, lacking = 0, list[Row]()
+    for loser in choice.losers:
+        percentiles = [FIGURES[reason.figure].percentile for reason in loser.reasons if reason.code == "unknown"]
+        if all(percentiles) and len(percentiles) == len(loser.reasons):
+            needs = max(needs, *(PERCENTILE_NEEDS[percentile] for percentile in percentiles if percentile))
+            lacking.append(loser.cell)
+    if lacking:
+        rows = [*([winner] if winner else []), *lacking[:_MOST_AGAIN]]
+        commands += again("samples", rows, f"--min-samples {needs}")
+    return commands
+
+
+def _measuring(
+    purpose: Any, cells: Iterable[Row], options: str, every: pl.DataFrame, folders: Mapping[str, str]
+) -> list[Command]:
+    """Return the command that measures these cells of the first one's run again with their base, if it has a job."""
+    rows = list(cells)
+    job = Path(folders.get(rows[0]["run_ids"][0], "")) / "bench.yaml"
+    if not job.is_file():
+        return []
+    rows = [row for row in rows if set(row["run_ids"]) & set(rows[0]["run_ids"])]
+    base = base_of(rows[0], every)
+    rows += [base] if base else []
+    names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
+    values = {name: list(dict.fromkeys(row[name] for row in rows if row[name])) for name in names}
+    only = ",".join(f"{name}={value}" for name in names for value in values[name] if "," not in str(value))
+    return [Command(purpose=purpose, command=measuring_anew(job, only, options).replace(" \\\n ", ""))]
+
+
+def _weights(choice: Choice, folders: Mapping[str, str]) -> list[Footnote]:
+    """Return a footnote where the winner's run says that the model's weights are random."""
+    folder = folders.get(choice.winner["run_ids"][0], "") if choice.winner else ""
+    if choice.winner is None or "://" in folder:
+        return []
+    model = choice.winner["model"]
     try:
-        recorded = {} if "://" in run.address else RunFolder(Path(run.address)).read_models()
+        recorded = RunFolder(Path(folder)).read_models()
     except ConfigError:
         return []
-    named = (one.identity for name, one in recorded.items() if name.partition("/")[0] == subject.row["model"])
-    is_random = any(RANDOM_WEIGHTS in identity.remarks for identity in named)
-    return [f"Caution: {RANDOM_WEIGHTS}: load yours in the factory before you deploy them."] if is_random else []
+    remarks = [
+        each for name, one in recorded.items() if name.partition("/")[0] == model for each in one.identity.remarks
+    ]
+    meaning = f"{RANDOM_WEIGHTS}: load yours in the factory before you deploy them"
+    return [Footnote(kind="random-weights", meaning=meaning, of=[model])] if RANDOM_WEIGHTS in remarks else []
 
 
-def _command(
-    found: Recommendation,
-    subject: Candidate,
-    rows: Sequence[Mapping[str, Any]],
-    of_model: pl.DataFrame,
-    run: Run,
-    options: str,
-) -> str:
-    """The shell command that measures these rows of the run again, with further options, or why there is none.
-
-    Of several values that are all those of the rows `of_model` it names none.
-
-    Where the subject or what may win over it was disturbed, the run itself goes on, as far as that is enough.
-    """
-    if found.doubtful or any(one.is_disturbed for one in (subject, *found.compared)):
-        if not options and (Path(run.address) / "journal.jsonl").is_file():
-            return measuring_again(run.address)
-        options = f"{options} {WHEN_IDLE}".lstrip()
-    names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
-    keys = {name: list(dict.fromkeys(row[name] for row in rows if row[name] is not None)) for name in names}
-    some = {key: values for key, values in keys.items() if len(values) == 1 or set(of_model[key]) - {*values, None}}
-    # A comma would separate conditions.
-    conditions = [(key, values) for key, values in some.items() if not any("," in str(value) for value in values)]
-    only = ",".join(f"{key}={value}" for key, values in conditions for value in values)
-    remote = "://" in run.address
-    if not remote and not (Path(run.address) / "bench.yaml").is_file():
-        return f"No command: {run.address} has no bench.yaml"
-    job = "bench.yaml" if remote else str(Path(run.address) / "bench.yaml")
-    fetch = f"# with {run.address}/bench.yaml copied here:\n" if remote else ""
-    return fetch + measuring_anew(job, only, options)
-
-
-def _again(
-    found: Recommendation, subject: Candidate, run: Run, results: pl.DataFrame, is_rough: bool
-) -> tuple[list[Mapping[str, Any]], str]:
-    """The rows of the subject's run that should be measured again, and for how long: options, or none.
-
-    What lost by disturbed figures is among them, and where figures are rough or too few, the runner-up.
-    """
-    lack = [(candidate, need) for candidate, need in lacking(found) if candidate.row["run_id"] in run.run_ids][:_MOST]
-    others = [*found.compared * bool(is_rough or lack), *found.doubtful, *(candidate for candidate, _ in lack)]
-    rows = [subject.row, *(other.row for other in others if other.row["run_id"] in run.run_ids)]
-    if not (is_rough or lack):
-        return rows, ""
-    needs = [(min(candidate.each["samples"], default=0), need) for candidate, need in lack]
-    return [*rows, *_bases(results, rows)], sampling(run.environment.get("sampling_seconds"), needs)
-
-
-def _bases(results: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the first row's run compares these rows with for their speed-ups."""
-    first, sizes = rows[0], {row["batch_size"] for row in rows}
-    same = {key: first[key] for key in ("run_id", "model", "pass", "extra")}
-    bases = results.filter(pl.col("is_base"), pl.col("batch_size").is_in(sizes))
-    return bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items()).to_dicts()
-
-
-def _export(options: Options, found: Recommendation, answer: Answer, runs: Runs) -> int:
+def _export(folder: Path, found: Found, runs: Runs, trust_code: bool) -> int:
     """Export, and say so on the standard error: the standard output may be a document."""
-    folder, choice = options.export, found.choice
-    assert folder is not None
-    console = Console(stderr=True)
-    if choice is None:
+    _, choice, answer = found
+    console, winner = Console(stderr=True), choice.winner
+    if winner is None:
         print(f"--export {folder}: nothing was written, since there is nothing to deploy", file=sys.stderr)
         return NOTHING_FITS
-    doubts = [*cautions([choice], choice.figures), *answer.doubts, *([answer.rough] if answer.rough else [])]
+    run = next(run for run in runs.runs if winner["run_ids"][0] in run.run_ids)
     try:
-        export(choice, _run_of(choice, runs), folder, console, options.trust_code, doubts)
+        export(winner, answer, run, folder, console, trust_code)
     except NotExported as error:
         console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
         return 1
-    console.print(Text(f"Exported: {choice.name} to {folder}; its README.txt says how to run it"), soft_wrap=True)
+    name = answer.winner.name if answer.winner else ""
+    console.print(Text(f"Exported: {name} to {folder}; its README.txt says how to run it"), soft_wrap=True)
     return 0
-
-
-def _run_of(candidate: Candidate, runs: Runs) -> Run:
-    return next(run for run in runs.runs if candidate.row["run_id"] in run.run_ids)

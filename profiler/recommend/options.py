@@ -5,20 +5,74 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any
 
 import polars as pl
+from pydantic import Field
 
 from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import PROGRAM, ConfigError, check_choice, nearest
+from profiler.job.conditions import Filter
 from profiler.options import Recommend as Options
-from profiler.recommend.candidates import FIGURES, machine_name
-from profiler.recommend.choice import LIMITED_BY, OBJECTIVES, Limit, Request, rows_of
-from profiler.results.replicates import without_probes
+from profiler.results.choice import Limit
+from profiler.results.columns import COLUMNS
+from profiler.results.reading import chosen as matching
 from profiler.stats.samples import PERCENTILE_NEEDS
 
 FORMATS = ("text", "md", "json")
+OBJECTIVES = {column.objective: column.name for column in COLUMNS.values() if column.objective}
+"""By objective the figure that is to be as good as possible."""
+LIMITED_BY = {
+    **{column.name: "--max-latency-ms" for column in COLUMNS.values() if column.percentile},
+    "latency_ms": "--max-latency-ms",
+    "throughput": "--min-throughput",
+    "peak_memory_mib": "--max-memory-mib",
+    "error": "--max-error",
+}
+"""By figure the option that limits it."""
+_RESTRICTED: Mapping[str, tuple[str, Callable[[Any], pl.Expr]]] = {
+    "--batch": ("batch_sizes", pl.col("batch_size").is_in),
+    "--precision": ("precisions", pl.col("precision").is_in),
+    "--engine": ("engines", lambda names: matching(Filter(engine=list(names)))),
+    "--exclude-engine": ("without_engines", lambda names: ~matching(Filter(engine=list(names)))),
+    "--machine": ("machines", pl.col("machine").is_in),
+}
+"""By option the field of a request, and which rows its values leave."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ask what to deploy; of batch sizes, precisions, engines and machines those that are named, or all.
+
+    `setting` is a training's or a shape's, as the column has it. `prices` are dollars an hour by machine, in place of
+    what the runs say. `engines` and `without_engines` are names of engines or variants.
+    """
+
+    model: str
+    pass_: Annotated[str, Field(serialization_alias="pass")] = "inference"
+    batch_sizes: tuple[int, ...] = ()
+    precisions: tuple[str, ...] = ()
+    setting: str = ""
+    limits: tuple[Limit, ...] = ()
+    objective: str = "latency"
+    prices: Mapping[str, float] = field(default_factory=dict)
+    allow_uncalibrated: bool = False
+    engines: tuple[str, ...] = ()
+    without_engines: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+
+    @property
+    def restrictions(self) -> list[str]:
+        """Return the options that narrow the candidates down."""
+        return [option for option, (name, _) in _RESTRICTED.items() if getattr(self, name)]
+
+    def admitted(self) -> pl.Expr:
+        """Return which rows the request leaves to choose from."""
+        asked = [pl.col("model") == self.model, pl.col("pass") == self.pass_, pl.col("setting") == self.setting]
+        narrowed = (_RESTRICTED[option] for option in self.restrictions)
+        return pl.all_horizontal(*asked, *(leaves(getattr(self, name)) for name, leaves in narrowed))
 
 
 def check(options: Options) -> tuple[Limit, ...]:
@@ -36,20 +90,21 @@ def check(options: Options) -> tuple[Limit, ...]:
 
 
 def each_of(options: Options, results: pl.DataFrame) -> list[Options]:
-    """The options for each of the models, and each work, where they do not say which; one is exported, as they say."""
+    """Return the options for each model, and for each setting of one without a plain one; an export has one."""
     asked = list[Options]()
-    cells = without_probes(results).filter(pl.col("model") == (options.model or pl.col("model")))
-    by_model = cells.partition_by("model", maintain_order=True)
+    by_model = results.filter(pl.col("model") == (options.model or pl.col("model"))).partition_by(
+        "model", maintain_order=True
+    )
     for rows in by_model if options.export is None else ():
-        works = dict.fromkeys(rows.filter(pl.col("pass") == options.pass_)["setting"])
+        there = list(dict.fromkeys(rows.filter(pl.col("pass") == options.pass_)["setting"]))
         model = rows["model"][0] if len(by_model) > 1 else options.model
-        extras = [options.extra] if options.extra or "" in works or not works else works
-        asked += [replace(options, model=model, extra=extra) for extra in extras]
+        settings = [options.setting] if options.setting or "" in there or len(there) < 2 else there
+        asked += [replace(options, model=model, setting=setting) for setting in settings]
     return asked or [options]
 
 
 def command_line(options: Options) -> str:
-    """The command that asks `recommend` for this, as text."""
+    """Return the command that asks `recommend` for this."""
     words = list(options.runs)
     for option in fields(options)[1:]:
         value, flag = getattr(options, option.name), f"--{option.name.strip('_').replace('_', '-')}"
@@ -59,9 +114,8 @@ def command_line(options: Options) -> str:
 
 
 def make_request(options: Options, results: pl.DataFrame) -> Request:
-    """The request to these results, one row a case. Raises ConfigError for what they do not hold."""
+    """Return the request to these results, one row a case. Raises ConfigError for what they do not hold."""
     limits = check(options)
-    results = without_probes(results)
     model = _model(options.model, results)
     rows = results.filter(model=model)
     _check_there("--pass", [options.pass_], rows["pass"], f"{model} was not measured in that pass")
@@ -72,14 +126,14 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
     _check_there("--precision", precisions, rows["precision"], f"{model} was not measured at that precision")
     batches = _batches(options.batch)
     _check_there("--batch", batches, rows["batch_size"], f"{model} was not measured at that size")
-    machines = rows.select(machine_name()).to_series().unique(maintain_order=True)
+    machines = rows["machine"].drop_nulls().unique(maintain_order=True)
     _check_there("--machine", options.machine, machines, f"{model} was not measured on that machine")
     request = Request(
         model,
         options.pass_,
         batches,
         precisions,
-        work=_work(options, rows),
+        setting=_setting(options, rows),
         limits=limits,
         objective=options.objective,
         prices=_prices(options.usd_per_hour, options.machine or machines.to_list()),
@@ -88,8 +142,8 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
         without_engines=_engines("--exclude-engine", options.exclude_engine, model, rows),
         machines=tuple(options.machine),
     )
-    if rows_of(results, request).is_empty():
-        given = list(request.restrictions)  # They exclude each other, or everything.
+    if rows.filter(request.admitted()).is_empty():
+        given = request.restrictions  # They exclude each other, or everything.
         how = {1: "it", 2: "both"}.get(len(given), "all of them")
         raise ConfigError(f"{', '.join(given)}: no row of these runs meets {how}")
     _check_objective(request, rows)
@@ -97,7 +151,6 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
 
 
 def _engines(option: str, given: Sequence[str], model: str, rows: pl.DataFrame) -> tuple[str, ...]:
-    """Names of engines or variants, all of which the rows have."""
     names = tuple(name for text in given for name in _list(text))
     there = pl.concat([rows["engine"], rows["variant"]])
     _check_there(option, names, there, f"{model} was not measured with that engine")
@@ -105,9 +158,9 @@ def _engines(option: str, given: Sequence[str], model: str, rows: pl.DataFrame) 
 
 
 def _latency(text: str) -> Limit:
-    """ "2" is the median, "p99=2" a percentile."""
+    """Read a limit: "2" is of the median, "p99=2" of a percentile."""
     valid = f"a number, for the median, or {', '.join(f'p{q}=…' for q in PERCENTILE_NEEDS)}"
-    figures = {"p50": "latency_ms", **{f"p{c.percentile}": c.name for c in FIGURES.values() if c.percentile}}
+    figures = {"p50": "latency_ms", **{f"p{c.percentile}": c.name for c in COLUMNS.values() if c.percentile}}
     name, equals, number = text.rpartition("=")
     if equals and name not in figures:
         raise ConfigError(f"--max-latency-ms: unknown '{name}'; give {valid}")
@@ -157,22 +210,21 @@ def _batches(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _work(options: Options, rows: pl.DataFrame) -> str:
-    """Which of the settings of training; the plain one where none is named, or the only one."""
+def _setting(options: Options, rows: pl.DataFrame) -> str:
+    """Return the setting to choose in: the plain one where none is named, or the only one."""
     there = rows["setting"].unique(maintain_order=True).to_list()
-    listed = ", ".join(setting or "plain" for setting in there)
-    if options.extra is None:
+    known = ", ".join(setting or "plain" for setting in there)
+    if options.setting is None:
         if "" not in there and len(there) > 1:
-            raise ConfigError(f"--extra is missing: these runs have {listed}, which do different work")
+            raise ConfigError(f"--setting is missing: these runs have {known}; give one")
         return "" if "" in there else str(there[0])
-    work = "" if options.extra == "plain" else options.extra
-    if work not in there:
-        raise ConfigError(f"--extra: no case has '{work}'; these runs have {listed}")
-    return work
+    setting = "" if options.setting == "plain" else options.setting
+    if setting not in there:
+        raise ConfigError(f"--setting: no case has '{setting}'; these runs have {known}")
+    return setting
 
 
 def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
-    """Dollars an hour by machine."""
     prices: dict[str, float] = {}
     for text in given:
         label, equals, number = text.rpartition("=")
@@ -187,7 +239,6 @@ def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
 
 
 def _check_objective(request: Request, rows: pl.DataFrame) -> None:
-    """Refuse what no row could be judged by."""
     measured = rows.filter(status="ok")
     if measured.is_empty():
         return

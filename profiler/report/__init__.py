@@ -1,5 +1,4 @@
-"""Write a report of runs: one page, Markdown or CSV.
+"""Make the report of runs: what to deploy, charts, every table, the machine and the method, as one page.
 
-command gathers `Data` (data), from which it composes a `Report` (sections) of tables, charts and findings, and writes
-that (page, markdown, images).
+command gathers `Data` (data), composes a `Report` of charts and tables from it (sections), and writes it (page).
 """

@@ -1,104 +1,64 @@
-"""Write a report of runs: a page, Markdown or CSV, and its charts as images."""
+"""Write a report of runs as one page."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import Literal, get_args
 
 import polars as pl
 from rich.console import Console
 
 from exporters.whole_file import write_whole
-from profiler.errors import PROGRAM, ConfigError, check_choice
-from profiler.job.conditions import Filter, parse_only
+from profiler.errors import ConfigError
+from profiler.job.conditions import parse_only
 from profiler.options import Report as Options
-from profiler.report import images, markdown, study
-from profiler.report.data import MOST_CONFIGURATIONS, gather
-from profiler.report.images import Image, ImageFormat
+from profiler.report.data import gather
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
-from profiler.report.tables import tables
-from profiler.results.reading import Runs, check_only, read_runs
-from profiler.results.run_files import check_writable
-from profiler.tables.writers import csv
-
-Format = Literal["html", "md", "csv"]
+from profiler.results.reading import check_only, read_runs
 
 
 def execute(options: Options, console: Console) -> int:
     """Write the report and print where it is. Raises ConfigError for what cannot be used."""
-    first, *more = write(options)
-    others = f" and {len(more)} more files" if more else ""
-    console.print(f"{first}{others}", soft_wrap=True, markup=False, highlight=False)
+    console.print(str(write(options)), soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
-def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
-    """Write the report; what was written, the report first. Raises ConfigError.
+def write(options: Options, known: pl.DataFrame | None = None) -> Path:
+    """Write the page and return its path. Raises ConfigError.
 
-    `compared` is speedups.summary of the one run, where it is known already: half of the time goes into it.
+    `known` are `cells` of the runs by run_id, where they were made before.
     """
-    check_choice("--format", options.format, get_args(Format))
-    if options.charts is not None:
-        check_choice("--charts", options.charts, get_args(ImageFormat))
-    if options.study is not None and (options.format != "html" or options.charts is not None):
-        raise ConfigError(
-            "--study gives a page of HTML; Markdown, CSV and SVG come from "
-            f"`{PROGRAM} published {shlex.join(options.runs)} --study {options.study} --into FOLDER`"
-        )
-    only = parse_only(options.only)
-    runs = read_runs(options.runs)
-    if only is not None:
-        check_only(only, runs.results)
     target = _target(options)
     try:
-        if options.study is not None:
-            text = page(study.compose(options.study, runs, only))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target, text)
-            return [target]
-        return _write_report(options, runs, only, compared, target)
+        text = page(_compose(options, known))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, text)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
+    return target
 
 
-def _write_report(
-    options: Options, runs: Runs, only: Filter | None, compared: pl.DataFrame | None, target: Path
-) -> list[Path]:
-    """Write the report of the runs alone, in any format. Raises ConfigError, OSError."""
-    data = gather(runs, only, MOST_CONFIGURATIONS, compared)
+def _compose(options: Options, known: pl.DataFrame | None) -> Report:
+    only, runs = parse_only(options.only), read_runs(options.runs)
+    if only is not None:
+        check_only(only, runs.results)
+    if options.study is not None:
+        from profiler.report import study  # It reads every published study, which other reports do without.
+
+        return study.compose(options.study, runs, only)
+    data = gather(runs, only, known)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if options.format == "csv":
-        # Files have room for every configuration, where a page or a drawing has not.
-        made = tables(gather(runs, only, None, compared))
-        target.mkdir(exist_ok=True)
-        for name, table in made.items():
-            write_whole(target / f"{name}.csv", csv(table))
-        drawn = _images(options, target, compose(data)) if options.charts else []
-        return [*(target / f"{name}.csv" for name in made), *(image.path for image in drawn)]
-    report = compose(data)
-    drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
-    text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)
-    write_whole(target, text)
-    return [target, *(image.path for image in drawn)]
+    return compose(data)
 
 
 def _target(options: Options) -> Path:
-    """The file, or the folder of CSV files, that is to be written. Raises ConfigError."""
-    of_study = f"-{options.study}" if options.study else ""
-    name = "report-tables" if options.format == "csv" else f"report{of_study}.{options.format}"
+    """Return the file that is to be written. Raises ConfigError."""
+    name = f"report-{options.study}.html" if options.study else "report.html"
     if options.output is not None:
-        is_file = options.output.suffix == f".{options.format}" and not options.output.is_dir()
-        return options.output if is_file or options.format == "csv" else options.output / name
+        is_file = options.output.suffix == ".html" and not options.output.is_dir()
+        return options.output if is_file else options.output / name
     own = Path(options.runs[0])
     if len(options.runs) > 1 or not own.is_dir():
         return Path(name)
-    check_writable(own)
     return own / name
-
-
-def _images(options: Options, folder: Path, report: Report) -> list[Image]:
-    return images.write(report, folder, "png" if options.charts == "png" else "svg") if options.charts else []

@@ -20,7 +20,7 @@ from exporters.cache import Cache, CacheError
 from profiler.job.case import setting_words
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
-from profiler.report.sections import About, Report, Section
+from profiler.report.sections import Report, Section
 from profiler.tables.numbers import natural
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -31,19 +31,16 @@ _FILTERS = {
     "model": "Model",
     "pass": "Pass",
     "batch_size": "Batch",
-    "shape": "Shape",
+    "setting": "Setting",
     "precision": "Precision",
 }
-_SENTENCES_AT_ONCE = 12
-"""Of the answer; more have to be unfolded."""
-_MOST_LEADS = 6
 _SAID = ("title", "caption", "draw")
-"""Of a chart what stands in the page itself, or makes its specification."""
+"""What of a chart stands in the page itself, or makes its specification."""
 Options = Mapping[str, Sequence[Any]]
 
 
 def page(report: Report) -> str:
-    """The whole document. Whatever a run's names hold, no script runs but the two whose hashes the page allows."""
+    """Return the whole document; whatever names it holds, only the two scripts run whose hashes it allows."""
     options = _options(report)
     bundle, script = vega_bundle(), _template("report.js")
     hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
@@ -52,11 +49,10 @@ def page(report: Report) -> str:
         title=escape(report.title),
         machine=escape(report.machine),
         style=_style(),
-        lead=_lead(report),
         contents="".join(f'<li><a href="#{part.name}">{escape(part.title)}</a></li>' for part in report.sections),
         filters=_filters(options),
         notes="".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes),
-        sections="".join(_section(part, options) for part in report.sections),
+        sections="".join(_section(part) for part in report.sections),
         data=_json(_payload(report, options)),
         bundle=bundle,
         script=script,
@@ -64,8 +60,7 @@ def page(report: Report) -> str:
 
 
 def vega_bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script. Putting it together takes a second, so it is kept in the cache
-    where that can be written."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script; it takes a second to bundle, so the cache keeps it."""
     import vl_convert
 
     def bundled() -> str:
@@ -92,54 +87,31 @@ def _style() -> str:
     return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}" + _template("report.css")
 
 
-def _lead(report: Report) -> str:
-    items = [
-        f"<li><span>{escape(one.where)}</span><b>{escape(one.ratio)}</b><span>{escape(one.over)}</span></li>"
-        for one in report.lead[:_MOST_LEADS]
-    ]
-    return f'<ul class="lead">{"".join(items)}</ul>' if items else ""
-
-
 def _filters(options: Options) -> str:
     fields = []
     for key, title in _FILTERS.items():
         if len(options[key]) > 1:
             every = "<option value=''>All</option>"
-            names = [", ".join(setting_words(v)) if key == "shape" else str(v) for v in options[key]]
+            names = [", ".join(setting_words(v)) or "none" if key == "setting" else str(v) for v in options[key]]
             values = "".join(f"<option value='{i}'>{escape(name)}</option>" for i, name in enumerate(names))
             fields.append(f'<label>{title}<select data-key="{key}" autocomplete="off">{every}{values}</select></label>')
     return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
 
 
-def _section(section: Section, options: Options) -> str:
+def _section(section: Section) -> str:
     parts = [f"<p>{_marked(text)}</p>" for text in section.text]
-    parts += [f"<p>{escape(text)}</p>" for text in section.plain]
-    if section.name == "answer" and len(options["precision"]) > 1:
-        parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
     tables = [_table(table, section.open) for table in section.tables]
     figures = [_figure(chart, titled=len(section.charts) > 1 or section.open) for chart in section.charts]
-    parts += [*tables, *figures, *_sentences(section, options)] if section.open else [*figures, *tables]
-    parts += [
-        f"<details{_about(about, options)}><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
-        for title, text, about in section.code
+    code = [
+        f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+        for title, text in section.code
     ]
-    return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join(parts)}</section>'
-
-
-def _about(about: About, options: Options) -> str:
-    """An attribute by which the script hides an element with the rows that it is about, by the places of their values
-    among the filters' options."""
-    places = {key: _places(options, key).get(about[key], -2) for key in _FILTERS if key in about}
-    return f" data-about='{json.dumps(places)}'" if places else ""
-
-
-def _places(options: Options, key: str) -> dict[Any, int]:
-    """Of each value that a filter offers its place. A row without a shape is none of the one that is chosen."""
-    return {value: place for place, value in enumerate(options[key])} | {None: -2 if key == "shape" else -1}
+    body = "".join([*parts, *figures, *tables, *code])
+    return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{body}</section>'
 
 
 def _marked(text: str) -> str:
-    """What is between backticks is code, and between two asterisks bold."""
+    """Escape a text, with code between backticks and bold between two asterisks."""
     coded = re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", coded)
 
@@ -166,21 +138,12 @@ def _table(table: Table, open_: bool) -> str:
     return f"<details><summary>Table: {title}</summary>{body}</details>"
 
 
-def _sentences(section: Section, options: Options) -> list[str]:
-    if not section.sentences:
-        return []
-    items = "".join(f"<li{_about(about, options)}>{escape(text)}</li>" for text, about in section.sentences)
-    unfolded = " open" if len(section.sentences) <= _SENTENCES_AT_ONCE else ""
-    title = "In sentences"
-    return [f'<details{unfolded}><summary>{title}</summary><ul class="sentences">{items}</ul></details>']
-
-
 def _options(report: Report) -> dict[str, list[Any]]:
-    """By key the values that a filter offers, in the order of the page."""
+    """Return by key the values that a filter offers, in the order of the page."""
     rows = report.rows.get("lines", ())
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
-    options["shape"] = sorted(filter(None, options["shape"]), key=natural)
+    options["setting"].sort(key=natural)
     options["precision"] = list(dict.fromkeys(row["precision"] for row in sorted(rows, key=lambda row: row["step"])))
     return options
 
@@ -198,29 +161,22 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
             name: {"columns": list(rows[0]) if rows else [], "rows": [_short(list(row.values())) for row in rows]}
             for name, rows in report.rows.items()
         },
-        "findings": report.findings,
         "tables": {table.name: _keys(table, options) for table in report.tables if table.keys},
     }
 
 
 def _keys(table: Table, options: Options) -> dict[str, Any]:
-    """For each row the places of its values among the filters' options, -1 for none; a list where it has several.
-
-    A row is shown only for that choice under a key that ends in "!".
-    """
-    keys = {key: key for key in _FILTERS if key in table.keys} | ({"precision!": table.hidden} if table.hidden else {})
-    if options["shape"] and "shape" in table.frame:
-        keys["shape"] = "shape"
-    columns = []
-    for key, column in keys.items():
-        places = _places(options, key.rstrip("!"))
+    """Map each row's values to their places among the filters' options, -1 for none, -2 for one that no filter has."""
+    keys, columns = [key for key in _FILTERS if key in table.keys], []
+    for key in keys:
+        places = {value: place for place, value in enumerate(options[key])} | {None: -1}
         columns.append(
             [
                 [places.get(one, -2) for one in value] if isinstance(value, pl.Series) else places.get(value, -2)
-                for value in table.frame[column]
+                for value in table.frame[key]
             ]
         )
-    return {"keys": list(keys), "rows": list(zip(*columns, strict=True))}
+    return {"keys": keys, "rows": list(zip(*columns, strict=True))}
 
 
 def _short(value: Any) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 
 from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import Filter
-from profiler.published import conclusions
 from profiler.published.claims.evidence import Evidence
 from profiler.published.command import NO_ROWS
 from profiler.published.page import headlines
@@ -18,17 +16,14 @@ from profiler.published.printed import Printed
 from profiler.published.studies import STUDIES
 from profiler.published.tables import published_tables
 from profiler.report.charts import Chart
-from profiler.report.findings import Lead
 from profiler.report.sections import Report, Section, code, wall_time
 from profiler.report.tables import environment_table
 from profiler.results.reading import Runs, chosen
 from profiler.tables.numbers import counted, listed
 from profiler.tables.writers import MARK
 
-_LEADS = 3
 _READING = (
-    "Grey bars and points are the published ones; coloured ones are our own, lighter where the host sets the time or "
-    f"other work disturbed it. In tables own rows are marked {MARK}."
+    f"Grey bars and points are the published ones; coloured ones are our own. In tables own rows are marked {MARK}."
 )
 
 
@@ -40,10 +35,10 @@ def compose(study: str, runs: Runs, only: Filter | None) -> Report:
     tables = published_tables(study, results, list(environments.values()))
     if not tables:
         raise ConfigError(NO_ROWS.format(study))
-    pictures, evidence = published_pictures(study, results), Evidence(study, results)
+    pictures = published_pictures(study, results)
     machine = f"{listed(environments)} · {counted(results.height, 'row')}"
     sections = [
-        Section("conclusions", "What follows", [*headlines(evidence), _READING]),
+        Section("conclusions", "What follows", [*headlines(Evidence(study, results)), _READING]),
         *(_section(table, pictures) for table in tables),
         Section(
             "environment",
@@ -51,20 +46,10 @@ def compose(study: str, runs: Runs, only: Filter | None) -> Report:
             [*wall_time(runs), *runs.notes],
             tables=[environment_table(environments)],
             open=True,
-            code=code(runs, {}),
+            code=code(runs),
         ),
     ]
-    return Report(f"{STUDIES[study].title}: published and own figures", machine, _leads(evidence), sections, {}, {}, ())
-
-
-def _leads(evidence: Evidence) -> list[Lead]:
-    """How many times own setups are as fast as others, of the comparisons that tell most."""
-    found = [one for subject, times in evidence.times.items() for one in conclusions.most_telling(times, subject)]
-    leads = []
-    for one in [one for one in found if isfinite(one.low)][:_LEADS]:
-        over = counted(len(one.networks), one.subject.noun.removesuffix("s"))
-        leads.append(Lead(one.faster, conclusions.span(one.low, one.high), f"as fast as {one.slower}, over {over}"))
-    return leads
+    return Report(f"{STUDIES[study].title}: published and own figures", machine, sections, {}, ())
 
 
 def _section(printed: Printed, pictures: Sequence[Picture]) -> Section:

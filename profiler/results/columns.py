@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import polars as pl
 
-from profiler.stats.ratios import label
-from profiler.tables.numbers import UNITS, each, spread
+from profiler.results.ends import WITH_ENDS, ends_of
+from profiler.tables.numbers import UNITS, factors
 from profiler.tables.table import Field, figure, words
 
 TEXT, COUNT, MEASURE, FLAG = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
@@ -100,7 +100,7 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     "the run's folder: UTC time, host, four hex digits",
     _text("run_id"),
     "`resnet50/ort-tuned/inference/fp16/b16/r0`: model, variant, pass, precision, batch, replicate; then `/key=value` "
-    "for each extra",
+    "for each setting",
     _text("case_id"),
     "the job's name",
     _text("suite"),
@@ -117,15 +117,9 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _text("model_kind"),
     "the canonical network that the row's model is, whatever the model is called; else null",
     _text("network"),
-    "what else distinguishes the case, as at the end of its id: `optimizer=sgd/head=logits`, `sweep=batch` (a batch "
-    "of a sweep, in one process with the others), `probe=largest` (a try of the search for the largest batch; it has "
-    "only the headline clock, and no throughput)",
-    _text("extra", "Setting"),
-    "`extra` in its two parts: the first without its end (`optimizer=sgd/head=logits`; empty for nothing), the second "
-    "as `cell`, `sweep` or `probe`",
+    "what else tells the case apart, as at the end of its id: `optimizer=sgd/head=logits`; empty for nothing",
     _text("setting", "Setting"),
-    _text("role", "Role"),
-    "the sizes of named dimensions that the job varies (`shapes`), as in `extra`: `height=224/width=224`; else null",
+    "the sizes of named dimensions that the job varies (`shapes`), as in `setting`: `height=224/width=224`; else null",
     _text("shape", "Shape"),
     "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file",
     _flag("is_base", "Base"),
@@ -140,8 +134,7 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     "the engine's options, JSON",
     _text("options", "Options"),
     "of int8 and fp8: whether their ranges are those of the job's `calibration` data; false of seeded data, and of "
-    "torchao, which takes them from each call's inputs; null at any other precision, and where an older run does not "
-    "say",
+    "torchao, which takes them from each call's inputs; null at any other precision",
     _flag("calibrated", "Calibrated"),
     Group.OUTCOME,
     "`ok`, `unsupported` (cannot be done here), `failed`, `oom` (out of memory), `timeout`, `crashed` (ended by a "
@@ -170,9 +163,10 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _ms("latency_p90_ms", "p90", noun="p90 latency", percentile=90),
     _ms("latency_p95_ms", "p95", noun="p95 latency", percentile=95),
     _ms("latency_p99_ms", "p99", noun="p99 latency", percentile=99),
-    "95 % block-bootstrap interval of the median, within this process; null below 30 effective samples",
-    _ms("latency_ci_low_ms", "95 % from", shown=Shown.FILES),
-    _ms("latency_ci_high_ms", "to", shown=Shown.FILES),
+    "by how much processes of one configuration differ here: the standard deviation of the logarithms of their "
+    "medians, measured on the bases of this and earlier runs, and its degrees of freedom",
+    _column("latency_spread", "Spread between processes", unit="share"),
+    _column("latency_spread_free", "Degrees of freedom"),
     "how many samples, and why sampling stopped: `precision`, `plateau`, `budget`, `max_samples`",
     _count("samples", "Samples"),
     _text("stop_reason", "Stopped by"),
@@ -180,6 +174,9 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     "median of one call with launch gaps taken out: all its launches were queued before its first kernel started, and "
     "nothing behind it",
     _ms("gpu_ms", "Device", shown=Shown.TERMINAL, expendable=5),
+    "the same as `latency_spread`, of figures that the device sets",
+    _column("gpu_spread", "Spread between processes on device", unit="share"),
+    _column("gpu_spread_free", "Degrees of freedom on device"),
     "host time until the call returns",
     _ms("enqueue_ms", "Enqueue"),
     "host time from the call to finished work",
@@ -237,15 +234,15 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _seconds("build_s", "Build", part_of="once_s"),
     _seconds("load_s", "Load", part_of="start_s"),
     _seconds("first_run_s", "First run", part_of="start_s"),
-    "the first call at this shape in a process of its own that has run the run's smaller shapes: algorithm search, "
-    "compilation, a recorded graph; where an engine is for one shape, opening it again; null at the smallest shape "
-    "(`first_run_s`), where it was disturbed (`no-first-call`) and without `shapes`",
-    _ms("first_call_ms", "First call", shown=Shown.TERMINAL, expendable=1),
     Group.ACCURACY,
-    "largest over the outputs, against the reference, over at most 8 items, in the places where both are finite; of "
-    "integers the share of places that differ",
+    "relative L2 error against the reference, in the places where both are finite, of integers the share of places "
+    "that differ: the largest over the outputs, the median over items",
     _error("rel_l2_error", "Rel. error", noun="error", shown=Shown.TERMINAL, expendable=3),
-    "largest over the outputs, against the reference, over at most 8 items; null where all are integers",
+    "95 % upper bound of that error for a further item, and how many items were compared; limits of the error are held "
+    "against the bound",
+    _error("rel_l2_error_high", "Error bound", noun="error bound"),
+    _count("error_items", "Items compared"),
+    "largest over the outputs and items; null where all are integers",
     _error("max_abs_error", "Max. error", shown=Shown.FILES),
     "share of items with the reference's top class; only with real weights",
     _figure("top1_agreement", "Top-1", unit="share", better="more"),
@@ -261,8 +258,7 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     "FLOPs of one call / `latency_ms`, in 10¹² a second",
     _figure("tflops", "TFLOP/s", unit="TFLOP/s", better="more"),
     "`tflops` / the roof of the precision (`native`: of the one type in the proof, else null), the highest rate that "
-    "was measured or reached in the run; null for a row above it, which did not raise it, and where other work lowered "
-    "the roofs (`roofs_disturbance`)",
+    "was measured or reached in the run; null for a row above it",
     _figure("fraction_of_peak", "Of peak", unit="share", better="more", shown=Shown.TERMINAL, expendable=6),
     "the roofline's shortest time: FLOPs / roof, or uncached bytes / copy bandwidth, whichever is longer (FLOPs / "
     "roof alone while the cache's size is unknown)",
@@ -313,6 +309,7 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _text("jax_version", "JAX"),
 )
 """The columns in the order of results.parquet, each below its group and its meaning, which several may share."""
+_ENDS = "95 % interval of the figure before: the hull of all that is known of it (docs/method.md)"
 
 
 def _declared() -> Iterator[Column]:
@@ -320,6 +317,9 @@ def _declared() -> Iterator[Column]:
     for row in _DECLARED:
         if isinstance(row, Column):
             yield replace(row, group=group, meaning=meaning)
+            if row.name in WITH_ENDS:
+                for end, heading in zip(ends_of(row.name), ("95 % from", "to"), strict=True):
+                    yield Column(name=end, heading=heading, group=group, meaning=_ENDS, unit=row.unit)
         elif isinstance(row, Group):
             group = row
         else:
@@ -334,6 +334,7 @@ DERIVED = {
     "once_s": _seconds("once_s", "Once", meaning="the part of it that is kept", noun="set-up once", part_of="set_up_s"),
     "start_s": _seconds("start_s", "Every start", meaning="the rest", noun="every start", part_of="set_up_s"),
     "error": _error("error", "Error", meaning="`rel_l2_error`, in training `gradient_error`", noun="error"),
+    "error_high": _error("error_high", "Error bound", meaning="`rel_l2_error_high`, in training `gradient_error`"),
 }
 """Figures that are made of columns; no file has them."""
 
@@ -346,6 +347,11 @@ SAMPLES: dict[str, pl.DataType] = {"run_id": TEXT, "case_id": TEXT, "clock": TEX
 LAYERS: dict[str, pl.DataType] = {"run_id": TEXT, "case_id": TEXT, "order": COUNT, "layer": TEXT, "kind": TEXT}
 LAYERS |= {"nodes": pl.List(pl.String()), "ms": MEASURE, "share": MEASURE}
 """One row a layer of a case, in running order; `share` is of the sum over the case's layers."""
+
+
+LARGEST_BATCH: dict[str, pl.DataType] = dict.fromkeys(("run_id", "model", "variant", "pass", "precision"), TEXT)
+LARGEST_BATCH |= {"setting": TEXT, "batch_size": COUNT, "status": TEXT, "reason": TEXT, "peak_memory_mib": MEASURE}
+"""One row a batch that the search for the largest one tried."""
 
 
 def columns(*groups: Group, shown: Shown = Shown.FILES) -> list[Column]:
@@ -405,11 +411,6 @@ def fields(*groups: Group, shown: Shown) -> list[Field]:
     return [field(column.name) for column in columns(*groups, shown=shown)]
 
 
-def latency_spread(**more: Any) -> Field:
-    """Half the width of the interval of the median latency, in percent of it."""
-    ends = ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")
-    return figure("± %", ends, spread, **more)
-
-
-def verdict(**more: Any) -> Field:
-    return figure("Verdict", "verdict", each(label), **more)
+def factor(heading: str, **more: Any) -> Field:
+    """The factor over the base with its interval."""
+    return figure(heading, ("factor", "factor_low", "factor_high"), factors, **more)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from profiler.results.run_files import open_run_file
 
-_MOST = 4 << 30
 _SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 
 
@@ -27,13 +26,13 @@ def append(journal: Path, line: str) -> None:
 
 
 def read_lines(journal: Path) -> tuple[list[str], int]:
-    """Every line that is as it was written, and how many are not; one of a version without checksums counts as it.
+    """Read every line that is as it was written, and count the others; a last line that a crash cut off is none.
 
-    A last line that a crash cut off is none. Raises OSError.
+    Raises OSError.
     """
     if not journal.exists():
         return [], 0
-    with open_run_file(journal, _MOST) as file:
+    with open_run_file(journal) as file:
         *ended, last = file.read().split(b"\n")
     read = [_unsealed(line) for line in ended if line]
     lines = [line for line in [*read, _unsealed(last)] if line]
@@ -43,11 +42,7 @@ def read_lines(journal: Path) -> tuple[list[str], int]:
 def _unsealed(line: bytes) -> str | None:
     """The line without its checksum; None if it is not what was written."""
     seal = _SEAL.fullmatch(line, len(line) - 22)
-    if seal is not None:
-        line = line[: seal.start()] + b"}"
-        if int(seal[1], 16) != zlib.crc32(line):
-            return None
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
+    if seal is None:
         return None
+    line = line[: seal.start()] + b"}"
+    return line.decode() if int(seal[1], 16) == zlib.crc32(line) else None

@@ -31,8 +31,7 @@ class Profiled:
     @property
     def names_modules(self) -> bool:
         """Whether its layers are called by the paths of PyTorch's modules."""
-        engine = ENGINES.get(self.row["engine"])
-        return engine is not None and engine.layers_are_modules
+        return ENGINES[self.row["engine"]].layers_are_modules
 
     @property
     def without_nodes(self) -> list[Mapping[str, Any]]:

@@ -16,32 +16,21 @@ from engines.catalog import ENGINES
 from exporters.source import shape_words
 from profiler.job.case import Case, CaseId
 from profiler.processes.messages import Outcome, Status
+from profiler.results.ends import PARTS, WITH_ENDS, ends_of
 from profiler.results.environment import flat_environment
 from profiler.results.run_files import printable
+from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import samples as statistics
+from profiler.stats.intervals import CONTRADICTION, Spreads, figure_interval
 from profiler.tables.numbers import milliseconds, times
 
 Figures = dict[str, float | None]
 """By column; None is what was not measured."""
 
-_JOURNAL = {
-    "memory": "memory",
-    "set-up": "seconds",
-    "accuracy": "parity",
-    "energy": "telemetry",
-    "roofline": "roofline",
-}
-"""What a journal's line calls the figures of a group of columns; those of any other group are its `figures`."""
-_ENVIRONMENT = "telemetry"
-"""The group of a journal's line that has the environment and _FACTS, too: earlier versions read no new key."""
-_FACTS = ("log", "graph")
-_JOURNALED = ("reasons", "figures", "environment", *_FACTS)
-"""What the journal's line has in a form of its own."""
-
 _LAYER = {"layer", "kind", "nodes", "ms"}
 _OF_CASE = (
     *("model", "engine", "variant", "precision", "batch_size", "device", "replicate"),
-    *("setting", "role", "is_base", "calibrated"),
+    *("setting", "is_base", "calibrated"),
 )
 _OF_MACHINE = ("machine", "cloud", "instance", "usd_per_hour")
 _OF_RESULT = ("status", "reason", "log", "graph", "reference")
@@ -109,39 +98,26 @@ class Result:
         return {f"{clock}_ms": values for clock, values in self.samples.items() if clock != "event"}
 
     def to_json(self) -> str:
-        """The journal's line; its texts are `printable`."""
-        # Not at the top: with polars it would be in the memory of every worker.
-        from profiler.results.columns import COLUMNS
-
-        values = {key: value for key, value in vars(self).items() if key not in _JOURNALED}
-        facts = {**self.environment, **{name: fact for name in _FACTS if (fact := getattr(self, name))}}
-        values |= {name: {} for name in _JOURNAL.values()} | {_ENVIRONMENT: facts}
-        for name, figure in self.figures.items():
-            if figure is not None:
-                values.setdefault(_JOURNAL.get(COLUMNS[name].group, "figures"), {})[name] = figure
-        values |= {"case_id": str(self.case_id), "reason": self.reason, "warnings": list(map(str, self.warnings))}
-        return json.dumps(printable(values | {"proof": self.proof.to_dict() if self.proof else {}}))
+        """Write the journal's line; its texts are `printable`."""
+        special = {
+            "case_id": str(self.case_id),
+            "figures": {name: figure for name, figure in self.figures.items() if figure is not None},
+            "proof": self.proof.to_dict() if self.proof else None,
+            "warnings": list(map(str, self.warnings)),
+        }
+        return json.dumps(printable(vars(self) | special))
 
     @classmethod
     def from_json(cls, line: str) -> Result:
         """Raises ValueError, TypeError, KeyError or AttributeError for a line that `to_json` did not write."""
         values = dict(printable(json.loads(line)))
-        case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
-        proof, warnings = values.pop("proof", None), values.pop("warnings", [])
-        groups = [values.pop(name, {}) for name in (*_JOURNAL.values(), "figures")]
-        named = [(name, value) for group in groups for name, value in group.items()]
-        columns = [*_columns_of_environment(), *_FACTS]
-        facts = {name: value for name, value in named if name in columns}
-        result = cls(
-            case_id,
-            **values,
-            figures={name: value for name, value in named if value is not None and name not in columns},
-            **{name: facts.pop(name, None) for name in _FACTS},
-            environment=facts,
-            reasons=[reason] if reason else [],
-            warnings=list(map(Warning.parse, warnings)),
-            proof=Proof.from_dict(proof) if proof else None,
-        )
+        proof = values["proof"]
+        special = {
+            "case_id": CaseId.parse(values["case_id"]),
+            "proof": Proof.from_dict(proof) if proof is not None else None,
+            "warnings": list(map(Warning.parse, values["warnings"])),
+        }
+        result = cls(**values | special)
         result._check()
         return result
 
@@ -164,10 +140,12 @@ class Result:
         if not all(isinstance(name, str) for name in names) or any(each.keys() != _LAYER for each in self.layers):
             raise TypeError(f"{self.case_id}: a layer is none")
 
-    def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
-        """The row of results.parquet; columns that this version does not fill are left out (null).
+    def row(
+        self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any], spreads: Spreads
+    ) -> dict[str, Any]:
+        """Make the row of results.parquet, its figures with intervals; columns that nothing fills are left out (null).
 
-        `environment` is the run's, where the result has none of its own.
+        `environment` is the run's; what the result's own says counts before it.
         """
         environment = flat_environment({**environment, **self.environment})
         row: dict[str, Any] = {
@@ -178,7 +156,6 @@ class Result:
             "pass": case.pass_,
             "model_kind": case.source.kind,
             "network": case.source.catalog_name,
-            "extra": case.id.extra or None,
             "shape": "/".join(shape_words(case.shape)) or None,
             "reference_model": case.reference.name if case.reference else None,
             **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
@@ -198,36 +175,87 @@ class Result:
             | self.figures
             | {name: statistics.median(values) for name, values in self.clocks.items()}
             | self._latency()
+            | self._intervals(case.batch_size, spreads)
             | {name: getattr(self, name) for name in ("clock", "stop_reason", "throughput")}
             | _cost(self.throughput, row["usd_per_hour"])
         )
+
+    def _intervals(self, batch_size: int, spreads: Spreads) -> dict[str, float]:
+        """Give each figure that others are compared by its 95 % interval (profiler.stats.intervals)."""
+        spread = spreads.host if is_set_by_host(self) else spreads.device
+        samples = self.samples.get(self.clock or "", [])
+        latency = statistics.median(samples)
+        if not latency:
+            return {}
+        is_disturbed = any(warning.kind == DISTURBED for warning in self.warnings)
+        beside_work = (self.figures.get("disturbance") or 0.0) if is_disturbed else None
+        others = [ms for ms in self._other_latencies(batch_size) if max(ms / latency, latency / ms) > CONTRADICTION]
+        found = {"latency_ms": figure_interval(latency, samples, spread.reach, others, beside_work)}
+        rates = [1000 * batch_size / latency] if others else []
+        if self.throughput:
+            # What casts doubt on the latency casts it on the throughput, which was measured right after it.
+            own = figure_interval(latency, samples, spread.reach, beside_work=beside_work)
+            rates += [self.throughput * latency / end for end in (own.low, own.high)]
+            found["throughput"] = figure_interval(self.throughput, [], spread.reach, rates)
+        for column, values in self.clocks.items():
+            middle = statistics.median(values)
+            if column in WITH_ENDS and middle:
+                reach = spreads.device.reach if column == "gpu_ms" else spread.reach
+                # The share may be of the processors, which take no time from the device's own clock.
+                had = 0.0 if is_disturbed and column == "gpu_ms" else beside_work
+                found[column] = figure_interval(middle, values, reach, beside_work=had)
+        ends = {name: (interval.low, interval.high) for name, interval in found.items()}
+        known = {"latency_spread": spread, **({"gpu_spread": spreads.device} if "gpu_ms" in found else {})}
+        return {
+            **{end: value for name, pair in ends.items() for end, value in zip(ends_of(name), pair, strict=True)},
+            **{name: one.sd for name, one in known.items()},
+            **{f"{name}_free": one.free for name, one in known.items()},
+        }
+
+    def _other_latencies(self, batch_size: int) -> list[float]:
+        """Return what a call takes by the throughput, and by the sum of an iteration's parts.
+
+        Calls that are waited for one by one may take longer than in a loop, which contradicts nothing.
+        """
+        latency = statistics.median(self.samples.get(self.clock or "", [])) or 0.0
+        found = [1000 * batch_size / self.throughput] if self.throughput else []
+        waits = self.clock == "host" and "enqueue" in self.samples
+        found = [ms for ms in found if not waits or ms > latency]
+        parts = [statistics.median(values) or 0.0 for name, values in self.samples.items() if f"{name}_ms" in PARTS]
+        return [*found, *([sum(parts)] if any(parts) else [])]
 
     def _latency(self) -> dict[str, Any]:
         """Statistics of the headline clock."""
         samples = self.samples.get(self.clock or "", [])
         if not samples:
             return {}
-        interval = statistics.median_interval(samples)
         return {
             "latency_ms": statistics.median(samples),
             "latency_mean_ms": sum(samples) / len(samples),
             "latency_min_ms": min(samples),
             **{f"latency_p{q}_ms": statistics.percentile(samples, q) for q in statistics.PERCENTILE_NEEDS},
-            "latency_ci_low_ms": interval.low if interval else None,
-            "latency_ci_high_ms": interval.high if interval else None,
             "samples": len(samples),
         }
 
 
-def measured_in(environment: Mapping[str, Any], variant: str = "") -> dict[str, Any]:
-    """What of environment.json a result of the variant keeps: its columns of the results."""
-    facts = in_its_interpreter(environment, variant)
-    return {column: facts[column] for column in _columns_of_environment() if column in facts}
+def set_by_host(event: float | None, gpu: float | None, enqueue: float | None) -> bool:
+    """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks.
+
+    Where enqueueing is far faster than the device works, it is not the host that makes gaps between launches: the
+    device itself is slower with more work in its queue.
+    """
+    return enqueue is None or enqueue > 0.8 * (gpu or event or 0.0)
 
 
-def in_its_interpreter(environment: Mapping[str, Any], variant: str) -> Mapping[str, Any]:
-    """What environment.json says, with the versions of the interpreter that measures the variant."""
-    return {**environment, **((environment.get("interpreters") or {}).get(variant) or {})}
+def is_set_by_host(result: Result) -> bool:
+    """Return whether the host sets the latency; always so on a CPU and for an engine with a queue of its own."""
+    medians = (statistics.median(result.samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
+    return result.clock != "event" or set_by_host(*medians)
+
+
+def measured_in(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of environment.json a result keeps: its columns of the results."""
+    return {column: environment[column] for column in _columns_of_environment() if column in environment}
 
 
 def _columns_of_environment() -> list[str]:

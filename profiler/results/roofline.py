@@ -36,14 +36,6 @@ times fewer multiplications for a convolution and F(4×4, 3×3) 4 times fewer (h
 spend part of that on transformations, and a network is not made only of such convolutions."""
 _ROUNDING = 1 + 1e-9
 """A row that has set its own roof is at it, whatever the last bits of the quotients say."""
-_BELOW: Mapping[Limit, tuple[str, str]] = {
-    "arithmetic": ("convolutions by Winograd need fewer multiplications", "computes all that flops_per_item counts"),
-    "memory": (
-        "reading can be faster than the copy that was measured, and an engine may store weights in fewer bytes",
-        "reads all of the weights",
-    ),
-}
-"""How a time can be below its floor, and what the call must do to be believed."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -72,39 +64,21 @@ class Excess:
 
     @property
     def is_impossible(self) -> bool:
-        """Whether the roofs are wrong, or the row is."""
+        """Tell whether the roofs or the row must be wrong."""
         return self.ratio > (self.saved if self.floor[1] == "arithmetic" else _IMPOSSIBLE)
 
-    def warning(self, disturbance: str | None = None) -> Warning:
-        """What a row is told; `disturbance` is what is known to have lowered the roofs."""
-        text = f"{self._below}; {_BELOW[self.floor[1]][0]}"
-        again = "with --resume it is measured again, best on an idle machine"
-        if disturbance:
-            text = f"{self._below}; the {self._roof} may be too low: while it was measured, {disturbance}; {again}"
-        elif self.is_impossible:
-            text += (
-                f", but hardly by so much. Other processes may have slowed the measurement of the {self._roof}: {again}"
-            )
-        return Warning("below-floor", text)
+    def warning(self) -> Warning:
+        return Warning("below-floor", self._below)
 
     def rejection(self) -> str:
-        """Why a row is `failed` whose roofs were confirmed after it."""
-        how, work = _BELOW[self.floor[1]]
-        return (
-            f"rejected: {self._below}; {how}, but hardly by so much, and the {self._roof} was measured again after the "
-            f"row, undisturbed. Check that the clock waits for the end of the call, and that the call {work}"
-        )
-
-    @property
-    def _roof(self) -> str:
-        return "peak" if self.floor[1] == "arithmetic" else "bandwidth"
+        """Say why the row is `failed`."""
+        return f"rejected: {self._below}; check that the call does all its work, and that the clock waits for it"
 
     @property
     def _below(self) -> str:
-        return (
-            f"{times(self.ratio)} faster than this machine's measured {self._roof} allows "
-            f"({milliseconds(self.fastest_ms)}, at least {milliseconds(self.floor[0])})"
-        )
+        roof = "peak" if self.floor[1] == "arithmetic" else "bandwidth"
+        took, least = milliseconds(self.fastest_ms), milliseconds(self.floor[0])
+        return f"{times(self.ratio)} faster than the measured {roof} allows ({took}, at least {least})"
 
 
 def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Figures:
@@ -155,7 +129,7 @@ def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:
 
 
 def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, float]:
-    """The roofs that were measured, or what a row reached where that is more.
+    """Raise each measured roof to the highest rate that a row reached.
 
     A row counts whose outputs or gradients were found right, whose clocks agree, and which the measured roofs do not
     make impossible: it is right far more often than a roof is off by so much, and if not, it would hide what is wrong
@@ -166,7 +140,7 @@ def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, fl
         for name, rate in _reached(case, result, measured).items():
             if name in measured:
                 roofs[name] = max(roofs[name], rate)
-    return roofs
+    return widened(roofs)
 
 
 def widened(roofs: Roofs) -> dict[str, float]:
@@ -176,21 +150,14 @@ def widened(roofs: Roofs) -> dict[str, float]:
     return {name: max(roof, least) if name.endswith("_tflops") else roof for name, roof in roofs.items()}
 
 
-def placed(case: Case, result: Result, roofs: Roofs, disturbance: str | None = None) -> Result:
-    """The result with its place below these roofs, and with a warning if it is above them.
-
-    `disturbance` is what else ran while they were measured, as `roofs_disturbance` of the environment: a share of a
-    peak that may be too low is none.
-    """
+def placed(case: Case, result: Result, roofs: Roofs) -> Result:
+    """Add to the result its place below these roofs, and a warning if it is above them."""
     if result.status != "ok":
         return result
     latency = median(result.samples.get(result.clock or "", []))
-    warnings = [warning for warning in result.warnings if warning.kind != "below-floor"]
-    if found := excess(case, result, roofs):
-        warnings.append(found.warning(disturbance))
+    over = excess(case, result, roofs)
+    warnings = [*result.warnings, *([over.warning()] if over else [])]
     figures = result.figures | place(work_of(case, result), latency, roofs)
-    if disturbance:
-        figures["fraction_of_peak"] = None
     return dataclasses.replace(result, figures=figures, warnings=warnings)
 
 

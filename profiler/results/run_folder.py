@@ -19,19 +19,15 @@ from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
-from profiler.results import columns, journal, warning_kinds
+from profiler.results import columns, journal, spread, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
-from profiler.results.environment import known_facts
-from profiler.results.own_runs import signed
 from profiler.results.result import Result, measured_in
-from profiler.results.roofline import placed
-from profiler.results.run_files import check_writable, open_run_file, read_json
+from profiler.results.roofline import placed, raised
+from profiler.results.run_files import open_run_file, read_json
+from profiler.stats.intervals import Spreads
 from profiler.tables.numbers import counted
 from profiler.tables.writers import parquet
 
-OLDER_ROWS = "older_rows"
-"""A key of environment.json: where those results were measured whose lines in the journal do not say it."""
-_MOST_MODELS = 256 << 20
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What a line raises that is no result."""
 _NO_ROW = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
@@ -56,9 +52,9 @@ class RunFolder:
         self.logs = path / "logs"
         self.tables = path / "tables"
         self.journal = path / "journal.jsonl"
+        self._tries = path / "largest_batch.jsonl"
         self._models = path / "models.json"
         self._here: dict[str, Any] = {}
-        self._older: dict[str, Any] = {}
         self._read: tuple[tuple[int, int] | None, dict[CaseId, Result], int] | None = None
 
     @classmethod
@@ -79,7 +75,6 @@ class RunFolder:
         run = cls(path.resolve())
         if not (path / "bench.yaml").is_file():
             raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
-        check_writable(run.path)
         run.logs.mkdir(exist_ok=True)
         return run
 
@@ -96,13 +91,11 @@ class RunFolder:
                 del model[key]
             if model.get("inputs"):
                 model["inputs"] = relative_to(self.path, model["inputs"])
-        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-        write_whole(self.path / "bench.yaml", signed(text, self.path))
+        write_whole(self.path / "bench.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Results that are appended from now on were measured in this environment."""
         self._here = dict(environment)
-        self._older = environment.get(OLDER_ROWS) or measured_in(environment)
         write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
@@ -111,7 +104,7 @@ class RunFolder:
             environment = read_json(self.path / "environment.json")
         except (OSError, ValueError):
             return {}
-        return known_facts(environment)[0] if isinstance(environment, dict) else {}
+        return environment if isinstance(environment, dict) else {}
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Record in models.json what each model is; one that has not changed stays as it was recorded first."""
@@ -122,20 +115,17 @@ class RunFolder:
         lines = {name: {"since": model.since, **asdict(model.identity)} for name, model in known.items()}
         write_whole(self._models, json.dumps(lines, indent=2, default=repr) + "\n")
 
-    def read_models(self, most: int = _MOST_MODELS) -> dict[str, RecordedModel]:
-        """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read, or has
-        over `most` bytes."""
+    def read_models(self) -> dict[str, RecordedModel]:
+        """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read."""
         try:
             if not self._models.exists():
                 return {}
-            with open_run_file(self._models, most) as file:
+            with open_run_file(self._models) as file:
                 lines = json.load(file).items()
             if not all(isinstance(one["parts"], dict) and isinstance(one["since"], str) for _, one in lines):
                 raise TypeError("a model's parts are no mapping, or its date is no text")
             return {
-                name: RecordedModel(
-                    Identity(one["parts"], one["repeatable"], tuple(one.get("remarks", ()))), one["since"]
-                )
+                name: RecordedModel(Identity(one["parts"], one["repeatable"], tuple(one["remarks"])), one["since"])
                 for name, one in lines
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -147,7 +137,16 @@ class RunFolder:
         A result that says nothing of where it was measured was measured here. One with a value that no reader takes, as
         a sample that is no time, is a failed one.
         """
-        here = result.environment or measured_in(self._here, result.case_id.variant)
+        kept = self._append(self.journal, result)
+        self._read = None  # While cases are measured nothing is to fill the memory.
+        return kept
+
+    def append_try(self, result: Result) -> None:
+        """Add one line to the tries of the search for the largest batch, on the disk when this returns."""
+        self._append(self._tries, result)
+
+    def _append(self, path: Path, result: Result) -> Result:
+        here = result.environment or measured_in(self._here)
         result = replace(result, environment=here)
         warning_kinds.check(result.warnings)
         columns.check([*result.figures, *result.clocks])
@@ -156,16 +155,34 @@ class RunFolder:
         except _NO_RESULT as error:
             line = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json()
             kept = Result.from_json(line)
-        journal.append(self.journal, line)
-        self._read = None  # While cases are measured nothing is to fill the memory.
+        journal.append(path, line)
         return kept
 
     def results(self) -> dict[CaseId, Result]:
         """The journal's results by case id; the last line of a case counts, one that cannot be read does not."""
         return self._read_journal()[0]
 
+    def tries(self) -> dict[CaseId, Result]:
+        """Return the tries of the search for the largest batch by case id; the last line of one counts."""
+        return _results_in(self._tries)[0]
+
+    def largest_batches(self) -> pl.DataFrame:
+        """Return one row a try of the search for the largest batch."""
+        rows = [
+            {
+                **{name: getattr(id_, name) for name in ("model", "variant", "precision", "setting", "batch_size")},
+                "run_id": self.run_id,
+                "pass": id_.pass_,
+                "status": result.status,
+                "reason": result.reason,
+                "peak_memory_mib": result.figures.get("peak_memory_mib"),
+            }
+            for id_, result in self.tries().items()
+        ]
+        return pl.DataFrame(rows, schema=columns.LARGEST_BATCH).sort("batch_size", maintain_order=True)
+
     def unreadable_lines(self) -> int:
-        """How many of the journal's lines are damaged, or are no results that this version knows."""
+        """How many of the journal's lines are damaged, or are no results."""
         return self._read_journal()[1]
 
     def _read_journal(self) -> tuple[dict[CaseId, Result], int]:
@@ -173,53 +190,61 @@ class RunFolder:
         facts = self.journal.stat() if self.journal.exists() else None
         written = facts and (facts.st_size, facts.st_mtime_ns)
         if self._read is None or self._read[0] != written:
-            found = dict[CaseId, Result]()
-            lines, bad = journal.read_lines(self.journal)
-            for line in lines:
-                try:
-                    result = Result.from_json(line)
-                    columns.check([*result.figures, *result.clocks])
-                    found[result.case_id] = result
-                except _NO_RESULT:
-                    bad += 1
-            self._read = written, found, bad
+            self._read = written, *_results_in(self.journal)
         _, known, unreadable = self._read
-        for result in known.values():
-            result.environment = result.environment or self._older
         return dict(known), unreadable
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Write `frames`, layers only where there are any; returns results and samples. Raises OSError."""
+        """Write `frames`, some only where they have rows; returns results and samples. Raises OSError."""
         frames = self.frames(suite, cases, environment)
         for name, frame in frames.items():
-            if name != "layers" or not frame.is_empty():
+            if name not in ("layers", "largest_batch") or not frame.is_empty():
                 write_whole(self.path / f"{name}.parquet", parquet(frame))
         return frames["results"], frames["samples"]
 
     def frames(self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
-        """Results, samples and layers of every case that has ended, in the plan's order."""
-        known, roofs = self.results(), environment.get("roofs") or {}
-        disturbance = environment.get("roofs_disturbance")
-        done = [(case, placed(case, known[case.id], roofs, disturbance)) for case in cases if case.id in known]
+        """Results, samples and layers of every case that has ended, in the plan's order; tries of a search."""
+        known = self.results()
+        ended = [(case, known[case.id]) for case in cases if case.id in known]
+        roofs = raised(environment.get("roofs") or {}, ended)
+        done = [(case, placed(case, result, roofs)) for case, result in ended]
+        spreads = spread.spreads(environment.get("spread") or {}, spread.of_bases(done))
         try:
-            results = _frame([result.row(self.run_id, suite, case, environment) for case, result in done])
+            results = _frame([result.row(self.run_id, suite, case, environment, spreads) for case, result in done])
         except _NO_ROW:
-            results = _frame([self._row(suite, case, result, environment) for case, result in done])
+            results = _frame([self._row(suite, case, result, environment, spreads) for case, result in done])
         samples = _samples(self.run_id, [result for _, result in done])
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
-        return {"results": results, "samples": samples, "layers": pl.DataFrame(layers, schema=LAYERS)}
+        frames = {"results": results, "samples": samples, "layers": pl.DataFrame(layers, schema=LAYERS)}
+        return {**frames, "largest_batch": self.largest_batches()}
 
-    def _row(self, suite: str, case: Case, result: Result, environment: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(
+        self, suite: str, case: Case, result: Result, environment: Mapping[str, Any], spreads: Spreads
+    ) -> dict[str, Any]:
         """The result's row; a failed one where what it holds is no value of a column."""
         try:
-            row = result.row(self.run_id, suite, case, environment)
+            row = result.row(self.run_id, suite, case, environment, spreads)
             _frame([row])
         except _NO_ROW as error:
             why = f"its figures cannot be written as a row: {str(error).splitlines()[0]}"
-            return Result(case.id, "failed", [why]).row(self.run_id, suite, case, environment)
+            return Result(case.id, "failed", [why]).row(self.run_id, suite, case, environment, spreads)
         return row
+
+
+def _results_in(path: Path) -> tuple[dict[CaseId, Result], int]:
+    """Read the results by case id, and count the lines that are none."""
+    found = dict[CaseId, Result]()
+    lines, bad = journal.read_lines(path)
+    for line in lines:
+        try:
+            result = Result.from_json(line)
+            columns.check([*result.figures, *result.clocks])
+            found[result.case_id] = result
+        except _NO_RESULT:
+            bad += 1
+    return found, bad
 
 
 def damages(run: RunFolder) -> list[str]:

@@ -1,4 +1,4 @@
-"""Compute what it takes to set a configuration up, once and at every start, and after how many items that has paid off.
+"""Compute what it takes to set a configuration up, once and at every start.
 
 Once: the export and the build, which are kept. At every start: loading and the first run. An engine that compiles in
 the process that runs the model, as torch.compile does, builds at every start.
@@ -15,8 +15,6 @@ from profiler.results.columns import parts
 
 Part = Literal["once_s", "start_s"]
 PARTS: tuple[Part, ...] = ("once_s", "start_s")
-BREAK_EVENS: dict[str, Part] = {"pays_off_items": "once_s", "restart_items": "start_s"}
-"""What `break_even` of a part is called: the items that pay for the build, and those that each restart costs."""
 
 
 def parts_of(part: Part, compiles: bool) -> list[str]:
@@ -37,16 +35,3 @@ def set_up() -> dict[str, pl.Expr]:
         sums[part] = pl.when(compiles).then(own).otherwise(other)
     is_known = pl.any_horizontal(pl.col(parts("set_up_s")).is_not_null())
     return {name: pl.when(is_known).then(seconds) for name, seconds in sums.items()}
-
-
-def break_even(
-    seconds: float | None, item_s: float | None, other_seconds: float | None, other_item_s: float | None
-) -> float | None:
-    """After how many items a configuration has made up for what it takes longer than the other; 0 where it does not.
-
-    `seconds` are those of the set-up, of its part that is done once, or of a start. None where an item takes it no less
-    time, and where one of the figures is unknown.
-    """
-    if seconds is None or item_s is None or other_seconds is None or other_item_s is None or item_s >= other_item_s:
-        return None
-    return max(0.0, seconds - other_seconds) / (other_item_s - item_s)

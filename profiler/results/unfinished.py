@@ -9,7 +9,7 @@ import polars as pl
 from engines.catalog import Device
 from profiler.errors import ConfigError, resuming
 from profiler.job.config import load_config
-from profiler.job.plan import make_plan, probes_among
+from profiler.job.plan import make_plan
 from profiler.results.run_files import check_readable
 from profiler.results.run_folder import RunFolder, damages
 from profiler.results.run_lock import writer
@@ -17,7 +17,7 @@ from profiler.tables.numbers import counted
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the journal may hold more than the run's tables: another process measures, or there are none.
+    """Tell whether the journal may hold more than the run's tables: another process measures, or there are none.
 
     Raises ConfigError for a run without tables that has measured nothing.
     """
@@ -25,14 +25,9 @@ def is_unfinished(folder: Path) -> bool:
         return (folder / "journal.jsonl").is_file() and writer(folder) is not None
     if not (folder / "bench.yaml").is_file():
         return False
-    _check_begun(folder, has_journal(folder))
-    return True
-
-
-def has_journal(folder: Path) -> bool:
-    """Whether the folder has what the run's tables can be made of anew."""
     journal = folder / "journal.jsonl"
-    return (folder / "bench.yaml").is_file() and journal.is_file() and journal.stat().st_size > 0
+    _check_begun(folder, journal.is_file() and journal.stat().st_size > 0)
+    return True
 
 
 def _check_begun(folder: Path, begun: bool) -> None:
@@ -59,7 +54,7 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     config = load_config(folder / "bench.yaml")  # As resolved for the run's device.
     kind: Device = "cpu" if config.device == "cpu" else "cuda"
     plan = make_plan(config, kind, hardware=environment.get("compute_capability"))
-    frames = run.frames(config.suite, [*plan, *probes_among(plan, results)], environment)
+    frames = run.frames(config.suite, plan, environment)
     _check_begun(folder, not frames["results"].is_empty())
     who = writer(folder)
     left = sum(case.id not in results for case in plan)

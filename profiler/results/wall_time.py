@@ -24,7 +24,6 @@ _WORDS = {
     Phase.PROFILE: "timing layers",
     Phase.FORK: "starting processes",
     Phase.END: "closing sessions",
-    "kernels": "naming slower kernels",
 }
 """By phase what it is called where it takes much of the rest; the others go by their own names."""
 _MUCH = 0.05

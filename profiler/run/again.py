@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from engines.base import Warning
 from profiler.job.case import CaseId
 from profiler.results.result import Result
-from profiler.results.warning_kinds import DISTURBED, REMEASURED, disturbances, first_taken
+from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
 
 RETAKEN = ("ok", "oom", "timeout")
 """What another take may mend: what failed, such as by wrong outputs, or crashed does so on a quiet machine too."""
@@ -36,8 +36,8 @@ class Takes:
         self._left = set(self._counted)
 
     @property
-    def disturbed(self) -> Collection[CaseId]:
-        """The cases whose take that counts was disturbed."""
+    def doubtful(self) -> Collection[CaseId]:
+        """Return the cases whose take that counts should be measured again."""
         return self._counted.keys()
 
     @property
@@ -61,13 +61,13 @@ class Takes:
             self._in_vain = self._in_vain + 1 if _is_as_disturbed(result, before) else 0
             if not is_better(result, before):
                 return False
-            reason = f"first taken {first_taken(self._first[result.case_id].warnings)}"
-            result.warnings.append(Warning(REMEASURED, reason))
+            first = "; ".join(map(str, retaken(self._first[result.case_id].warnings)))
+            result.warnings.append(Warning(REMEASURED, f"the first take was {first}"))
         self._count(result)
         return True
 
     def _count(self, result: Result) -> None:
-        if result.status in RETAKEN and disturbances(result.warnings):
+        if result.status in RETAKEN and retaken(result.warnings):
             # Without its samples and figures, which would fill the memory of a run of many cases.
             share = {"disturbance": result.figures.get("disturbance")}
             judged = Result(result.case_id, result.status, figures=share, warnings=list(result.warnings))
@@ -86,7 +86,7 @@ def is_better(second: Result, first: Result) -> bool:
     if (second.status == "ok") != (first.status == "ok"):
         return second.status == "ok"
     before = _disturbance(first)
-    return not disturbances(second.warnings) or before == math.inf or _disturbance(second) < before
+    return not retaken(second.warnings) or before == math.inf or _disturbance(second) < before
 
 
 def _is_as_disturbed(second: Result, first: Result) -> bool:

@@ -20,32 +20,28 @@ from engines.catalog import Device
 from exporters.cache import default_root, trim
 from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, WHEN_IDLE, ConfigError, measuring_again, measuring_anew, resuming
-from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.errors import PROGRAM, ConfigError, resuming
+from profiler.job.case import Budget, Case, CaseId
 from profiler.job.conditions import Filter, parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
-from profiler.job.plan import make_plan, only_of, probes_among, searched
+from profiler.job.plan import make_plan, only_of, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, nothing_compared, present, require
+from profiler.results import spread
+from profiler.results.cells import cells
 from profiler.results.environment import flat_environment
 from profiler.results.own_runs import without_foreign_code
-from profiler.results.replicates import warned, without_probes
-from profiler.results.result import Result, measured_in
-from profiler.results.run_folder import OLDER_ROWS, RunFolder, damages
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder, damages
 from profiler.results.run_lock import writing
 from profiler.results.run_tables import write_tables
-from profiler.results.sentences import ROUGH_SECONDS, rough, sampling
-from profiler.results.speedups import summary
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
-from profiler.results.warning_kinds import TAKEN_AGAIN
-from profiler.run.additions import walks
 from profiler.run.dry_run import check_output, look_at_models, print_plan, refusal
 from profiler.run.estimate import Estimates
-from profiler.run.interpreters import print_interpreters, with_interpreters
 from profiler.run.model_job import ModelJob, check_new_file, model_job, refuse_model_options, write_job
 from profiler.run.prepare import cache_limit, check_cache, compile_caches, prepare_ahead
 from profiler.run.progress import Display, open_display
@@ -56,7 +52,7 @@ from profiler.run.summary import print_results
 from profiler.tables.numbers import counted
 from profiler.worker.task import Look
 
-_QUICK_SAMPLES = 3
+_QUICK_SAMPLES, _QUICK_SECONDS = 3, 0.3
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 """Called with the run's folder and its results."""
 LEAST_WAIT = 0.1
@@ -95,7 +91,7 @@ class Start:
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
     """Run the job; returns the exit code. Raises ConfigError.
 
-    After a model that the command line names `conclude` says what follows from the run.
+    `conclude` says what follows from a run that came to its end.
     """
     started = time.monotonic()
     _check_budget(options)
@@ -124,15 +120,11 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if again := _measuring_again(run.path, results, start.config.budget.seconds, options.only):
-        start.say(again, "yellow")
+    if conclude is not None and start.config.kind != "layers":
+        conclude(run.path, results, console)
     if job.model is not None:
-        if conclude is not None:
-            conclude(run.path, results, console)
         _say_yaml(start, run)
-    elif start.config.kind == "models" and "ok" in results["status"]:
-        start.say(f"What to deploy: {PROGRAM} recommend {shlex.quote(str(run.path))}; charts: its report.html")
-    statuses = set(without_probes(results)["status"])
+    statuses = set(results["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
 
@@ -140,17 +132,6 @@ def _say_where(start: Start, run: RunFolder) -> None:
     start.say(f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():
         start.say(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
-
-
-def _measuring_again(run: Path, results: pl.DataFrame, sampled: float, only: Sequence[str]) -> str:
-    """What remains disturbed or is rough, and the command that mends it; empty where nothing is."""
-    is_disturbed = not warned(results).filter(pl.col("kind").is_in(TAKEN_AGAIN)).is_empty()
-    remain = "Disturbed cases remain. Once the machine is quiet: " if is_disturbed else "To measure for longer: "
-    if rough([sampled]) and "ok" in results["status"]:
-        # Going on with the run would sample for no longer.
-        options = f"{sampling(sampled)}{f' {WHEN_IDLE}' if is_disturbed else ''}"
-        return remain + measuring_anew(run / "bench.yaml", ",".join(only), options)
-    return remain + measuring_again(run) if is_disturbed else ""
 
 
 @dataclass(frozen=True)
@@ -189,9 +170,7 @@ def resolved(
         config = with_shapes(job, display.preparing)
     require(config.published)
     plan = make_plan(config, target.kind, hardware=target.hardware)
-    plan, others = with_interpreters(config, plan, only_of(plan, only), target.kind)
-    print_interpreters(console, others)
-    environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)} | others
+    environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
     return Start(options, console, config, target, environment, plan, only_of(plan, only))
 
 
@@ -224,6 +203,8 @@ def _check_budget(options: Options) -> None:
     names = [name for name, value in given.items() if value is not None]
     if names and options.quick:
         raise ConfigError(f"give {names[0]} or --quick, not both: each says how long a case is sampled")
+    if options.replicates is not None and options.resume is not None:
+        raise ConfigError("give --replicates or --resume, not both: a resumed run has its own bench.yaml")
     if names and options.resume is not None:
         raise ConfigError(f"give {names[0]} or --resume, not both: all cases of a run are sampled for equally long")
 
@@ -257,7 +238,12 @@ def _overrides(options: Options) -> dict[str, Any]:
     """Keys of a job that the command's options give."""
     output = options.output and str(options.output.resolve())
     # Whether to profile is recorded in the run's bench.yaml, so that resuming it goes on with that.
-    given = {"device": options.device, "output": output, "profile": options.profile}
+    given = {
+        "device": options.device,
+        "output": output,
+        "profile": options.profile,
+        "replicates": options.replicates,
+    }
     return {key: value for key, value in given.items() if value}
 
 
@@ -270,7 +256,7 @@ def _with_options(options: Options, config: Config) -> Config:
 
 def quick_budget(budget: Budget) -> Budget:
     """A fraction of the sampling time."""
-    return replace(budget, seconds=min(budget.seconds, ROUGH_SECONDS), min_samples=_QUICK_SAMPLES)
+    return replace(budget, seconds=min(budget.seconds, _QUICK_SECONDS), min_samples=_QUICK_SAMPLES)
 
 
 def _with_samples(budget: Budget, options: Options) -> Budget:
@@ -297,11 +283,11 @@ def _open_run(start: Start) -> Iterator[RunFolder]:
         check_output(config.output, len(start.cases))
     run = RunFolder.create(config.output) if folder is None else RunFolder.resume(folder)
     with writing(run.path):
-        if folder is None:
-            run.write_config(config.model_copy(update={"device": str(start.target), "output": config.output.resolve()}))
-        else:
+        if folder is not None:
             _carry_on(run, folder, start)
         run.write_environment(start.environment)
+        if folder is None:  # After the environment, without which a run is nobody's own.
+            run.write_config(config.model_copy(update={"device": str(start.target), "output": config.output.resolve()}))
         yield run
 
 
@@ -314,9 +300,7 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     check_machine(folder, before, environment)
     with open_display(start.console) as display:
         check_measured_models(run, folder, start.config, start.cases, display.preparing)
-    environment |= carried_on(before, environment)
-    if not all(result.environment for result in run.results().values()):
-        environment[OLDER_ROWS] = before.get(OLDER_ROWS) or measured_in(before)
+    environment |= carried_on(before)
     # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
     environment["machine"] |= before.get("machine", {}) | parse_machine(start.options.machine)
     environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
@@ -327,6 +311,7 @@ def measure_cases(
 ) -> tuple[bool, pl.DataFrame]:
     """Measure what the journal lacks and write all; returns whether it was interrupted, and the results."""
     runner.environment["sampling_seconds"] = runner.config.budget.seconds
+    runner.environment.setdefault("spread", spread.earlier(runner.environment))
     runner.run.write_environment(runner.environment)
     interrupted, wall = _measure(runner, retry, console)
     return interrupted, _write_results(runner, wall, console, report)
@@ -363,11 +348,7 @@ def _measure(runner: Runner, retry: bool, console: Console) -> tuple[bool, WallT
     waiting = _waiting(journal, cases, runner.config.budget, retry)
     limits = runner.config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
     what = to_measure(journal, cases, waiting)
-    walked = walks(runner.plan, cases, {case.id for case in waiting}, journal)
-    if walked and not waiting:
-        what = f"of {counted(len(cases), 'case')} only first calls at new shapes are left"
     if waiting:
         what = f"{runner.target.name}: {what}; into {runner.run.path}"
     for note in runner.environment["untested"]:
@@ -376,22 +357,22 @@ def _measure(runner: Runner, retry: bool, console: Console) -> tuple[bool, WallT
     interrupted = False
     with runner.display:
         try:
-            runner.measure(waiting, to_search, again)
-            with runner.wall.span("roofs"):
-                runner.roofs.confirm(_planned(runner))
+            runner.measure(waiting, to_search, retry)
         except KeyboardInterrupt:
             interrupted = True
-    return interrupted, runner.wall if waiting or to_search or walked else None
+    return interrupted, runner.wall if waiting or to_search else None
 
 
 def _write_results(runner: Runner, wall: WallTime | None, console: Console, report: bool) -> pl.DataFrame:
     """Write and print what the journal holds, a `report` of it too; `wall` is what the time went into."""
     run, config, environment = runner.run, runner.config, runner.environment
-    planned = _planned(runner)
-    runner.roofs.raise_to(planned)
-    results, samples = run.write_parquet(config.suite, planned, environment)
-    lines = summary(results, samples)
-    write_tables(run.tables, results, lines)
+    planned = runner.plan
+    results, _ = run.write_parquet(config.suite, planned, environment)
+    known, tries = run.results(), run.largest_batches()
+    ended = ((case, known[case.id]) for case in planned if case.id in known)
+    spread.keep(environment, run.run_id, spread.of_bases(ended, calm=True))
+    merged = cells(results)
+    write_tables(run.tables, results, merged, tries)
     study = config.published
 
     def print_study() -> None:
@@ -406,12 +387,10 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     print_results(
         console,
         results,
-        lines,
+        merged,
         lambda group: study is not None and covers(study, group),
-        config.budget.seconds,
-        (runner.repeated, runner.why_not_all),
         print_study,
-        environment.get("roofs_disturbance"),
+        tries,
     )
     _say_kept(runner, console)
     if wall is not None:
@@ -422,32 +401,26 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
         console.print(Text(f"\n{describe_time(seconds)}"))
     if report and not results.is_empty():
-        _report(console, run, lines)
+        _report(console, run, merged)
     return results
 
 
 def _say_kept(runner: Runner, console: Console) -> None:
     """How many rows an earlier start measured, where this one measured others."""
-    rows = [each for each in runner.run.results().values() if each.status == "ok" and each.case_id.role != Role.PROBE]
+    rows = [each for each in runner.run.results().values() if each.status == "ok"]
     kept = sum(runner.earlier.get(row.case_id) == row.phases for row in rows)
     if 0 < kept < len(rows):
         of = f"{kept} of {len(rows)} rows {'was' if kept == 1 else 'were'} measured at an earlier start of this run"
         console.print(Text(f"\n{of}, perhaps beside more or less other work than the rest."))
 
 
-def _planned(runner: Runner) -> list[Case]:
-    """Every case of the run, whichever this start was to measure, and the probes for the largest batch."""
-    probes = probes_among(runner.plan, runner.run.results()) if runner.config.largest_batch else []
-    return [*runner.plan, *probes]
-
-
-def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
-    """Write the run's report.html, `lines` being the results' summary. A report that fails loses nothing."""
+def _report(console: Console, run: RunFolder, merged: pl.DataFrame) -> None:
+    """Write the run's report.html, `merged` being the results' cells. A report that fails loses nothing."""
     try:
         from profiler.options import Report
         from profiler.report.command import write
 
-        write(Report(runs=[str(run.path)]), lines)
+        write(Report(runs=[str(run.path)]), merged)
     except Exception as error:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())
@@ -460,9 +433,7 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
 def _what_is_left(start: Start, run: RunFolder) -> str:
     """That an interrupted run is complete all the same, or the command that goes on with it."""
     options, config = start.options, start.config
-    journal = run.results()
-    left = _waiting(journal, start.cases, config.budget, retry=False) or walks(start.plan, start.cases, (), journal)
-    if config.largest_batch is None and not left:
+    if config.largest_batch is None and not _waiting(run.results(), start.cases, config.budget, retry=False):
         return "all cases have been measured"
     only = "".join(f" --only {shlex.quote(condition)}" for condition in options.only)
     flags = " --trust-code" if options.trust_code else ""

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 
 from engines.base import Phase
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, CaseId, Role
-from profiler.job.plan import estimate_seconds, estimate_total
+from profiler.job.case import Budget, Case, CaseId
+from profiler.job.plan import estimate_seconds
 from profiler.job.yaml_lines import read as read_yaml
+from profiler.results.result import Result
 from profiler.results.run_files import check_readable, read_json
 from profiler.results.run_folder import RunFolder
-from profiler.run.additions import walks
+from profiler.stats.samples import median
 
 _RUNS = 10
 """So many runs are read, the latest ones."""
@@ -29,8 +30,7 @@ _SAMPLING = (Phase.WARM_UP, Phase.MEASURE)
 """What takes as long as `budget.seconds` allow."""
 _LEAST_SECONDS = 1.0
 """What warm-up and throughput take however short the budget is."""
-_FIRST_CALLS = "first calls"
-_AROUND = ("prepare", "roofs", "write", "rest", _FIRST_CALLS)
+_AROUND = ("prepare", "roofs", "write", "rest")
 """Phases of a run, as environment.json has them, that are no case's."""
 
 
@@ -58,10 +58,11 @@ _Made = tuple[str | None, tuple[int, ...] | None]
 
 @dataclass(frozen=True)
 class _Run:
-    """An earlier run: the seconds by phase of its cases, and before, between and after them; its `budget.seconds`; of
-    what its models were made."""
+    """An earlier run: the seconds by phase of its cases, and before, between and after them; the seconds of one call of
+    each; its `budget.seconds`; of what its models were made."""
 
     cases: Mapping[CaseId, Mapping[str, float]]
+    calls: Mapping[CaseId, float]
     around: Mapping[str, float]
     sampled: float
     made: Mapping[str, _Made]
@@ -71,10 +72,12 @@ class _Run:
         return {case_id.model for case_id in self.cases}
 
     def seconds(self, case_id: CaseId, budget: Budget) -> float:
-        """What the case would take with this budget: sampling may be as much longer or shorter as that is."""
+        """Estimate the case with this budget: sampling takes as much longer or shorter as that is, and at least as long
+        as `min_samples` calls."""
         phases = self.cases[case_id]
         before = sum(phases.get(phase, 0.0) for phase in _SAMPLING)
-        now = max(before + budget.seconds - self.sampled, min(before, _LEAST_SECONDS))
+        least = max(min(before, _LEAST_SECONDS), budget.min_samples * self.calls.get(case_id, 0.0))
+        now = max(before + budget.seconds - self.sampled, least)
         return sum(phases.values()) + now - before
 
 
@@ -84,7 +87,7 @@ class Estimates:
     def __init__(self, folder: Path, environment: Mapping[str, Any], budget: Budget) -> None:
         self._folder, self._budget = folder, budget
         self._runs = list(islice(_read(folder, environment), _RUNS))
-        self._alike: dict[tuple[str, str, Role], list[tuple[CaseId, _Made, float]]] = {}
+        self._alike: dict[tuple[str, str], list[tuple[CaseId, _Made, float]]] = {}
         for run, case_id in ((each, case_id) for each in self._runs for case_id in each.cases):
             made = run.made.get(case_id.model, (None, None))
             self._alike.setdefault(_alike(case_id), []).append((case_id, made, run.seconds(case_id, budget)))
@@ -103,9 +106,7 @@ class Estimates:
 
     def total(self, cases: Sequence[Case]) -> float:
         """Seconds that a run of these cases takes, with what is done before and after them."""
-        made = [(case, self.of(case)) for case in cases]
-        guessed = estimate_total([case for case, each in made if each.basis is Basis.GUESS], self._budget)
-        return guessed + sum(each.seconds for _, each in made if each.basis is not Basis.GUESS) + self._around(cases)
+        return sum(self.of(case).seconds for case in cases) + self._around(cases)
 
     def source(self, cases: Sequence[Case]) -> str:
         """Where the estimates of these cases come from, in words."""
@@ -117,23 +118,18 @@ class Estimates:
         return f"{', '.join(parts)}; runs of this machine in {self._folder}"
 
     def _around(self, cases: Sequence[Case]) -> float:
-        """Preparing, the roofs, first calls at new shapes and the rest, as in the run that had most of these models; a
-        model's share of it."""
+        """Preparing, the roofs and the rest, as in the run that had most of these models; a model's share of it."""
         models = {case.model for case in cases}
         run = max(self._runs, key=lambda run: len(run.models & models), default=None)
-        around = dict(run.around) if run else {}
-        calls = replace(self._budget, seconds=0.0, min_samples=1)
-        walked = walks(cases, cases, {case.id for case in cases}, {})
-        guess = sum(estimate_seconds(case, calls) for walk in walked for case in walk)
-        share = len(models) / len(run.models) if run else 1.0
-        known = share * around.pop(_FIRST_CALLS, 0.0)
-        around["prepare"] = share * around.get("prepare", 0.0)
-        return sum(around.values()) + (guess and (known or guess))
+        if run is None:
+            return 0.0
+        share = len(models) / len(run.models)
+        return sum(seconds * (share if phase == "prepare" else 1.0) for phase, seconds in run.around.items())
 
 
-def _alike(case_id: CaseId) -> tuple[str, str, Role]:
+def _alike(case_id: CaseId) -> tuple[str, str]:
     """What a case must have in common with another one for its time to be an estimate."""
-    return case_id.variant, case_id.pass_, case_id.role
+    return case_id.variant, case_id.pass_
 
 
 def _distance(case: Case, other: CaseId, made: _Made) -> tuple[bool, bool, bool, bool, float]:
@@ -164,4 +160,9 @@ def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
             continue
         ok = {case_id: each.phases for case_id, each in results.items() if each.status == "ok" and each.phases}
         if ok:
-            yield _Run(ok, around, sampling, made)
+            calls = {case_id: _call_seconds(results[case_id]) for case_id in ok}
+            yield _Run(ok, calls, around, sampling, made)
+
+
+def _call_seconds(result: Result) -> float:
+    return (median(result.samples.get(result.clock or "", [])) or 0.0) / 1000

@@ -1,6 +1,6 @@
-"""Search for the largest batch that fits, by probes that each have a process of their own.
+"""Search for the largest batch that fits, by tries that each have a process of their own.
 
-The next batch follows from the history alone, so a search goes on from a journal as if it had never been interrupted.
+The next batch follows from the history alone, so a search goes on as if it had never been interrupted.
 
 Memory grows with the batch nearly in a line, so two batches that fitted say where the boundary is: one probe just
 below it and one just above it mostly finish. Where the line is wrong (an algorithm with less workspace is taken as
@@ -11,13 +11,12 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporters.inputs import TensorSpec
-from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.case import Budget, Case, CaseId
 from profiler.job.config import LargestBatch
-from profiler.job.plan import probe_of
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
 from profiler.results.result import Result
@@ -49,14 +48,14 @@ class Probe:
 
 
 def short(budget: Budget) -> Budget:
-    """A probe's: whether it fits is known by then."""
+    """Cut the budget to what shows whether a batch fits."""
     return replace(budget, seconds=min(budget.seconds, 0.3), min_samples=3, max_samples=3)
 
 
 class Search:
-    """The search for the largest batch in the family of `case`, with what the journal has of it.
+    """The search for the largest batch of the configuration of `case`, with the `tries` so far.
 
-    It starts at the sweep's largest batch that ran. Results whose ids are in `again` are left out of account.
+    It starts at the largest batch that ran as a case of the journal's `results`.
     """
 
     def __init__(
@@ -65,24 +64,25 @@ class Search:
         limits: LargestBatch,
         gpu: Gpu | None,
         results: Mapping[CaseId, Result],
-        again: Collection[CaseId] = (),
+        tries: Iterable[Result] = (),
     ) -> None:
         self.case, self.limits, self.gpu = case, limits, gpu
-        own = {id_: found for id_, found in results.items() if id_.family == case.id.family and id_ not in again}
-        self._swept = {id_.batch_size: found.status for id_, found in own.items() if id_.role is not Role.PROBE}
+        family = case.id.family
+        self._measured = {id_.batch_size: found.status for id_, found in results.items() if id_.family == family}
         self.tried: list[Probe] = []
         self._occupied_mib = 0.0
-        for result in (found for id_, found in own.items() if id_.role is Role.PROBE):
-            self.add(result)
+        for result in tries:
+            if result.case_id.family == family:
+                self.add(result)
 
     def next_batch(self, available_mib: float | None) -> int | None:
         """The next batch to try; None once the largest is known.
 
-        None, too, where there is nothing to search: no batch of the sweep ran, for another reason than memory.
+        None, too, where there is nothing to search: no case ran, for another reason than memory.
         `available_mib` is the main memory that could be had.
         """
-        fitting = [batch for batch, status in self._swept.items() if status == "ok"]
-        if not fitting and "oom" not in self._swept.values():
+        fitting = [batch for batch, status in self._measured.items() if status == "ok"]
+        if not fitting and "oom" not in self._measured.values():
             return None
         capacity = None if available_mib is None else _SHARE * available_mib
         if self.case.device == "cuda":
@@ -91,7 +91,7 @@ class Search:
         return next_batch(self.tried, self.limits.limit, self.limits.resolution, capacity, first, farthest)
 
     def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float | None) -> Result | None:
-        """The row of a batch for which the main memory is too small to try it; None where it may run."""
+        """Refuse a batch for which the main memory is too small to try it; None where it may run."""
         if available_mib is None:
             return None
         sizes = (math.prod(spec.at(batch)) * _BYTES.get(spec.dtype, 4) for spec in specs)
@@ -104,10 +104,10 @@ class Search:
             f"not tried: {what} would take about {count(needed)} MiB, more than {percent(_SHARE)} % of the "
             f"{count(available_mib)} MiB of main memory that are available"
         )
-        return Result(probe_of(self.case, batch).id, "oom", [reason])
+        return Result(replace(self.case, batch_size=batch).id, "oom", [reason])
 
     def add(self, result: Result) -> None:
-        """Take a probe's row into account."""
+        """Take a try into account."""
         peaks = ["peak_memory_mib", *(["set_up_peak_mib"] if self.case.device == "cpu" else [])]
         memory = max((peak for name in peaks if (peak := result.figures.get(name)) is not None), default=None)
         self.tried.append(Probe(result.case_id.batch_size, result.status, memory))

@@ -25,7 +25,7 @@ from exporters.onnx_files import loops_of
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, Role, file_name
+from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config
 from profiler.machine import Target
 from profiler.processes.messages import Outcome
@@ -201,8 +201,7 @@ class Stages:
         needed = dict.fromkeys(
             (case.subject, graph_of(case), case.batch_size)
             for case in cases
-            if case.role is Role.CELL
-            and self.prepared[case.subject].failures.get(graph_of(case), _OK).status == "failed"
+            if self.prepared[case.subject].failures.get(graph_of(case), _OK).status == "failed"
             and self.prepared[case.subject].graph(case) is None
             and case.precision != "int8"
             and case.source.own_graph is None
@@ -386,9 +385,7 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
         prepared = prepare(runnable, config.budget, logs, path, display.preparing, uuid)
         outcomes = {case.id: failure(case, prepared[case.subject]) for case in runnable}
         ready = [case for case in runnable if outcomes[case.id] is None]
-        # What compiling a cell makes a later process finds; the batches of a sweep share a process.
-        here = [case for case in ready if case.role is Role.CELL and case.python is None]
-        kept = [case for case in here if ENGINES[case.engine].compile_cache in caches]
+        kept = [case for case in ready if ENGINES[case.engine].compile_cache in caches]
         tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in kept]
         calls = {}
         for task in tasks:

@@ -57,14 +57,14 @@ class Quiet:
             seconds = min(60 * self._minutes, 1e9)  # The calendar has an end.
             end, form = time.monotonic() + seconds, "%H:%M" if seconds < 86_400 else "%Y-%m-%d"
             until = f"{time.strftime(form, time.localtime(time.time() + seconds))} at most"
-            while (who := self.busy()) and time.monotonic() < end:
+            while (who := self._busy()) and time.monotonic() < end:
                 self._display.waiting(f"waiting for the machine to be quiet, until {until}: {who}")
         if who and not self._gave_up:
             self._gave_up = True
             waited = f"{significant(self._minutes)} minutes of waiting"
             self._display.announce(f"the machine is not quiet after {waited}, and is measured as it is: {who}")
 
-    def busy(self) -> str | None:
+    def _busy(self) -> str | None:
         """Who else has the machine in the second that this takes; None if nobody has."""
         found = other_work(self._nvml)
         other = self._lock.other(measures=False)

@@ -24,10 +24,8 @@ def check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
     """Raises ConfigError where the run's environment.json contradicts what this machine is `now`."""
     if not before:  # It is lost, which the user has been told.
         return
-    here, asked = _must_agree(now), _interpreters(now)
-    # Of interpreters those that `--only` lets through have been asked, and no others.
-    common = {label: facts for label, facts in _interpreters(before).items() if label in asked}
-    for key, value in _must_agree({**before, "interpreters": common}).items():
+    here = _must_agree(now)
+    for key, value in _must_agree(before).items():
         if value != here.get(key):
             raise ConfigError(
                 f"--resume {folder}: the run was made with {_NAMES.get(key, key)} {value}, here it is {here.get(key)}; "
@@ -38,32 +36,20 @@ def check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
 def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What all rows of a run have in common: the device, the processor, its threads, and every engine's version.
 
-    A package that was not installed had no rows, so it is left out; so is what older versions did not record.
+    A package that was not installed had no rows, so it is left out.
     """
-    versions = {e.version.column: e.version.packages for e in ENGINES.values() if e.version and e.version.packages}
+    columns = [e.version.column for e in ENGINES.values() if e.version and e.version.packages]
     packages = [name for e in ENGINES.values() if e.version is None for name in e.packages]
     known = {**environment.get("packages", {}), **environment}
-    # A run that is older than the column has its version among the packages.
-    columns = {name: next(filter(None, map(known.get, (name, *of))), None) for name, of in versions.items()}
-    known |= columns
     keys = ("cpu", "cpu_cores", "torch_threads", *columns, *packages)
     common = {key: environment.get(key) for key in ("gpu", "device")}
-    for label, facts in _interpreters(environment).items():
-        here = {key: facts.get(key) for key in ("python", *columns)}
-        common |= {f"{key} of {label}": value for key, value in here.items() if value is not None}
     return common | {key: known[key] for key in keys if known.get(key) is not None}
 
 
-def _interpreters(environment: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    return environment.get("interpreters") or {}
-
-
-def carried_on(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a run's environment.json the resumed run keeps next to what the machine is `now`."""
-    keys = ("roofs", "measured_roofs", "roofs_disturbance", "wall_seconds")
-    kept = {key: before[key] for key in keys if before.get(key)}
-    interpreters = {**_interpreters(before), **_interpreters(now)}
-    return {**kept, "interpreters": interpreters} if interpreters else kept
+def carried_on(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a resumed run keeps of the environment.json that it began with."""
+    keys = ("roofs", "roofs_quiet", "wall_seconds", "spread")
+    return {key: before[key] for key in keys if before.get(key)}
 
 
 def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case], tick: Tick) -> None:

@@ -1,4 +1,4 @@
-"""Print a run's results on the terminal: tables, sentences, what was not measured and why, and warnings."""
+"""Print a run's results on the terminal: a table a group, and what was not measured and why."""
 
 from __future__ import annotations
 
@@ -8,43 +8,26 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
-from profiler.job.case import Role, setting_words
-from profiler.results import batch_sweeps
-from profiler.results.columns import Group, Shown, field, fields, latency_spread, verdict
+from profiler.job.case import setting_words
+from profiler.results import batch_sweeps, largest_batches
+from profiler.results.cells import GROUP, OK
+from profiler.results.choice import Choice, cell_name, choose
+from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.replicates import measured, not_measured, warned
-from profiler.results.sentences import (
-    FIRST_CALL,
-    NOT_REPEATED,
-    RANKED,
-    WITHIN_PROCESS,
-    Repeated,
-    disturbance_sentence,
-    doubtful_roofs,
-    group_sentence,
-    rough,
-    sweep_sentences,
-    title,
-)
-from profiler.results.speedups import certain, groups
-from profiler.results.warning_kinds import carried_by_all, meaning
-from profiler.stats.ratios import legend
+from profiler.results.problems import not_measured
 from profiler.tables import numbers
-from profiler.tables.numbers import each, listed, percent, products
-from profiler.tables.table import Field, Table, figure, prose
+from profiler.tables.numbers import products
+from profiler.tables.table import Table, figure, prose
 from profiler.tables.writers import print_pairs, print_table
 
 Row = Mapping[str, Any]
 
-_MOST_NAMED = 3
-"""Of so many rows a warning gives the names."""
 _shown = partial(fields, shown=Shown.TERMINAL)
-_NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
-_VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 _VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
+_WORK = ("model", "pass", "setting")
+_RANGES = "In parentheses: 95 % intervals, of all that is known of a figure (docs/method.md)."
 _LAYER = [
     *_VARIANT,
     field("forward_ms"),
@@ -54,113 +37,84 @@ _LAYER = [
     figure("TFLOP/s forward", "forward_tflops"),
     figure("TFLOP/s total", "total_tflops"),
     field("peak_memory_mib", expendable=2),
-    prose("Note", "disturbed"),
 ]
+
+
 _SWEEP = [
-    figure("Batch", "batch_size", each(str)),
-    field("latency_ms"),
+    figure("Batch", "batch_size", numbers.each(str)),
+    figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),
     figure("Per item", "ms_per_item", unit="ms"),
     field("throughput", expendable=4),
-    figure("Of best", "efficiency", each(percent), unit="%"),
+    field("peak_memory_mib", expendable=5),
+    figure("Of best", "efficiency", numbers.each(numbers.percent), unit="%"),
     prose("Note", "note"),
 ]
+_WIDE = 2.0
+"""A range is uselessly wide from this ratio of its ends on."""
 
 
 def print_results(
     console: Console,
     results: pl.DataFrame,
-    lines: pl.DataFrame,
+    cells: pl.DataFrame,
     elsewhere: Callable[[Row], bool] = lambda key: False,
-    sampling_seconds: float | None = None,
-    repeated: Repeated = NOT_REPEATED,
     print_more: Callable[[], None] = lambda: None,
-    roofs_disturbance: str | None = None,
+    tries: pl.DataFrame | None = None,
 ) -> None:
-    """Every group's table and sentence, then what could not be measured and why, and last how sure the figures are.
+    """Print a table for every group of cells, then what could not be measured, and what ranges hold.
 
-    `lines` are speedups.summary's. A group of which `elsewhere` says so has its table elsewhere, which
-    `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
-    and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
-    rough, in place of the notes on intervals. `repeated` goes to the sentence on disturbed cases; `roofs_disturbance`
-    is why no shares of the peak are given.
+    A group of which `elsewhere` says so has its table elsewhere, which `print_more` prints below the others. Single
+    layers have a table for all of a layer's passes, a single configuration one for all of its batch sizes. `tries` are
+    those of the search for the largest batch.
     """
     layers = set(results.filter(model_kind="layer")["model"])
-    networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
-    compared = [(key, group) for key, group in networks if key["role"] != Role.SWEEP]
-    judged = [_print_group(console, key, group, elsewhere(key)) for key, group in compared]
+    swept = batch_sweeps.alone(results)
+    over_batches = set(swept.select(_WORK).iter_rows())
+    printed: list[Choice] = []
+    for key, group in cells.filter(~pl.col("model").is_in(layers)).group_by(GROUP, maintain_order=True):
+        named = dict(zip(GROUP, key, strict=True))
+        hidden = elsewhere({**named, "network": group["network"][0]})
+        if group.filter(OK).is_empty() or hidden or tuple(named[name] for name in _WORK) in over_batches:
+            continue
+        console.print()
+        print_table(console, _table(named, group.filter(OK).sort("latency_ms")))
+        printed.append(choose(group))
     if layers and not all(elsewhere({"model": name, "pass": "training", "setting": ""}) for name in layers):
         _print_layers(console, results)
-    if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
-        _print_sweeps(console, results)
-    print_more()
-    everywhere = carried_by_all(line["warnings"] for _, group in compared for line in group)
-    found = [group_sentence(key, group, everywhere) for key, group in compared]
-    if sentences := list(filter(None, [*found, *sweep_sentences(results)])):
-        console.print(Text("\n".join(["", *sentences])))
-    _print_problems(console, results)
-    _print_warnings(console, results)
-    if text := disturbance_sentence(results, repeated):
-        console.print(Text(f"\n{text}"))
-    every = [line for _, group in compared for line in group]
-    doubt = rough([sampling_seconds]) if "ok" in results["status"] else None
-    if notes := _notes(every, doubt, any(judged), roofs_disturbance):
-        console.print(Text("\n" + "\n".join(notes), style="dim"))
-
-
-def _print_group(console: Console, key: Row, lines: Sequence[Row], elsewhere: bool) -> bool:
-    """Print a group's table, if it is not elsewhere; returns whether it has verdicts that need an explanation."""
-    lost: list[Field] = []
-    if not elsewhere:
+    if not swept.is_empty() and not all(elsewhere(row) for row in swept.select(*_WORK, "network").to_dicts()):
+        _print_sweeps(console, swept)
+    if tries is not None and not tries.is_empty():
         console.print()
-        lost = print_table(console, _table(key, lines))
-    shown = any(line["verdict"] and not line["disturbed"] for line in lines)
-    return shown and not any("verdict" in each.columns for each in lost)
+        print_table(console, largest_batches.table(tries))
+    print_more()
+    _print_problems(console, results)
+    _print_notes(console, printed)
 
 
-def _notes(lines: Sequence[Row], doubt: str | None, judged: bool, roofs_disturbance: str | None) -> list[str]:
-    """What ranks, and what intervals, first calls, shares of the peak and, where `judged`, verdicts mean.
-
-    A `doubt` takes the place of the notes on intervals.
-    """
-    notes = [RANKED] if any(line["by_throughput_ms"] for line in lines) else []
-    notes += [doubt] if doubt else []
-    if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
-        notes.append(WITHIN_PROCESS)
-    # A disturbed line has no factor at all, as its note says, and more samples would bring none.
-    others = (line for line in lines if line["base"] and not line["is_base"] and not line["disturbed"])
-    if not doubt and any(line["speedup_low"] is None for line in others):
-        notes.append(_NO_INTERVAL)
-    if judged:
-        notes.append(_VERDICTS)
-    if any(line["first_call_ms"] is not None for line in lines):
-        notes.append(FIRST_CALL)
-    if any(line["tflops"] is not None for line in lines):
-        notes += filter(None, [doubtful_roofs({"": roofs_disturbance})])
-    return notes
+def group_title(key: Row) -> str:
+    """Return a group's title, like "resnet50, training, batch 16, optimizer sgd"."""
+    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or "")])
 
 
-def _table(key: Row, lines: Sequence[Row]) -> Table:
-    """A group's lines; without factors where a line or its base was disturbed, which the note says."""
-    types = {"warnings": pl.List(pl.String), "disturbed": pl.String()}
-    frame = certain(pl.DataFrame(lines, schema_overrides=types, infer_schema_length=None))
-    has_intervals = frame["speedup_low"].count() > 0
-    speedup = ("speedup", "speedup_low", "speedup_high")
+def _table(key: Row, group: pl.DataFrame) -> Table:
+    bases = group["base"].drop_nulls().unique()
+    title = group_title(key)
+    networks = group["network"].drop_nulls().unique().to_list()
+    if networks and networks != [key["model"]]:
+        title = title.replace(key["model"], f"{key['model']} ({networks[0]})", 1)
     made = [
         *_VARIANT,
-        *_shown(Group.LATENCY),
-        latency_spread(expendable=7),
+        figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),
         *_shown(Group.PARTS if key["pass"] == "training" else Group.CLOCKS),
+        factor(f"× {bases[0]}" if len(bases) == 1 else "× base"),
         *_shown(Group.ROOFLINE, Group.ENERGY, Group.SET_UP),
-        figure("Speed-up (95 %)" if has_intervals else "Speed-up", speedup, numbers.speedup),
-        verdict(expendable=1),
         *_shown(Group.THROUGHPUT, Group.COST, Group.MEMORY, Group.ACCURACY),
-        prose("Note", "note"),
     ]
-    return Table("", title(dict(key)), frame, made)
+    return Table("", title, group, made)
 
 
 def _print_layers(console: Console, results: pl.DataFrame) -> None:
-    """A table for each layer and batch size: every variant's passes, fastest first, and the best of each pass."""
+    """Print a table for each layer and batch size: every variant's passes, fastest first, and the best of each pass."""
     rows = layer_rows(results)
     best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).with_columns(variant=pl.lit("best of each"))
     several = pl.col("variant").n_unique().over("layer", "batch_size", "precision") > 1
@@ -173,18 +127,17 @@ def _print_layers(console: Console, results: pl.DataFrame) -> None:
             print_table(console, Table("", f"{layer}, batch {batch}", found, _LAYER))
 
 
-def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
-    """A table for each family of a sweep: what every batch takes, for an item and of the best throughput."""
-    points = batch_sweeps.efficiency(results).with_columns(note=pl.coalesce("note", "disturbed"))
-    for key, rows in points.group_by(batch_sweeps.FAMILY, maintain_order=True):
-        family = dict(zip(batch_sweeps.FAMILY, map(str, key), strict=True))
-        words = family["model"], family["pass"], f"{family['variant']} {family['precision']}"
+def _print_sweeps(console: Console, swept: pl.DataFrame) -> None:
+    """Print a table a configuration: what every batch takes, for an item and of the best throughput."""
+    for _, rows in batch_sweeps.efficiency(swept).group_by(batch_sweeps.FAMILY, maintain_order=True):
+        family = rows.row(0, named=True)
+        words = [family["model"], family["pass"], cell_name(family), *setting_words(family["setting"] or "")]
         console.print()
-        print_table(console, Table("", ", ".join([*words, *setting_words(family["settings"])]), rows, _SWEEP))
+        print_table(console, Table("", ", ".join(words), rows, _SWEEP))
 
 
 def _print_problems(console: Console, results: pl.DataFrame) -> None:
-    """Each reason once, then what it holds for."""
+    """Print each reason once, then what it holds for."""
     cells = pl.struct("variant", "precision", "pass", "model", pl.col("batch_size").cast(pl.String))
     more = cells.unique(maintain_order=True).alias("cells"), pl.col("log").drop_nulls().first()
     reasons = not_measured(results, ["status", "reason"], *more)
@@ -198,19 +151,13 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
         label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
         pairs = [(label, Text(str(row["reason"]))), *((Text(), Text(text, style="dim")) for text in where)]
         print_pairs(console, pairs, gap=1)
-    if set(reasons["status"]) - {"unsupported"}:
-        console.print(Text("  What the libraries printed is in the run's folder, under logs.", style="dim"))
 
 
-def _print_warnings(console: Console, results: pl.DataFrame) -> None:
-    """Each kind of warning once, with what it means and which rows carry it, or how many."""
-    kinds = warned(results)
-    if kinds.is_empty():
-        return
-    console.print(Text("\nWarnings (details: column `warnings` of results.parquet)", style="bold"))
-    every = measured(results).height
-    for kind, cases, case_ids, example in kinds.iter_rows():
-        few = cases == 1 or (cases <= _MOST_NAMED and cases < every)
-        rows = listed(case_ids) if few else "every row" if cases == every else f"{cases} rows"
-        text = f"{kind} ({rows}): {meaning(kind, otherwise=example)}"
-        console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))
+def _print_notes(console: Console, printed: Sequence[Choice]) -> None:
+    """Say what ranges hold, and what narrows those that tell little."""
+    factors = [choice.winner for choice in printed if choice.winner and choice.winner["factor"]]
+    lines = [_RANGES]
+    if any(cell["factor_high"] > _WIDE * cell["factor_low"] for cell in factors):
+        lines.append("Some span a factor of two: --replicates 5 narrows them, on a busy machine --wait-for-idle 10.")
+    if printed:
+        console.print(Text("\n" + "\n".join(lines), style="dim"))

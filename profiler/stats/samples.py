@@ -193,13 +193,21 @@ def block_count(samples: ArrayLike) -> float:
 def expanded_interval(values: Floats, blocks: float) -> Interval:
     """The expanded percentile interval of bootstrapped `values`: percentiles as far out as Student's t with one degree
     of freedom less than there are blocks (Hesterberg, "What teachers should know about the bootstrap", The American
-    Statistician 69, 2015). The t quantile is Cornish and Fisher's series: SciPy would weigh on a CPU row's memory."""
-    z, free = 1.959964, max(blocks - 1, 1.0)
-    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    Statistician 69, 2015)."""
+    free = max(blocks - 1, 1.0)
+    t = student(1.959964, free)
     tail = 50 * math.erfc(t * math.sqrt((free + 1) / free) / math.sqrt(2))
     # Weibull's percentiles leave the right share outside with few resamples too; NumPy's default leaves too much.
     low, high = np.percentile(values, [tail, 100 - tail], method="weibull")
     return Interval(float(low), float(high))
+
+
+def student(z: float, free: float) -> float:
+    """Return Student's t quantile for the normal quantile `z`, by Cornish and Fisher's series.
+
+    SciPy would weigh on the memory of a CPU's row.
+    """
+    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
 
 
 @dataclass

@@ -16,23 +16,14 @@ from exporters.whole_file import write_whole
 from profiler.bundled import jobs
 from profiler.errors import ConfigError
 from profiler.job.yaml_lines import read as read_yaml
-from profiler.results.checked import first_line
-from profiler.results.environment import Form, is_machine, is_number, is_text, items_of, known_facts, values_of
 from profiler.results.reading import read_results
-from profiler.results.run_files import check_readable, plain, read_json
+from profiler.results.run_files import check_readable, first_line, printable, read_json
 from profiler.tables.writers import parquet
 
 JOB = "bench.yaml"
-_JOB: dict[str, Form] = {
-    **dict.fromkeys(("suite", "published", "device"), is_text),
-    "import_from": items_of(is_text),
-    "budget": values_of(is_number),
-    "machine": is_machine,
-}
-"""The form of the keys of a job that are read here, whatever version wrote it."""
 FILES = ("results.parquet", "environment.json", JOB)
 """What is published of a run: no raw samples, which are large, no logs, no journal."""
-_PRIVATE = ("host", "variables", "gpu_uuid")
+_PRIVATE = ("host", "user", "variables", "gpu_uuid")
 """Keys of environment.json that are left out."""
 _GIVEN = ("machine", "cloud", "instance")
 """Columns whose text the user gave for others to read."""
@@ -52,26 +43,21 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """The files of a run, of this version or another one. Raises ConfigError where one is missing or damaged."""
+    """Read the files of a run. Raises ConfigError where one is missing or damaged."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
             f"{folder}: not a whole run: it lacks {', '.join(missing)}; give the folder of a finished run"
         )
-    notes: list[str] = []
-    rows = read_results(str(folder), notes).collect()
-    if notes:
-        raise ConfigError(f"{notes[0]}; what is published is a run as it was measured: give another one")
+    path = folder / "environment.json"
     try:
-        check_readable(folder / JOB)
-        environment, job = read_json(folder / "environment.json"), plain(read_yaml(folder / JOB)[0])
+        environment = read_json(path)
+        if not isinstance(environment, dict):
+            raise ValueError("it holds no JSON object")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: cannot be read: {first_line(error)}; give another run") from None
-    facts, wrong = known_facts(environment) if isinstance(environment, dict) else ({}, ["it"])
-    wrong += known_facts(job, _JOB)[1]
-    if wrong:
-        raise ConfigError(f"{folder}: environment.json or {JOB} is damaged ({', '.join(wrong)}); give another run")
-    return Run(rows, facts, job)
+        raise ConfigError(f"{path}: cannot be read: {first_line(error)}; give another run") from None
+    check_readable(folder / JOB)
+    return Run(read_results(str(folder)), environment, printable(read_yaml(folder / JOB)[0]))
 
 
 class Cleaner:

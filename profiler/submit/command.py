@@ -20,13 +20,13 @@ from profiler.errors import PROGRAM, ConfigError, measuring_again, resuming
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.options import Submit as Options
+from profiler.published.printed import MARKED
 from profiler.published.references import networks
 from profiler.published.studies import STUDIES
-from profiler.results.checked import first_line
+from profiler.results.cells import OK
 from profiler.results.columns import kind_of_warning
-from profiler.results.replicates import OK, without_probes
-from profiler.results.run_files import read_json
-from profiler.results.warning_kinds import HOST_BOUND, TAKEN_AGAIN
+from profiler.results.run_files import first_line, read_json
+from profiler.results.warning_kinds import DISTURBED
 from profiler.submit.cleaning import FILES, JOB, Cleaner, Run, read_run, write_data
 from profiler.tables.numbers import counted, listed, percent
 from profiler.tables.writers import slug
@@ -35,8 +35,6 @@ _SAME_MACHINE = ("gpu", "cpu", "device")
 """Of two runs that are called by one label, what they must agree in."""
 _FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
 """What environment.json must say of the machine, by its device."""
-_MARKED = {"disturbed": TAKEN_AGAIN, HOST_BOUND: [HOST_BOUND]}
-"""What the tables mark: a word for it, and the kinds of warnings."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def _write(accepted: Accepted, console: Console) -> None:
     # The first start's job does not know what --machine said at a later one.
     job = {**cleaned.job, "machine": cleaned.environment.get("machine") or {}}
     write_data(target, cleaned.results, cleaned.environment, {JOB: job})
-    rows = without_probes(run.results)
+    rows = run.results
     counts = rows["status"].value_counts(sort=True).iter_rows()
     size = sum((target / name).stat().st_size for name in FILES)
     listing = ", ".join(f"{number} {status}" for status, number in counts)
@@ -119,8 +117,8 @@ def label_of(run: Run) -> str | None:
 def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float, incomplete: bool = False) -> list[str]:
     """One sentence for everything that must be mended before the run, which lies in `folder`, can be published.
 
-    A disturbed row is marked and no factor rests on it, so a few do no harm; where it is a larger share of the rows
-    than `most_disturbed`, the machine was in use, and rows that no check caught are wrong, too. Cases without a row are
+    A few disturbed rows do no harm, since their intervals are wide; where they are a larger share of the rows than
+    `most_disturbed`, the machine was in use, and rows that no check caught are wrong, too. Cases without a row are
     no problem where the run may be `incomplete`: the list of the published runs names them.
     """
     if str(run.job.get("published")) not in STUDIES:
@@ -141,14 +139,14 @@ def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float, inco
 
 def notes(run: Run, folder: Path) -> list[str]:
     """What the tables will mark, and how it could be had better."""
-    rows = without_probes(run.results).filter(OK)
+    rows = run.results.filter(OK)
     found = []
-    for what, kinds in _MARKED.items():
-        if number := _carrying(rows, kinds):
+    for kind in MARKED:
+        if number := _carrying(rows, kind):
             # What was submitted before has no journal to go on with.
-            can_go_on = kinds is TAKEN_AGAIN and (folder / "journal.jsonl").is_file()
+            can_go_on = kind == DISTURBED and (folder / "journal.jsonl").is_file()
             mend = f"; to measure those again: {measuring_again(folder)}" if can_go_on else ""
-            found.append(f"{number} of {counted(rows.height, 'row')} {what}, which the tables mark{mend}")
+            found.append(f"{number} of {counted(rows.height, 'row')} {kind}, which the tables mark{mend}")
     return found
 
 
@@ -167,13 +165,13 @@ def _incomplete(run: Run, folder: Path, may_lack: bool) -> Iterator[str]:
             f"{len(missing)} of {counted(len(cases), 'case')} have no row, such as {missing[0]}: "
             f"measure them by {resuming(folder)}, or submit what there is by --incomplete"
         )
-    if not without_probes(run.results).filter(OK).height:
+    if not run.results.filter(OK).height:
         yield f"no row has figures: see why in its tables, then {resuming(folder)} --retry"
 
 
 def _disturbed(run: Run, folder: Path, most: float) -> Iterator[str]:
-    rows = without_probes(run.results).filter(OK)
-    number = _carrying(rows, TAKEN_AGAIN)
+    rows = run.results.filter(OK)
+    number = _carrying(rows, DISTURBED)
     if number > most * rows.height:
         yield (
             f"{number} of {counted(rows.height, 'row')} were disturbed by other work, more than "
@@ -230,7 +228,6 @@ def _device(run: Run) -> Device:
     return "cpu" if device == "cpu" else "cuda"
 
 
-def _carrying(rows: pl.DataFrame, kinds: Sequence[str]) -> int:
-    """How many rows carry a warning of one of the kinds."""
-    carried = rows["warnings"].list.eval(kind_of_warning(pl.element())).list.set_intersection(kinds)
-    return int((carried.list.len() > 0).sum())
+def _carrying(rows: pl.DataFrame, kind: str) -> int:
+    """Count the rows that carry a warning of the kind."""
+    return int(rows["warnings"].list.eval(kind_of_warning(pl.element())).list.contains(kind).sum())

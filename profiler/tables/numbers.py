@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, TypeVar
 
-TOO_NOISY = "too noisy"
-"""What is printed of an interval whose upper end is more than MOST_OVER_LEAST times the lower one: it tells nothing."""
-MOST_OVER_LEAST = 4.0
 K = TypeVar("K")
 V = TypeVar("V")
 Format = Callable[..., list[str]]
@@ -102,15 +99,24 @@ def error(value: float, digits: int = 2) -> str:
     return _short_power(f"{value:.{digits - 1}e}") if value else "0"
 
 
-def ratio(value: float, low: float | None = None, high: float | None = None, sign: str = "") -> str:
-    """A ratio that is judged, with its interval, to three digits or three decimals: 1.052 (1.041–1.063), 23.5."""
-    places = 3 if 1 <= value < 2 else max(0, 2 - math.floor(math.log10(value)))
-    return _with_interval(value, low, high, places, sign)
-
-
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
-    """A speed-up in a sentence, with its interval: 1.05×, 5.8× (5.7–5.9), 25.3×, 143×."""
-    return _with_interval(value, low, high, 2 if value < 2 else 1 if value < 100 else 0, sign)
+    """A factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 143×."""
+    places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
+    return f"{value:.{places}f}{sign}{_range(value, low, high, places)}"
+
+
+def relative(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """How many times faster or slower, with its range: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
+    word = "faster"
+    if ratio < 1:
+        ratio, low, high, word = 1 / ratio, high and 1 / high, low and 1 / low, "slower"
+    return times(ratio, low, high, "×" if f"{ratio:.2f}" == "1.00" else f"× {word}")
+
+
+def within(value: float, low: float | None = None, high: float | None = None, unit: str = "", digits: int = 3) -> str:
+    """A figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
+    places = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else digits
+    return f"{value:,.{places}f}{f' {unit}' if unit else ''}{_range(value, low, high, places)}"
 
 
 def reachable(value: float, up: bool) -> str:
@@ -213,45 +219,26 @@ UNITS: dict[str, tuple[str, Format]] = {
 """By the unit that a column of the results is declared with, what its heading says of it and how it is formatted."""
 
 
-def spread(low: Iterable[float | None], high: Iterable[float | None], middle: Iterable[float | None]) -> list[str]:
-    """Half an interval's width in percent of its middle."""
-
-    def cell(a: float | None, b: float | None, m: float | None) -> str:
-        return "" if a is None or b is None or not m else _unless_noisy(a, b, lambda: percent((b - a) / m / 2, 1))
-
-    return list(map(cell, low, high, middle))
+def factors(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    """Factors with their ranges: 1.00, 4.8 (4.5–5.6)."""
+    return ["" if m is None else times(m, a, b, "") for m, a, b in zip(middle, low, high, strict=True)]
 
 
-def interval(low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
-    """7.18–7.22."""
-    ends = zip(low, high, strict=True)
-    return ["" if a is None or b is None else _ends(a, b, 2) for a, b in ends]
+def relatives(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    """Ratios of times with their ranges: 1.33× slower (1.28–1.38)."""
+    return ["" if m is None else relative(m, a, b) for m, a, b in zip(middle, low, high, strict=True)]
 
 
-def speedup(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
-    """7.20 (7.18–7.22), the intervals of a column equally wide."""
-    ends = [f" ({found})" if found else "" for found in interval(low, high)]
-    width = max(map(len, ends), default=0)
-    return ["" if m is None else f"{m:.2f}{end:>{width}}" for m, end in zip(middle, ends, strict=True)]
+def ranges(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    """Figures with their ranges: 0.925, 5.21 (4.60–6.10)."""
+    return ["" if m is None else within(m, a, b) for m, a, b in zip(middle, low, high, strict=True)]
 
 
-def ratios(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
-    """1.052 (1.041–1.063)."""
-    return ["" if m is None else ratio(m, a, b) for m, a, b in zip(middle, low, high, strict=True)]
-
-
-def _with_interval(value: float, low: float | None, high: float | None, places: int, sign: str) -> str:
-    ends = "" if low is None or high is None else f" ({_ends(low, high, places)})"
-    return f"{value:.{places}f}{sign}{ends}"
-
-
-def _ends(low: float, high: float, places: int) -> str:
-    """7.18–7.22."""
-    return _unless_noisy(low, high, lambda: f"{low:.{places}f}–{high:.{places}f}")
-
-
-def _unless_noisy(low: float, high: float, text: Callable[[], str]) -> str:
-    return TOO_NOISY if high > MOST_OVER_LEAST * low else text()
+def _range(value: float, low: float | None, high: float | None, places: int) -> str:
+    if low is None or high is None:
+        return ""
+    middle, *ends = (f"{each:,.{places}f}" for each in (value, low, high))
+    return "" if ends == [middle, middle] else f" ({ends[0]}–{ends[1]})"
 
 
 def _short_power(number: str) -> str:

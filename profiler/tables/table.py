@@ -74,9 +74,8 @@ class Table:
     """Rows for a reader. Fields that are empty throughout are left out, unless it is to have `every` field.
 
     `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to mark with
-    a sign and `hidden` of rows that only a page's filter shows; the last `totals` rows are sums. `bold` has, by a
-    field's first column, which of its cells stand out. A CSV file has the fields' columns and the `keys`, or all of
-    `data`.
+    a sign, and a page filters the rows by the `keys`; the last `totals` rows are sums. `bold` has, by a field's first
+    column, which of its cells stand out. A CSV file has the fields' columns, or all of `data`.
     """
 
     name: str
@@ -85,7 +84,6 @@ class Table:
     fields: Sequence[Field]
     every: bool = False
     marked: str | None = None
-    hidden: str | None = None
     totals: int = 0
     keys: Sequence[str] = ()
     data: pl.DataFrame | None = None

@@ -185,8 +185,7 @@ def markdown(table: Table) -> str:
         [escape_markdown(field.title) for field, _ in columns],
         ["---:" if field.kind == "figure" else "---" for field, _ in columns],
     ]
-    rows = _markup(table, columns, escape_markdown, "[{}]({})", "**{}**")
-    lines += [cells for cells, hidden in zip(rows, table.flags(table.hidden), strict=True) if not hidden]
+    lines += _markup(table, columns, escape_markdown, "[{}]({})", "**{}**")
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -209,7 +208,7 @@ def csv(table: Table) -> str:
     if table.data is not None:
         frame = table.data
     else:
-        names = dict.fromkeys([*table.keys, *(name for field in table.fields for name in field.columns)])
+        names = dict.fromkeys(name for field in table.fields for name in field.columns)
         frame = pl.DataFrame(table.frame).select(*names)
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
@@ -234,9 +233,9 @@ def html(table: Table) -> str:
         table, columns, lambda cell: escape(" ".join(cell.split()), quote=False), '<a href="{1}">{0}</a>', "<b>{}</b>"
     )
     body = []
-    for cells, hidden in zip(rows, table.flags(table.hidden), strict=True):
+    for cells in rows:
         row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
-        body.append(f"<tr{' hidden' if hidden else ''}>{row}</tr>")
+        body.append(f"<tr>{row}</tr>")
     head = _head([field for field, _ in columns], marks)
     return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
 

@@ -5,32 +5,38 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engines.base import Array, Named, Proof, Session, Trainable, Warning
+from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
 from engines.catalog import EIGHT_BITS, ENGINES, reference_of
 from exporters.distance import unlike
+from exporters.errors import sentence
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
-from exporters.inputs import how_seeded, seeded_inputs
+from exporters.inputs import distinct_items, how_seeded, seeded_inputs
 from exporters.source import RANDOM_WEIGHTS, ModelSource, shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
-from profiler.worker.outputs import Aligned, align, read_outputs, without_padding
+from profiler.worker.outputs import Aligned, Reference, align, can_grow, grown, read_reference, without_padding
 from profiler.worker.parity import NOT_FINITE, WRONG, Difference, compare, figures, judge, spread
-from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients, static_graph
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, static_graph
 
 _TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8"}
 _TYPES |= {f"amp-{half}": _TYPES[half] for half in ("fp16", "bf16")}
+_NONE = np.empty(0)
 _FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
 """Of a list of reasons in a warning."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+_SHARE = 0.1
+"""Of a case's time, which comparing more items than REFERENCE_ITEMS may take."""
 _FLOOR = 1e-6
 _TIMES = 3
 """A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
@@ -38,12 +44,35 @@ _NOTABLE = 0.01
 """Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
 
 
-def verify(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
-    """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold."""
+@dataclass(frozen=True)
+class Allowance:
+    """What a case may take to compare further items: it took `spent` seconds so far, must end in `left`, and one call
+    takes `call`."""
+
+    spent: float = 0.0
+    left: float = 0.0
+    call: float = 0.0
+
+    def allows(self, items: int, seconds: float, runs: int) -> bool:
+        """Tell whether one more run may follow `runs` that took `seconds` together, after which `items` are compared:
+        any until there are 8, then as many as fit into a tenth of the case's time."""
+        most = self.left if items < REFERENCE_ITEMS else min(self.left, _SHARE * self.spent)
+        return seconds + (seconds / runs if runs else self.call) < most
+
+
+NOTHING = Allowance()
+
+
+def verify(
+    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance = NOTHING
+) -> None:
+    """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold.
+
+    Outputs are compared over further items than the batch's as far as `allowance` goes.
+    """
     case = task.case
     if case.pass_ == "inference" and task.prepared.reference is not None:
-        names = session.output_names() if isinstance(session, Named) else []
-        _check_outputs(task, outputs, names, result)
+        _check_outputs(task, session, outputs, result, allowance)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
@@ -56,39 +85,84 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     result.take(mismatch(case, proof))
 
 
-def _check_outputs(task: Task, outputs: Sequence[Array], names: Sequence[str], result: Result) -> None:
-    """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with."""
+def _check_outputs(
+    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance
+) -> None:
+    """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with.
+
+    Those of the batch that was measured are judged by themselves first, so that further items hide nothing.
+    """
     case, model, other = task.case, task.prepared, task.prepared.other
-    aligned, differences = _compared(case, case.source, model, outputs, names)
-    finding = judge(case.precision, differences, how_seeded(model.specs))
+    names, seeding = session.output_names() if isinstance(session, Named) else [], how_seeded(model.specs)
+    runs, reference = [list(outputs)], _reference(model)
+    aligned, differences = _compared(case, case.source, model, reference, runs, names)
+    finding = judge(case.precision, differences, seeding)
+    grows = case.batch_size < reference.items and any(can_grow(aligned, outputs, reference, case.batch_size))
+    is_alike = not isinstance(finding, str) and not aligned.apart and not model.changed
+    if grows and is_alike and isinstance(session, Feedable):
+        runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
+        for run in _further_runs(task, session, reference.items, allowance, result):
+            if [array.shape for array in run] != [array.shape for array in outputs]:  # They depend on values.
+                break
+            runs.append(run)
+        aligned, differences = _compared(case, case.source, model, reference, runs, names)
+        finding = judge(case.precision, differences, seeding)
     result.take(explained(case, model, finding, differences, aligned.apart))
     apart = aligned.apart
     if other is not None:
-        aligned, differences = _compared(case, case.reference or case.source, other, outputs, names)
+        aligned, differences = _compared(case, case.reference or case.source, other, _reference(other), runs, names)
         apart = [*apart, *(one for one in aligned.apart if one not in apart)]
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
     if not differences:
         return
     result.reference = (other or model).reference_name(reference_of((case.reference or case.source).kind)[1])
-    result.figures |= figures(differences, aligned.outputs, aligned.reference, has_own_weights(case.source))
+    weights, distinct = has_own_weights(case.source), distinct_items(model.specs)
+    result.figures |= figures(differences, aligned.outputs, aligned.reference, weights, distinct)
+
+
+def _further_runs(
+    task: Task, session: Feedable, items: int, allowance: Allowance, result: Result
+) -> Iterator[list[Array]]:
+    """Run the session, which was measured, on further batches of the reference's items."""
+    batch, start, runs = task.case.batch_size, time.perf_counter(), 0
+    while (first := (runs + 1) * batch) < items and allowance.allows(first, time.perf_counter() - start, runs):
+        try:
+            session.feed(seeded_inputs(task.prepared.specs, batch, first=first))
+            session.run(ignore)
+            outputs = [array.copy() for array in session.outputs()]
+        except Exception as error:
+            traceback.print_exc()
+            result.warnings.append(Warning("no-parity", f"items beyond {first} were not compared: {sentence(error)}"))
+            return
+        yield outputs
+        runs += 1
+
+
+def _reference(model: Prepared) -> Reference:
+    assert model.reference is not None
+    return read_reference(model.reference, model.reference_batch, model.reference_items)
 
 
 def _compared(
-    case: Case, source: ModelSource, model: Prepared, outputs: Sequence[Array], names: Sequence[str]
+    case: Case,
+    source: ModelSource,
+    model: Prepared,
+    reference: Reference,
+    runs: Sequence[Sequence[Array]],
+    names: Sequence[str],
 ) -> tuple[Aligned, list[Difference]]:
-    """The outputs next to a model's reference, and how far they are from it."""
-    assert model.reference is not None
-    names = names or [str(number) for number in range(len(outputs))]
-    reference = read_outputs(model.reference)
-    aligned = align(outputs, names, reference, source.outputs, case.batch_size, model.reference_items)
+    """The outputs of all runs next to a model's reference, and how far they are from it."""
+    names = names or [str(number) for number in range(len(runs[0]))]
+    aligned = align(runs[0], names, reference.first, source.outputs, case.batch_size, reference.batch)
+    aligned = grown(aligned, runs, reference, case.batch_size)
     ours, truth = (without_padding(arrays, model.specs) for arrays in (aligned.outputs, aligned.reference))
-    differences = compare(ours, truth, aligned.names)
+    differences = compare(ours, truth, aligned.names, aligned.by_item)
     if any(spec.data for spec in model.specs):  # Whose items may be one that repeats.
         return aligned, differences
-    whole = without_padding([reference[name] for name in aligned.names], model.specs)
-    spreads = (spread(array, model.reference_items) for array in whole)
-    return aligned, [replace(each, spread=own) for each, own in zip(differences, spreads, strict=True)]
+    whole = without_padding([reference.rows.get(name, _NONE) for name in aligned.names], model.specs)
+    pairs = zip(differences, whole, strict=True)
+    return aligned, [replace(each, spread=spread(array, len(array))) for each, array in pairs]
 
 
 def _some(reasons: Sequence[str]) -> str:

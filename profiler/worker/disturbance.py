@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engines.base import Warning
 from profiler.nvml import UTILIZATION_SECONDS, Nvml
-from profiler.processor import TICK_S, Load, Reading, read
+from profiler.processor import TICK_S, Load
 from profiler.tables.numbers import percent
 
 _OTHERS, _STEAL, _DELAYED = 0.05, 0.02, 0.05
@@ -20,19 +20,9 @@ CARD = 0.05
 """From this share of a GPU's time on that others have, it is disturbed."""
 _EVIDENCE_S = 5 * TICK_S
 """What others had must be longer than this: the kernel counts in ticks, and a few of them are no evidence."""
-_LEAST_S = 1.0
-"""For so long a call is looked at, at least: in it the share that disturbs one processor is as long as evidence is."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
 """Kinds of a GPU's row whose latency is the host's too, or cannot be told from it."""
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A time (time.time()), and what the kernel had counted until then."""
-
-    at: float = field(default_factory=time.time)
-    reading: Reading = field(default_factory=read)
 
 
 @dataclass(frozen=True)
@@ -110,16 +100,6 @@ def disturbed(loads: Sequence[Load], card: CardLoad | None = None) -> list[Warni
         if found := reasons(load):
             return [Warning("disturbed", f"{' and '.join(found)}{when}")]
     return []
-
-
-def beside_call(moments: Sequence[Moment], now: Reading, card: Card) -> list[Warning]:
-    """The warning that other work ran beside a call that began at the last of the moments and has ended `now`.
-
-    A call of less than a second is judged by the latest moment that is so long ago.
-    """
-    enough = (moment for moment in reversed(moments) if now.seconds - moment.reading.seconds >= _LEAST_S)
-    before = next(enough, moments[0])
-    return disturbed([now.since(before.reading)], card.load(before.at))
 
 
 def reasons(load: Load) -> list[str]:

@@ -15,7 +15,7 @@ from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options, float_part
 from engines.host_memory import HostMeter
 from exporters.errors import sentence
-from profiler.job.case import Budget, Case, Role
+from profiler.job.case import Budget, Case
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings, sample_warnings
@@ -107,15 +107,14 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     phases.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
     _add_memory(case, session, bench.device, result)
-    if case.role is not Role.CELL:
-        bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
+    bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
     result.graph = graph.how if graph else None
     outputs = session.outputs()
-    checks.verify(task, session, outputs, result)
+    allowance = checks.Allowance(phases.spent(), _left(task, bench), expected_ms / 1000)
+    checks.verify(task, session, outputs, result, allowance)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
-    # Pinning gigabytes would take longer than a probe.
-    if isinstance(bench.clock, CudaClock) and case.role is not Role.PROBE:
+    if isinstance(bench.clock, CudaClock) and not task.only_fits:
         result.samples |= bench.clock.time_copies(*copied)
     result.figures |= _least_work(task, sum(copied))
     built = result.proof.build if result.proof else None
@@ -151,7 +150,7 @@ def _warm_up(budget: Budget, session: Session, bench: Bench, result: Result) -> 
 
 def _measure(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
     """Add samples, throughput, and energy where it is asked for."""
-    case, is_probe = task.case, task.case.role is Role.PROBE
+    case = task.case
     bench.phases.enter(Phase.MEASURE)
     left = _left(task, bench)
     budget = replace(task.budget, seconds=min(task.budget.seconds, left), timeout=left)
@@ -160,8 +159,7 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float, res
         bench.report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))
 
     start = time.time()
-    # Of a probe it is asked whether it fits; near the limit a call takes seconds.
-    measured = measure(session, bench.clock, budget, expected_ms, keep, headline_only=is_probe)
+    measured = measure(session, bench.clock, budget, expected_ms, keep, headline_only=task.only_fits)
     keep(measured.samples)  # Whatever the checks run into, these are not lost.
     bench.device.read()
     result.stop_reason, result.samples = measured.stop_reason, measured.samples
@@ -171,7 +169,7 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float, res
     result.figures["disturbance"] = disturbance.share(loads, card)
     result.warnings += disturbance.disturbed(loads, card)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
-    if task.energy and not is_probe and bench.nvml.energy_mj() is not None:
+    if task.energy and bench.nvml.energy_mj() is not None:
         bench.phases.enter(Phase.ENERGY)
         _add_energy(task, session, bench, expected_ms, result)
 
@@ -187,9 +185,7 @@ def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, 
 
 def _add_memory(case: Case, session: Session, device: DeviceMeter, result: Result) -> None:
     """Add the parts of the memory that are known on the case's device; on the CPU the peak is the process's."""
-    if case.role is Role.SWEEP:  # Its process holds what other batches left.
-        result.figures |= {"host_peak_mib": None, "set_up_peak_mib": None}
-    elif case.device == "cuda":
+    if case.device == "cuda":
         result.figures |= device.parts(session.memory())
     else:
         parts = declared_parts(session.memory()) if case.pass_ == "training" else {}

@@ -10,6 +10,7 @@ import numpy as np
 from engines.base import Array, Warning
 from exporters.distance import finite, is_exact, relative_l2, unlike
 from profiler.results.result import Figures, Finding
+from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
 
 _USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1, "fp8": 2e-1}
@@ -48,11 +49,18 @@ class Difference:
     """Which output it is, where there are several."""
     spread: float | None = None
     """How far the reference's items are from each other (`spread`); None where that is not known."""
+    items: tuple[float, ...] = ()
+    """The error of each item, where the first axis is the items'."""
+
+    @property
+    def judged(self) -> float:
+        """The error that a row is judged by: that of most items, and no less than that of all together."""
+        return max(self.error, float(np.median(self.items))) if self.items else self.error
 
     @property
     def hides_inputs(self) -> bool:
         """Whether all that depends on the inputs could be wrong at this error."""
-        return self.spread is not None and self.error >= WRONG * self.spread
+        return self.spread is not None and self.judged >= WRONG * self.spread
 
 
 def spread(truth: Array, items: int) -> float | None:
@@ -63,23 +71,36 @@ def spread(truth: Array, items: int) -> float | None:
     return relative_l2(np.broadcast_to(truth.mean(axis=0, dtype=np.float64), truth.shape), truth)
 
 
-def compare(outputs: Sequence[Array], reference: Sequence[Array], names: Sequence[str] = ()) -> list[Difference]:
-    """Each output's difference, of arrays that `profiler.worker.outputs.align` has given the same shapes."""
+def compare(
+    outputs: Sequence[Array], reference: Sequence[Array], names: Sequence[str] = (), by_item: Sequence[bool] = ()
+) -> list[Difference]:
+    """Measure the difference of each output, of arrays that `profiler.worker.outputs.align` has given the same shapes.
+
+    `by_item` tells whose first axis is the items'; any other output is one item.
+    """
     several = len(outputs) > 1 and names
     called = [f"output {name}" for name in (names if several else range(len(outputs)))]
-    found = [_difference(*each) for each in zip(called, outputs, reference, strict=True)]
+    by_item = by_item or [False] * len(outputs)
+    found = [_difference(*each) for each in zip(called, outputs, reference, by_item, strict=True)]
     return [replace(each, name=name) for each, name in zip(found, called, strict=True)] if several else found
 
 
-def _difference(name: str, ours: Array, truth: Array) -> Difference:
-    is_zero = not truth.any()
+def _difference(name: str, ours: Array, truth: Array, by_item: bool) -> Difference:
+    is_zero, pairs = not truth.any(), list(zip(ours, truth, strict=True)) if by_item else []
     if is_exact(truth):
-        return Difference(float(np.mean(ours != truth)) if truth.size else 0.0, exact=True, is_zero=is_zero)
+        items = tuple(_share_apart(*pair) for pair in pairs)
+        return Difference(_share_apart(ours, truth), exact=True, is_zero=is_zero, items=items)
     wrong, doubts_reference = _not_alike(name, ours, truth)
     if wrong is not None:
         return Difference(float("nan"), float("nan"), wrong, doubts_reference)
     here, there = finite(ours, truth)
-    return Difference(relative_l2(ours, truth), float(np.max(np.abs(here - there), initial=0.0)), is_zero=is_zero)
+    largest, items = float(np.max(np.abs(here - there), initial=0.0)), tuple(relative_l2(*pair) for pair in pairs)
+    return Difference(relative_l2(ours, truth), largest, is_zero=is_zero, items=items)
+
+
+def _share_apart(ours: Array, truth: Array) -> float:
+    """The share of places that differ."""
+    return float(np.mean(ours != truth)) if truth.size else 0.0
 
 
 def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
@@ -100,10 +121,16 @@ def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
 
 
 def figures(
-    differences: Sequence[Difference], outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool
+    differences: Sequence[Difference],
+    outputs: Sequence[Array],
+    reference: Sequence[Array],
+    real_weights: bool,
+    distinct: int | None = None,
 ) -> Figures:
-    """The largest errors over the outputs, and how often the first output's top class agrees; None where there is none.
+    """Return the errors of items, and how often the first output's top class agrees; None where there is none.
 
+    The error of an item is the largest over its outputs; an output without items counts for every item. After
+    `distinct` items the inputs repeat.
     Top-1 agreement is given only for two-dimensional outputs of floats and real weights: with seeded ones it says
     nothing about accuracy.
     """
@@ -111,12 +138,22 @@ def figures(
     largest = [difference.largest for difference in differences if difference.largest is not None]
     if real_weights and reference and reference[0].ndim == 2 and not differences[0].exact:
         agreement = float(np.mean(outputs[0].argmax(axis=1) == reference[0].argmax(axis=1)))
+    errors = item_errors(differences)[:distinct]
     # np.max keeps a NaN, which max() would lose.
     return {
-        "rel_l2_error": _finite(np.max([difference.error for difference in differences], initial=0.0)),
+        "rel_l2_error": _finite(np.median(errors)),
+        "rel_l2_error_high": _finite(upper_bound(errors)),
+        "error_items": len(errors),
         "max_abs_error": _finite(np.max(largest)) if largest else None,
         "top1_agreement": agreement,
     }
+
+
+def item_errors(differences: Sequence[Difference]) -> Array:
+    """Return the largest error over the outputs of each item; a NaN stays one."""
+    items = max([1, *(len(difference.items) for difference in differences)])
+    each = [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
+    return np.max(each, axis=0) if each else np.zeros(1)
 
 
 def _finite(value: float) -> float | None:
@@ -133,19 +170,19 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
             if difference.doubts_reference:
                 return f"{difference.wrong}: {seeding}"
             return difference.wrong + NOT_FINITE["outputs"].get(precision, "")
-    worst = max(differences, key=lambda difference: difference.error, default=Difference(0.0))
+    worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
     of = f" of {worst.name}" if worst.name else ""
-    what = f"relative L2 error {numbers.error(worst.error)}{of}"
+    what = f"relative L2 error {numbers.error(worst.judged)}{of}"
     if worst.exact:
-        what = f"{numbers.percent(worst.error, 1)} % of the places of {worst.name or 'an integer output'} differ"
+        what = f"{numbers.percent(worst.judged, 1)} % of the places of {worst.name or 'an integer output'} differ"
     elif worst.is_zero:
-        what = f"L2 distance {numbers.error(worst.error)}{of} to a reference of zeros"
-    if worst.error >= WRONG:
+        what = f"L2 distance {numbers.error(worst.judged)}{of} to a reference of zeros"
+    if worst.judged >= WRONG:
         return f"the outputs are wrong: {what}"
     if differences and all(difference.is_zero for difference in differences):
         return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing: {seeding}")
     usual = _USUAL.get(precision, _USUAL["fp16"])
-    if worst.error > usual:
+    if worst.judged > usual:
         return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")
     if differences and all(difference.hides_inputs for difference in differences):
         apart = numbers.error(max(difference.spread or 0.0 for difference in differences))

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,35 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, Named, Session, Unsupported
+from engines.base import Array, Feedable, Job, Named, Session, Unsupported, ignore
 from engines.catalog import Device, reference_of
 from engines.host_memory import HostMeter
 from exporters.cache import Cache, CacheError, code_of, file_sha256, locked
 from exporters.calls import chosen
 from exporters.errors import chain, message, sentence
-from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
+from exporters.inputs import (
+    TensorSpec,
+    described,
+    distinct_items,
+    fixed_batch,
+    how_seeded,
+    numpy_dtype,
+    seeded_inputs,
+)
 from exporters.source import ModelError, ModelSource, digest
 from exporters.time_limit import TooLong, limited
 from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
 from profiler.worker import outputs
 from profiler.worker.outputs import read_facts, write_outputs
-from profiler.worker.task import REFERENCE_ITEMS, Taken, how_to_name_the_batch, usual_items
+from profiler.worker.task import MOST_REFERENCE_ITEMS, REFERENCE_ITEMS, Taken, how_to_name_the_batch, usual_items
 
 CPU_SECONDS = 60.0
 """What the reference outputs of a model may take on the CPU: all of a catalog's networks need less."""
+_FURTHER_SECONDS = 10.0
+"""What items beyond those of the first run may take."""
+_FURTHER_BYTES = 2**27
+"""Of the outputs of all items, where the first run's are not more by themselves."""
 _MEMORY_SHARE = 0.8
 """Of the memory that is available: others are prepared at the same time."""
 _OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
@@ -53,11 +65,12 @@ _OF_TYPES = re.compile(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a session returned for how many items on which device; the seconds of that call, and the MiB that it took on
-    the CPU and gave back."""
+    """What a session returned in its first run and, by number, for further items; the seconds of that first run, and
+    the MiB that it took on the CPU and gave back."""
 
     names: Sequence[str]
     arrays: Sequence[Array]
+    further: Mapping[int, Array]
     changed: str
     taken: Taken
     seconds: float
@@ -79,8 +92,7 @@ class _Maker:
         first = None
         if "cpu" in devices:
             try:
-                with limited(CPU_SECONDS if "cuda" in devices else math.inf):
-                    first = self.run("cpu", least)
+                first = self.run("cpu", least, CPU_SECONDS if "cuda" in devices else math.inf, goes_on=least == usual)
                 items = min(usual, affordable(first.seconds, first.mib, available_memory_mib()))
             except TooLong:
                 items = 0
@@ -94,25 +106,27 @@ class _Maker:
             if "cpu" not in devices:
                 raise self.source.error("its reference outputs cannot be made on the GPU either")
         items = max(items, least)
-        return first if first is not None and items == least else self.run("cpu", items)
+        return first if first is not None and items == least else self.run("cpu", items, goes_on=items > least)
 
-    def run(self, device: Device, items: int) -> _Outputs:
-        """Raises ModelError where the model does not run."""
+    def run(self, device: Device, batch: int, limit: float = math.inf, goes_on: bool = True) -> _Outputs:
+        """Run a batch, and further ones where `goes_on`. Raises ModelError where the model does not run, and TooLong
+        where the first batch takes more than `limit` seconds."""
         engine, reference = reference_of(self.source.kind)
-        inputs = tuple(seeded_inputs(self.specs, items))
+        inputs = tuple(seeded_inputs(self.specs, batch))
         job = Job(
-            *(self.source, "inference", reference.precision, items, device, reference.options, inputs),
+            *(self.source, "inference", reference.precision, batch, device, reference.options, inputs),
             *(self.state, self.source.onnx),
             specs=tuple(self.specs),
         )
         session: Session | None = None
         try:
-            session = engines.open_session(engine, job)
-            meter = HostMeter()
-            is_measured, start = meter.start_measuring(), time.perf_counter()
-            session.run(lambda name: None)
-            arrays = session.outputs()  # Waits for the GPU.
-            seconds = time.perf_counter() - start
+            with limited(limit):
+                session = engines.open_session(engine, job)
+                meter = HostMeter()
+                is_measured, start = meter.start_measuring(), time.perf_counter()
+                session.run(ignore)
+                arrays = session.outputs()  # Waits for the GPU.
+                seconds = time.perf_counter() - start
             mib = _given_back(meter) if is_measured else 0.0
             names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(arrays))]
             if not arrays:
@@ -124,7 +138,31 @@ class _Maker:
             model = getattr(session, "model", None)
             taken = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
             raise no_reference(self.source, error, self.specs, taken) from error
-        return _Outputs(names, arrays, self._changed(inputs, items), Taken(device, items), seconds, mib)
+        changed = self._changed(inputs, batch)
+        arrays = [array.copy() for array in arrays]  # On the CPU they may be where the next run writes.
+        further = self._further(session, arrays, batch, seconds) if goes_on and not changed else {}
+        items = batch + next((len(rows) for rows in further.values()), 0)
+        return _Outputs(names, arrays, further, changed, Taken(device, items, batch), seconds, mib)
+
+    def _further(self, session: Session, arrays: Sequence[Array], batch: int, seconds: float) -> dict[int, Array]:
+        """The outputs of further items by number, of those that have their items first; none where a shape varies."""
+        assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
+        runs = _runs(batch, seconds, sum(array.nbytes for array in arrays), distinct_items(self.specs))
+        by_item = [place for place, array in enumerate(arrays) if array.shape[:1] == (batch,)]
+        rows: dict[int, list[Array]] = {place: [] for place in by_item}
+        try:
+            for first in range(batch, runs * batch if by_item else 0, batch):
+                session.feed(seeded_inputs(self.specs, batch, first=first))
+                session.run(ignore)
+                outputs = session.outputs()
+                if [array.shape for array in outputs] != [array.shape for array in arrays]:
+                    return {}
+                for place in by_item:
+                    rows[place].append(outputs[place].copy())
+        except Exception:  # Those of the first run are there.
+            traceback.print_exc()
+            return {}
+        return {place: np.concatenate(own) for place, own in rows.items() if own}
 
     def _changed(self, inputs: Sequence[Array], items: int) -> str:
         """The inputs that the module changed, by name: on the CPU the session's are these very arrays."""
@@ -157,11 +195,11 @@ def cached_reference(
     maker = _Maker(source, specs, state)
     code = [*code_of("inputs.py", "calls.py"), file_sha256(Path(outputs.__file__))]
     engine = importlib.import_module(reference_of(source.kind)[1].module)
-    key = digest([source_key(source), *code, str(REFERENCE_ITEMS), str(engine.__version__)])
+    key = digest([source_key(source), *code, str(REFERENCE_ITEMS), str(MOST_REFERENCE_ITEMS), str(engine.__version__)])
 
     def produce(path: Path) -> None:
         found = maker.take(devices, cache.root / "reference.lock")
-        write_outputs(path, found.names, found.arrays, found.changed, found.taken)
+        write_outputs(path, found.names, found.arrays, found.changed, found.taken, found.further)
 
     place = "reference", key, ".npz", checked(source, produce)
     path, was_there = cache.entry(*place)
@@ -173,11 +211,19 @@ def cached_reference(
 
 
 def affordable(seconds: float, mib: float, available_mib: float | None) -> int:
-    """How many items the CPU can afford, one of which takes so many seconds and MiB: 8, 4, 2, or at least 1."""
+    """Return the batch size that the CPU can afford, if an item takes so many seconds and MiB: 8, 4, 2, or 1."""
     items, most = REFERENCE_ITEMS, _MEMORY_SHARE * (math.inf if available_mib is None else available_mib)
     while items > 1 and (items * seconds > CPU_SECONDS or items * mib > most):
         items //= 2
     return items
+
+
+def _runs(batch: int, seconds: float, size: int, distinct: int | None) -> int:
+    """How many batches of so many seconds and bytes are affordable: 64 items, or half as often 32, 16 and so on."""
+    runs = max(min(MOST_REFERENCE_ITEMS, distinct or MOST_REFERENCE_ITEMS) // batch, 1)
+    while runs > 1 and (runs * seconds > _FURTHER_SECONDS or runs * size > _FURTHER_BYTES):
+        runs //= 2
+    return runs
 
 
 @contextlib.contextmanager
@@ -225,7 +271,7 @@ def no_reference(
     if "device" in message(error):
         why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
     elif specs and is_of_shapes(error):
-        items = "" if fixed_batch(specs) else f", of which a reference takes up to {REFERENCE_ITEMS} items"
+        items = "" if fixed_batch(specs) else f", run with up to {REFERENCE_ITEMS} items"
         why += f"; given: {described(specs)}{items}: correct the inputs in the job, or the model"
     elif source.inputs:
         why += f"; given: {described(specs)}"

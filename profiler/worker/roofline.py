@@ -1,4 +1,4 @@
-"""Measure a device's roofs, peak FLOP/s by precision and bandwidth, and see whether anything disturbed that.
+"""Measure a device's roofs, peak FLOP/s by precision and bandwidth, and tell whether the machine was quiet meanwhile.
 
 profiler.results.roofline says what they are for.
 """
@@ -21,7 +21,6 @@ from profiler.machine import available_memory_mib
 from profiler.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_gpus
 from profiler.processes.messages import Report
 from profiler.results.roofline import MIB, widened
-from profiler.tables.numbers import percent
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Run
 from profiler.worker.disturbance import CARD, reasons
 
@@ -44,11 +43,10 @@ def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Measured:
-    """The roofs, whether nothing disturbed their measurement (None if nobody can tell), and what did."""
+    """Roofs; `quiet` is true if the counters could be read and show neither other work nor a slowdown meanwhile."""
 
     roofs: dict[str, float]
-    quiet: bool | None
-    disturbance: str = ""
+    quiet: bool
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
@@ -61,23 +59,12 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
         nvml = Nvml(visible_gpus()[0].uuid)
         time.sleep(UTILIZATION_SECONDS)
         used = nvml.utilization()
-        return Measured(_roofs(device, precisions, seconds), *_gpu_disturbance(used, nvml.read().reasons))
+        roofs = _roofs(device, precisions, seconds)
+        return Measured(roofs, used is not None and used < CARD and not slowdowns(nvml.read().reasons or 0))
     before = processor.read()
     roofs = _roofs(device, precisions, seconds)
     load = processor.read().since(before)
-    found = reasons(load)
-    return Measured(roofs, None if load.others is None else not found, " and ".join(found))
-
-
-def _gpu_disturbance(used: float | None, reasons: int | None) -> tuple[bool | None, str]:
-    """What lowers a GPU's roofs, `used` being its use before it was given work, and `reasons` NVML's bits after it."""
-    slowed = slowdowns(reasons or 0)
-    if slowed:
-        return False, f"the GPU slowed down ({', '.join(slowed)})"
-    if used is None:
-        return None, ""
-    quiet = used < CARD
-    return quiet, "" if quiet else f"other processes used the GPU for {percent(used)} % of the time"
+    return Measured(roofs, load.others is not None and not reasons(load))
 
 
 def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[str, float]:

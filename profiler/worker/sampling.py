@@ -13,7 +13,8 @@ from typing import Protocol
 from engines.base import Mark, Warning, ignore
 from profiler import processor
 from profiler.job.case import Budget
-from profiler.results.warning_kinds import CONTRADICTION
+from profiler.results.result import set_by_host
+from profiler.stats.intervals import CONTRADICTION
 from profiler.stats.samples import StopRule, median
 from profiler.tables.numbers import milliseconds
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
@@ -230,16 +231,12 @@ def energy_per_call(
 
 
 def host_bound(samples: Samples) -> list[Warning]:
-    """The warning that the host sets the latency or is close to it: enqueueing takes over 0.8 of the device's time.
-
-    `event` / `gpu` > 1.05 means gaps between launches. Where enqueueing is far faster than the device works, it is
-    not the host that makes them: the device itself is slower with more work in its queue.
-    """
+    """Warn where the host sets the latency, and where gaps between launches are the device's own."""
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event:
         return []
     has_gaps = gpu and event / gpu > 1.05
-    is_slow = enqueue is None or enqueue > 0.8 * (gpu or event)
+    is_slow = set_by_host(event, gpu, enqueue)
     per_call = f"{milliseconds(event)} a call"
     if gpu and has_gaps and is_slow:
         return [Warning("host-bound", f"of {per_call} the device works {milliseconds(gpu)}")]

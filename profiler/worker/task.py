@@ -13,19 +13,21 @@ from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs
 from exporters.onnx_export import Export
 from exporters.source import Identity, ModelSource
-from profiler.job.case import Budget, Case, Role
+from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 8
-"""How many items reference outputs have."""
+"""Fewest items that outputs are compared over, where they are affordable, and most items of one reference run."""
+MOST_REFERENCE_ITEMS = 64
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Where reference outputs were taken, and of how many items; None is as many as where that is affordable."""
+    """Where reference outputs were taken, of how many items, and how many ran at once; None is the usual number."""
 
     device: Device = "cpu"
     items: int | None = None
+    batch: int | None = None
 
 
 USUAL = Taken()
@@ -64,7 +66,12 @@ class Prepared:
     @property
     def reference_items(self) -> int:
         """How many items the reference outputs have."""
-        return self.taken.items or usual_items(self.specs)
+        return self.taken.items or self.reference_batch
+
+    @property
+    def reference_batch(self) -> int:
+        """How many items each run of the reference had."""
+        return self.taken.batch or usual_items(self.specs)
 
     def reference_name(self, maker: Reference) -> str:
         """What the column `reference` says of outputs by `maker`, such as "eager-fp32-cpu, 2 of 8 items"."""
@@ -101,18 +108,12 @@ class Task:
     """Whether to add the loop without which the energy counter says nothing."""
     profile: bool = False
     """Whether to time the layers once everything has been measured."""
-
-
-@dataclass(frozen=True)
-class FirstCall:
-    """The milliseconds of the first call at a case's shape, or why they are not known."""
-
-    ms: float | None = None
-    why_not: str = ""
+    only_fits: bool = False
+    """Whether it is only asked if the batch fits; near the limit a call takes seconds."""
 
 
 def usual_items(specs: Sequence[TensorSpec]) -> int:
-    """How many items reference outputs have where that is affordable."""
+    """Return the batch size of a reference run that is affordable."""
     return fixed_batch(specs) or REFERENCE_ITEMS
 
 
@@ -181,10 +182,10 @@ def make_job(
 ) -> Job[Options]:
     """What an engine opens for the case, one batch of inputs among it.
 
-    Of a sweep and its probes, whose batches are large, the items repeat those that the reference has.
+    Where it is only asked if the batch fits, the items repeat those that the reference has.
     """
     case, prepared, graph = task.case, task.prepared, task.prepared.graph(task.case)
-    distinct = None if case.role is Role.CELL else REFERENCE_ITEMS
+    distinct = MOST_REFERENCE_ITEMS if task.only_fits else None
     return Job(
         engine=case.engine,
         source=case.source,

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import handmade
 import polars as pl
 import pytest
 
@@ -15,7 +16,7 @@ from benchmarks.ab import REPLICATES, SIDES, judge, slowing, turns
 from benchmarks.slowed.sitecustomize import key_of
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.columns import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,9 +46,7 @@ def save(folder: Path, *medians: float, **columns: object) -> Path:
         for n, ms in enumerate(medians)
     ]
     folder.mkdir()
-    pl.DataFrame([{c: row.get(c) for c in RESULTS} for row in rows], schema=RESULTS).write_parquet(
-        folder / "results.parquet"
-    )
+    handmade.frame(rows).write_parquet(folder / "results.parquet")
     pl.DataFrame(schema=SAMPLES).write_parquet(folder / "samples.parquet")
     (folder / "environment.json").write_text("{}")
     return folder

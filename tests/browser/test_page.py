@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from profiler.report import charts
 from profiler.report.command import Options, write
-from profiler.report.data import gather
 from profiler.report.palette import DARK, LIGHT
-from profiler.report.sections import Report, compose
-from profiler.results.reading import read_runs
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Page
@@ -48,12 +44,7 @@ UPON = f"""{FIGURES}.filter(figure => {{
 def pages(tmp_path_factory: pytest.TempPathFactory, hostile_run: Path) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     runs = {**RUNS, "hostile": hostile_run}
-    return {name: write(Options(runs=[run], output=folder / f"{name}.html"))[0] for name, run in runs.items()}
-
-
-@pytest.fixture(scope="module")
-def h200() -> Report:
-    return compose(gather(read_runs([RUNS["h200"]])))
+    return {name: write(Options(runs=[run], output=folder / f"{name}.html")) for name, run in runs.items()}
 
 
 def rgb(colour: str) -> str:
@@ -96,9 +87,8 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
     drawn = tab.evaluate(
         f"{FIGURES}.map(f => [f.id, f.querySelectorAll('svg .mark-symbol path, svg .mark-rect path').length])"
     )
-    assert len(drawn) >= 9
-    lines = ("chart-latency", "chart-efficiency", "chart-break-even")
-    assert [figure for figure, marks in drawn if not marks and figure not in lines] == []
+    assert len(drawn) >= 4
+    assert [figure for figure, marks in drawn if not marks] == []
     inside = f"{FIGURES}.every(f => f.querySelector('svg').getBoundingClientRect().right <= innerWidth)"
     assert tab.evaluate(inside), "a chart is wider than the page"
     if name in ("h200", "full"):
@@ -115,15 +105,11 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
 
 def test_what_a_choice_has_nothing_of_says_so(tab: Page, pages: dict[str, Path]) -> None:
     tab.show(pages["h200"], 390)
+    tab.choose(precision="tf32", **{"pass": "training"})
+    assert tab.evaluate("document.querySelector('#table-training').closest('details').hidden") is False
     tab.choose(**{"pass": "inference"})
-    figure = "document.getElementById('chart-training')"
-    assert tab.evaluate(f"{figure}.querySelector('.nothing').checkVisibility()")
-    assert not tab.evaluate(f"{figure}.querySelector('.chart').checkVisibility()")
     assert tab.evaluate("document.querySelector('#table-training').hidden")
-    assert (
-        tab.evaluate("document.querySelector('#table-training').parentElement.querySelector('.nothing').hidden")
-        is False
-    )
+    assert tab.evaluate("document.querySelector('#table-training').closest('details').hidden")
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
     ends = """(() => {
       const table = document.querySelector('#table-answer'), box = table.getBoundingClientRect();
@@ -133,69 +119,36 @@ def test_what_a_choice_has_nothing_of_says_so(tab: Page, pages: dict[str, Path])
         last.getBoundingClientRect().right - box.right < 3];
     })()"""
     assert tab.evaluate(ends) == [True] * 3, "a table that scrolls keeps its first column, and shows its last"
+    tab.show(pages["hostile"], 390, precision="fp32")
+    assert tab.evaluate("document.querySelector('#table-not-measured').hidden"), "only tf32 failed"
+    assert tab.evaluate("document.querySelector('#not-measured .nothing').checkVisibility()")
     assert tab.errors == []
 
 
-def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[str, Path]) -> None:
+def test_what_is_chosen_is_what_is_shown(tab: Page, pages: dict[str, Path]) -> None:
     tab.show(pages["h200"], 1280)
     assert tab.evaluate(f"document.querySelector('{MODEL}').selectedOptions[0].text") == "All"
-    tab.choose(model="resnet50", **{"pass": "training"})
+    scope = "document.querySelector('#chart-{} .scope').textContent"
+    first = "alexnet, inference, batch 1, 16: the first of 3 models and 2 passes; choose another above"
+    assert tab.evaluate(scope.format("speedups")) == first
+    assert tab.evaluate(scope.format("memory")).startswith("alexnet, inference, batch 16: ")
+    # The points' group is the last of the marks.
+    points = "[...document.querySelectorAll('#chart-speedups .mark-symbol.role-mark')].at(-1).children.length"
+    assert tab.evaluate(points) == 30
+    tab.choose(model="resnet50", batch_size="16", **{"pass": "training"})
     scopes = tab.evaluate(f"{FIGURES}.map(f => f.querySelector('.scope').textContent)")
-    assert all("resnet50" in scope and "training" in scope for scope in scopes if scope), scopes
-    shown = tab.evaluate(
-        "[...document.querySelectorAll('#table-speedups tbody tr:not([hidden])')].map(r => r.textContent)"
-    )
-    assert len(shown) == 10
+    assert set(scopes) == {"resnet50, training, batch 16"}
+    rows = "[...document.querySelectorAll('#table-{} tbody tr:not([hidden])')].map(row => row.textContent)"
+    shown = tab.evaluate(rows.format("speedups"))
+    assert len(shown) == tab.evaluate(points) == 7
     assert all("resnet50" in row and "training" in row for row in shown)
-    said = tab.evaluate(
-        "[...document.querySelectorAll('ul.sentences > li:not([hidden])')].map(item => item.textContent)"
-    )
-    assert said == [
-        "resnet50 training, batch 1: nothing was faster than fp32 eager",
-        "resnet50 training, batch 16: compiled fp16 is 5.7× fp32 eager",
-    ]
-    title = "document.querySelector('#table-training').closest('details').hidden"
-    assert tab.evaluate(title) is False
-    tab.choose(model="All", **{"pass": "inference"})
-    assert tab.evaluate(title) is True
-    tab.choose(model="All", **{"pass": "All"})
+    assert len(tab.evaluate(rows.format("answer"))) == 1
+    tab.choose(model="All", batch_size="All", precision="fp16", **{"pass": "All"})
+    assert len(tab.evaluate(rows.format("answer"))) == 12, "the answer is of all precisions"
+    assert all("fp16" in row for row in tab.evaluate(rows.format("speedups")))
+    tab.choose(precision="All")
     assert tab.evaluate("document.querySelectorAll('#table-speedups tbody tr[hidden]').length") == 0
     assert tab.errors == []
-
-
-def test_a_precision_shows_what_is_fastest_in_it(tab: Page, pages: dict[str, Path]) -> None:
-    tab.show(pages["h200"], 1280)
-    rows = "[...document.querySelectorAll('#table-answer tbody tr:not([hidden])')].map(row => row.cells[3].textContent)"
-    best = tab.evaluate(rows)
-    assert len(best) == 12
-    assert "compiled fp16" in best
-    tab.choose(precision="fp32")
-    in_fp32 = tab.evaluate(rows)
-    assert len(in_fp32) == 12
-    assert all(name.endswith(" fp32") for name in in_fp32), in_fp32
-    tab.choose(precision="All")
-    assert tab.evaluate(rows) == best
-
-
-@pytest.mark.parametrize("picks", [{}, {"model": "resnet18", "batch_size": "16"}, {"precision": "fp16"}])
-def test_charts_stand_for_the_rows_that_python_chooses(
-    tab: Page, pages: dict[str, Path], h200: Report, picks: dict[str, str]
-) -> None:
-    """The page's script and charts.select, of which images are made, are two writings of one rule."""
-    tab.show(pages["h200"], 1280, **picks)
-    rows = [row for row in h200.rows["lines"] if all(str(row[key]) == value for key, value in picks.items())]
-    for name in ("speedups", "throughput", "memory", "samples"):
-        chart = next(chart for chart in h200.charts if chart.name == name)
-        expected = charts.select(chart, rows)
-        sizes = ", ".join(str(size) for size in sorted({row["batch_size"] for row in expected}))
-        scope = f"{expected[0]['model']}, {expected[0]['pass']}, batch {sizes}"
-        shown, _, of = tab.evaluate(f"document.querySelector('#chart-{name} .scope').textContent").partition(": ")
-        others = [text for key, text in (("model", "3 models"), ("pass", "2 passes")) if key not in picks]
-        assert (shown, of) == (scope, f"the first of {' and '.join(others)}; choose another above")
-    speedups = charts.select(next(chart for chart in h200.charts if chart.name == "speedups"), rows)
-    # The points' group is the last of the marks; those before it are rules.
-    points = "[...document.querySelectorAll('#chart-speedups .mark-symbol.role-mark')].at(-1).children.length"
-    assert tab.evaluate(points) == len(speedups)
 
 
 def test_paper_is_light_and_shows_charts(tab: Page, pages: dict[str, Path], tmp_path: Path) -> None:

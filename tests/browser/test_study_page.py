@@ -38,7 +38,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     suites = {"cnn-benchmarks": "cnn-benchmarks", "convnet-layers": "convnet-benchmarks"}
     suites |= {"minibatch-efficiency": "gpu-study"}
     return {
-        suite: write(Options(runs=[str(SUITES / suite)], study=study, output=folder / f"{suite}.html"))[0]
+        suite: write(Options(runs=[str(SUITES / suite)], study=study, output=folder / f"{suite}.html"))
         for suite, study in suites.items()
     }
 

@@ -125,8 +125,8 @@ def test_its_options_are_checked_and_listed(run: Run, folder: Path) -> None:
 
 
 def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
-    run("report", "one/run", "--format", "md")
-    assert "reference" in (folder / "one" / "run" / "report.md").read_text()
+    run("report", "one/run")
+    assert "reference" in (folder / "one" / "run" / "report.html").read_text()
     assert "reference" in run("compare", "one/run", "two/run").stdout
 
 

@@ -17,7 +17,7 @@ from sessions import cache_beside, error, outputs, switches_put_back
 from torch._dynamo.utils import counters
 
 import engines
-from engines.base import Job, Session
+from engines.base import Feedable, Job, Session
 from engines.catalog import ENGINES
 from engines.onnx_runtime.providers import PROVIDERS
 from engines.onnx_runtime.session import run_options
@@ -96,6 +96,19 @@ def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open,
     assert error(outputs(session), expected) < 1e-5, "and again"
     assert session.proof().compute_types.keys() == {"float32"}
     assert os.environ.get("NPROC") == before, "JAX's threads would be those of every process that is started later"
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, PLUGIN, JAX])
+def test_every_engine_takes_other_inputs(engine: str, open_session: Open, cache: Cache, expected: Any) -> None:
+    session = open_session(engine)
+    assert isinstance(session, Feedable)
+    (other,) = seeded_inputs(input_specs(SOURCE), BATCH, first=BATCH)
+    with torch.no_grad():
+        truth = restore(SOURCE, cached_state(SOURCE, cache))(torch.from_numpy(other)).numpy()
+    assert error(truth, expected) > 1e-2
+    assert error(outputs(session), expected) < 1e-5
+    session.feed([other])
+    assert error(outputs(session), truth) < 1e-5
 
 
 def test_channels_last_and_half_precision_give_the_same_outputs(open_session: Open, expected: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from exporters.declared_inputs import DeclaredInput, InputMistake, declared_inputs, name_of
-from exporters.inputs import arguments, first_items, input_specs, seeded_inputs
+from exporters.inputs import TensorSpec, arguments, distinct_items, first_items, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 
 BERT = {
@@ -102,6 +102,10 @@ def test_data_are_measured_as_they_are_and_a_part_of_the_identity(tmp_path: Path
         ("mask", ("batch", 4), "bool"),
     ]
     np.testing.assert_array_equal(seeded_inputs(whole, 4)[0], ids[[0, 1, 2, 0]])
+    np.testing.assert_array_equal(seeded_inputs(whole, 2, first=2)[0], ids[[2, 0]])
+    seeded = TensorSpec("x", ("batch", 4), "float32")
+    same = TensorSpec("p", ("batch", 4), "int64", fill="positions")
+    assert [distinct_items(specs) for specs in (whole, [same], [*whole, seeded])] == [3, 1, None]
     single = declared_inputs([{"data": "one.npy", "shape": ["batch", "length"]}], tmp_path)
     (spec,) = input_specs(ModelSource("m", factory="a:b", inputs=single, dimensions={"length": 4}))
     assert (spec.shape, len(spec.digest)) == (("batch", 4), 64)

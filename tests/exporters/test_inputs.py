@@ -106,6 +106,8 @@ def test_fixed_batch(tmp_path: Path) -> None:
     assert [array.shape for array in seeded_inputs(specs, 4)] == [(4, 3), (4, 2), (7,)]
     with pytest.raises(ModelError, match="fixed to 4"):
         seeded_inputs(specs, 2)
+    first, later = seeded_inputs(specs, 4), seeded_inputs(specs, 4, first=4)
+    assert [np.array_equal(*pair) for pair in zip(first, later, strict=True)] == [False, False, True]
     assert fixed_batch(input_specs(ModelSource("vgg16"))) is None
 
 
@@ -123,6 +125,10 @@ def test_items_are_the_same_in_every_batch_size() -> None:
     for index, axis in ((0, 0), (1, 1), (2, 0), (3, 0)):
         np.testing.assert_array_equal(small[index], large[index].take(range(2), axis=axis))
     np.testing.assert_array_equal(small[4], large[4])
+    later = seeded_inputs(SPECS, 2, first=3)
+    for index, axis in ((0, 0), (1, 1), (2, 0), (3, 0)):
+        np.testing.assert_array_equal(later[index], large[index].take(range(3, 5), axis=axis))
+    np.testing.assert_array_equal(later[4], large[4])
     assert all(array.flags.c_contiguous for array in large)
     assert [str(array.dtype) for array in large] == [spec.dtype for spec in SPECS]
 

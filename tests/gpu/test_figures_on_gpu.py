@@ -139,11 +139,10 @@ def test_roofs_measured_next_to_another_process_are_known_to_be_disturbed(forkse
         return found
 
     alone = measured(0.1)
-    assert (alone.quiet, alone.disturbance) == (True, "")
+    assert alone.quiet
     with on_gpu():
         shared = measured(0.101)
-    assert shared.quiet is False
-    assert "other processes used the GPU" in shared.disturbance
+    assert not shared.quiet
     # Not lower for certain: the two take turns, and a roof is the best of its samples. But never higher.
     assert shared.roofs["fp16_tflops"] < 1.02 * alone.roofs["fp16_tflops"]
 

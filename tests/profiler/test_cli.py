@@ -20,8 +20,7 @@ from profiler import cli
 from profiler.compare import command
 from profiler.doctor import command as doctor
 from profiler.errors import ConfigError
-from profiler.options import COMMANDS, Compare, Report
-from profiler.report import command as report
+from profiler.options import COMMANDS, Compare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,11 +90,6 @@ def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
     for name, (options, _) in COMMANDS.items():
         first, *_ = (options.__doc__ or "").splitlines()
         assert f"│ {name} {first}" in text
-
-
-def test_a_command_that_is_suggested_can_be_pasted() -> None:
-    with pytest.raises(ConfigError, match=r"published 'a run' b --study cnn-benchmarks"):
-        report.write(Report(runs=["a run", "b"], study="cnn-benchmarks", format="md"))
 
 
 class Dropping:

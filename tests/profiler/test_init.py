@@ -9,7 +9,7 @@ import pytest
 import profiler
 import profiler.compare.cells
 import profiler.query
-import profiler.recommend.choice
+import profiler.recommend.answer
 
 
 @pytest.mark.parametrize("name", profiler.__all__)
@@ -24,7 +24,7 @@ def test_no_public_name_is_a_modules() -> None:
 def test_the_verbs_are_those_of_the_packages() -> None:
     assert profiler.compare_runs is profiler.compare.cells.compare
     assert profiler.query_runs is profiler.query.query
-    assert profiler.recommend_runs is profiler.recommend.choice.recommend
+    assert profiler.recommend_runs is profiler.recommend.answer.recommend
 
 
 def test_another_name_is_an_attribute_error() -> None:

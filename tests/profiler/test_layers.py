@@ -219,20 +219,6 @@ def test_layers_that_took_far_longer_than_the_case_are_no_shares_of_it(tmp_path:
     assert "% of the latency" not in text
 
 
-def test_layers_of_a_disturbed_case_are_not_to_be_relied_on(tmp_path: Path) -> None:
-    """As on a busy laptop, where one convolution of 52 layers came to a quarter of the time."""
-    folder = RunFolder.create(tmp_path / "results")
-    busy, quiet = result(case("eager"), EAGER), result(case("ort"), ORT)
-    busy.warnings.append(Warning("disturbed", "other processes took 60 % of 2 processors"))
-    for of in (busy, quiet):
-        folder.append(of)
-    folder.write_parquet("suite", [case("eager"), case("ort")], {})
-    caution = "Caution: eager was disturbed, and layers are timed right after"
-    text = printed(folder)
-    assert [text[: text.index("node by node")].count(caution), text.count(caution)] == [1, 2]
-    assert "Caution" not in printed(folder, variant="ort")
-
-
 def test_latency_on_the_device_has_its_own_line(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "results")
     cases = [case("eager"), case("ort")]

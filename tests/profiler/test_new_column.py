@@ -29,6 +29,9 @@ for name, group, unit, part in (
     columns.COLUMNS[name] = Column(name=name, heading=f"Toy {unit}", unit=unit, group=group, meaning="a toy's",
                                    part_of=part, better="less", shown=Shown.TERMINAL)
     columns.RESULTS[name] = columns.MEASURE
+columns.COLUMNS["toys"] = Column(name="toys", heading="Toys", group=Group.MEMORY, type=columns.COUNT, meaning="",
+                                 shown=Shown.TERMINAL)
+columns.RESULTS["toys"] = columns.COUNT
 columns.COLUMNS["toy_version"] = Column(name="toy_version", heading="Toy library", group=Group.VERSIONS, meaning="",
                                         type=columns.TEXT)
 columns.RESULTS["toy_version"] = columns.TEXT
@@ -39,9 +42,10 @@ from rich.console import Console
 from exporters.source import ModelSource
 from profiler.compare.command import differences
 from profiler.job.case import Case
-from profiler.recommend.candidates import candidates
+from profiler.recommend.answer import recommend
+from profiler.recommend.options import Request
 from profiler.report import chart_specs, command
-from profiler.results.speedups import summary
+from profiler.results.cells import cells
 from profiler.results.run_tables import write_tables
 from profiler.results.reading import read_runs
 from profiler.results.result import Result
@@ -49,23 +53,23 @@ from profiler.results.run_folder import RunFolder
 from profiler.run.summary import print_results
 
 run = RunFolder.create(Path(sys.argv[1]))
-case = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
+cases = [Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", n, ModelSource("net")) for n in range(3)]
 figures = {"peak_memory_mib": 20.0, "toy_mib": 7.0, "toy_s": 1.5, "toy_error": 1e-3}
 samples = {"host": [1.0] * 5, "toy": [0.125] * 5}
-run.append(Result(case.id, "ok", clock="host", samples=samples, figures=figures))
+for case, toys in zip(cases, (38, 42, 900)):
+    run.append(Result(case.id, "ok", clock="host", samples=samples, figures={**figures, "toys": toys}))
 environment = {"cpu": "a CPU", "toy_version": "9.8.7"}
-run.write_parquet("suite", [case], environment)
+run.write_parquet("suite", cases, environment)
 run.write_environment(environment)
 runs = read_runs([run.path])
-results, samples = runs.results.collect(), runs.samples.collect()
-lines = summary(results, samples)
-write_tables(run.tables, results, lines)
-print_results(Console(file=sys.stdout, width=200), results, lines)
-print("parts:", *chart_specs.MEMORY, *chart_specs.SETUP)
-(candidate,) = candidates(results, {})
-print("recommend:", candidate.figures)
-for format in ("html", "csv"):
-    command.write(command.Options(runs=(str(run.path),), format=format))
+results = runs.results.collect()
+merged = cells(results)
+write_tables(run.tables, results, merged)
+print_results(Console(file=sys.stdout, width=200), results, merged)
+print("parts:", *chart_specs.MEMORY)
+figures = recommend(results, Request("net")).winner.figures
+print("recommend:", {name: figure.value for name, figure in figures.items()})
+command.write(command.Options(runs=(str(run.path),)))
 sides = {v: [{"new": v, "packages": {"toy": v, "numpy": v}, "toy_version": v}] for v in ("1", "2")}
 print("compare:", *(row["what"] for row in differences(sides)))
 """
@@ -80,35 +84,30 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return next(folder.iterdir()), done.stdout
 
 
-@pytest.mark.parametrize(("table", "column"), [("memory", "toy_mib"), ("latency", "toy_ms"), ("latency", "toy_error")])
-def test_the_runs_tables_have_it(printed, table, column):
-    with (printed[0] / "tables" / f"{table}.csv").open() as file:
-        assert [float(row[column]) > 0 for row in csv.DictReader(file)] == [True]
-
-
-@pytest.mark.parametrize("column", ["toy_mib", "toy_ms", "toy_s", "toy_error"])
-def test_the_terminal_has_it(printed, column):
-    table = printed[1].partition("parts:")[0]
-    assert {"toy_mib": "7", "toy_ms": "0.125", "toy_s": "1.50", "toy_error": "1.0e-3"}[column] in table.split()
+def test_the_runs_tables_and_the_terminal_have_it_and_of_replicates_the_median(printed):
+    folder, text = printed
+    for table, column in (("memory", "toy_mib"), ("memory", "toys"), ("latency", "toy_ms"), ("latency", "toy_error")):
+        with (folder / "tables" / f"{table}.csv").open() as file:
+            assert [float(row[column]) > 0 for row in csv.DictReader(file)] == [True] * 3
+    shown = text.partition("parts:")[0].split()
+    assert {"7", "0.125", "1.50", "1.0e-3", "42"} <= {*shown}
+    assert not {"38", "900", "326"} & {*shown}
+    assert "Toys" in shown
 
 
 def test_the_charts_recommend_and_the_report_have_it(printed):
     folder, text = printed
     parts, recommend = text.partition("parts:")[2].split("recommend:")
-    assert {"toy_mib", "toy_s"} <= set(parts.split())
+    assert "toy_mib" in parts.split()
     assert "'toy_ms': 0.125" in recommend
     assert "'set_up_s': 1.5" in recommend
     page = (folder / "report.html").read_text()
-    for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s"):
+    for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s", "Toys"):
         assert heading in page
-    written = {path.stem: path.read_text().splitlines()[0] for path in folder.rglob("report-tables/*.csv")}
-    assert "toy_mib" in written["memory"]
-    assert "toy_ms" in written["latency"]
-    assert "toy_s" in written["setup"]
 
 
 def test_the_reports_environment_and_compare_have_an_engines_version_and_not_its_package_too(printed):
     folder, text = printed
-    with (folder / "report-tables" / "environment.csv").open() as file:
-        assert ["Toy library", "9.8.7"] in [*csv.reader(file)]
+    page = (folder / "report.html").read_text()
+    assert '<td>Toy library</td><td class="p">9.8.7</td>' in page
     assert text.partition("compare:")[2].split() == ["toy_version", "new", "packages.numpy"]

@@ -1,122 +1,150 @@
-"""The same cell has the same latency, speed-up and interval in a run's table, in compare, recommend and report."""
+"""The same cell has the same latency, factor, interval and winner in a run's output, compare, recommend and report."""
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 
 from profiler.compare.command import Options, make_comparison
 from profiler.compare.view import sections
-from profiler.recommend.choice import Request, recommend
+from profiler.recommend.answer import Answer, recommend
+from profiler.recommend.options import Request
+from profiler.recommend.writers import headline
 from profiler.report.data import gather
-from profiler.report.findings import findings, headline, lead
 from profiler.report.tables import tables
-from profiler.results.reading import read_runs
-from profiler.results.speedups import summary
-from profiler.tables import numbers
-from tests.handmade import row, run, thrice
+from profiler.results.cells import GROUP, OK, cells
+from profiler.results.choice import cell_name, choose
+from profiler.results.reading import load, read_runs
+from profiler.run.summary import print_results
+from profiler.tables.writers import markdown, markdown_section
+from tests.handmade import row, run
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NOISY = {"eager": (87.8, 83.7, 0.263), "ort": (9.9, 10.1, 12.0), "openvino": (0.119, 0.1195, 0.12)}
 """Milliseconds of three processes a configuration; each process agrees with itself within 1 %."""
+LATENCY = ("latency_ms", "latency_low_ms", "latency_high_ms")
+FACTOR = ("factor", "factor_low", "factor_high")
+Row = dict[str, Any]
 
 
-def folder_of(results: pl.DataFrame, samples: pl.DataFrame, path: Path) -> str:
-    results.write_parquet(path / "results.parquet")
-    samples.write_parquet(path / "samples.parquet")
-    return str(path)
+def calm_and_busy() -> list[Row]:
+    """Of two models the faster configuration of one was measured beside other work; a runtime has its own version."""
+    rtx = {"warnings": [], "tensorrt_version": "1.7"}
+    rows = [row(name, ms=ms, model=model, tensorrt_version="11.4", warnings=kinds)
+            for model, ort, kinds in (("calm", 1.0, []), ("busy", 0.04, ["disturbed: x", "inconsistent: y"]))
+            for name, ms in (("eager", 2.0), ("ort", ort))]  # fmt: skip
+    return [*rows, row("trt-rtx", ms=1.5, model="calm", **rtx), row("ort", "fp16", ms=None, model="calm")]
 
 
-def frames(times: dict[str, tuple[float, ...]]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    cases = [row(name, ms=ms, replicate=n) for name, each in times.items() for n, ms in enumerate(each)]
-    return run(*cases)
+RUNS = {
+    **{f"noisy, {n} processes": [row(name, ms=ms, replicate=i) for name, each in NOISY.items()
+                                 for i, ms in enumerate(each[:n])] for n in (1, 2, 3)},
+    "disturbed": calm_and_busy(),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("processes", [3, 2, 1])
-def test_every_command_gives_one_number_a_cell(processes: int, tmp_path: Path) -> None:
-    results, samples = frames({name: each[:processes] for name, each in NOISY.items()})
-    folder = folder_of(results, samples, tmp_path)
-    compared = make_comparison(Options(runs=(folder,), by="variant", base="eager")).cells
-    table = summary(results, samples)
-    lines = gather(read_runs([folder])).configurations
-    candidates = {str(c.row["variant"]): c for c in recommend(results, Request("net")).candidates}
-    for name, each in NOISY.items():
-        (printed,) = table.filter(variant=name).to_dicts()
-        (shown,) = lines.filter(variant=name).to_dicts()
-        latency = float(np.median(each[:processes]))
-        assert printed["latency_ms"] == shown["latency_ms"] == candidates[name].figures["latency_ms"] == latency
-        names = ["speedup", "speedup_low", "speedup_high", "verdict", "latency_ci_low_ms", "latency_ci_high_ms"]
-        assert [printed[column] for column in names] == [shown[column] for column in names]
-        if name == "eager":
-            continue
-        (cell,) = compared.filter(side=name).to_dicts()
-        assert (cell["base_ms"], cell["side_ms"]) == pytest.approx((np.median(NOISY["eager"][:processes]), latency))
-        columns = ("ratio", "ratio_low", "ratio_high")
-        assert [cell[column] for column in columns] == pytest.approx([printed[column] for column in names[:3]])
-        assert cell["verdict"] == printed["verdict"]
-        assert cell["ratio"] == pytest.approx(cell["base_ms"] / cell["side_ms"])
-        if cell["ratio_low"] is not None:
-            assert cell["ratio_low"] <= cell["ratio"] <= cell["ratio_high"]
+@pytest.fixture(scope="module", params=["cpu", "h200", *RUNS])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A golden run's folder, or one of rows made by hand."""
+    if request.param not in RUNS:
+        yield GOLDEN / request.param
+        return
+    path = tmp_path_factory.mktemp("run")
+    for name, frame in zip(("results", "samples"), run(*RUNS[request.param]), strict=True):
+        frame.write_parquet(path / f"{name}.parquet")
+    yield path
 
 
-def test_recommends_margin_is_the_ratio_of_the_latencies_and_compares_interval(tmp_path: Path) -> None:
-    results, samples = frames(NOISY)
-    folder = folder_of(results, samples, tmp_path)
-    found = recommend(results, Request("net"))
-    (eager,) = [loser for loser in found.losers if loser.candidate.row["variant"] == "eager"]
-    cells = make_comparison(Options(runs=(folder,), by="variant", base="eager")).cells
-    (cell,) = cells.filter(side="openvino").to_dicts()
-    assert eager.margin is not None and eager.margin.interval is not None
-    ends = (eager.margin.ratio, eager.margin.interval.low, eager.margin.interval.high)
-    assert ends == pytest.approx((cell["ratio"], cell["ratio_low"], cell["ratio_high"]))
-    assert eager.margin.ratio == pytest.approx(83.7 / 0.1195)
+def of(cell: Row, columns: tuple[str, ...]) -> list[float]:
+    return [cell[name] for name in columns]
 
 
-@pytest.mark.parametrize(
-    ("each", "cell"),
-    [((87.8, 83.7, 0.263), "too noisy"), ((99.0, 101.0), "1.0"), ((10.0, 10.1, 9.9), "2.5"), ((5.0,), "0.5")],
-)
-def test_the_spread_of_replicates_is_that_between_them(each: tuple[float, ...], cell: str) -> None:
-    """Within each process the interval is less than 1 %; between three it is Student's, of two half their range."""
-    (line,) = summary(*frames({"eager": each})).to_dicts()
-    ends = [[line[name]] for name in ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")]
-    assert numbers.spread(*ends) == [cell]
-    assert line["latency_ci_low_ms"] <= line["latency_ms"] <= line["latency_ci_high_ms"]
+def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Answer]]:
+    """What recommend says of each group that the terminal has a table of."""
+    for keys in results.select(GROUP).unique(maintain_order=True).to_dicts():
+        asked = Request(keys["model"], keys["pass"], (keys["batch_size"],), setting=keys["setting"])
+        yield keys, recommend(results, asked)
 
 
-@pytest.mark.parametrize("kind", ["disturbed", "inconsistent"])
-def test_no_command_names_the_factor_of_a_row_that_was_disturbed(kind: str, tmp_path: Path) -> None:
-    """Of two models one was measured next to other work: only the other's speed-up of 2 is left."""
+def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder: Path) -> None:
+    results = load(folder)[0].collect()
+    of_run = {tuple(of(cell, (*GROUP, "variant", "precision"))): cell for cell in cells(results).filter(OK).to_dicts()}
+    of_report = gather(read_runs([folder])).cells.to_dicts()
+    assert len(of_report) == len(of_run)
+    for cell in of_report:
+        known = of_run[tuple(of(cell, (*GROUP, "variant", "precision")))]
+        columns = (*LATENCY, *FACTOR, "verdict", "base", "footnotes")
+        assert of(cell, columns) == of(known, columns)
+    seen = 0
+    for keys, answer in answers(results):
+        for candidate in (each for each in answer.candidates if each.processes):
+            known = of_run[*keys.values(), candidate.variant, candidate.precision]
+            latency, factor = candidate.figures["latency_ms"], candidate.factor
+            assert [latency.value, latency.low, latency.high] == pytest.approx(of(known, LATENCY), rel=1e-9)
+            assert (factor is None) == (known["factor"] is None)
+            if factor is not None:
+                assert [factor.value, factor.low, factor.high] == pytest.approx(of(known, FACTOR), rel=1e-9)
+            assert (candidate.verdict, candidate.base) == (known["verdict"], known["base"])
+            assert {*candidate.warnings} - {"throttled"} == {*known["footnotes"]}
+            seen += 1
+    assert seen == len(of_run)
 
-    def cases(model: str, slow: float, warnings: list[str]) -> list[Any]:
-        rows = [*thrice(row, "eager", ms=slow), *({**one, "warnings": warnings} for one in thrice(row, "ort", ms=1.0))]
-        return [{**one, "model": model, "case_id": f"{model}/{one['case_id']}"} for one in rows]
 
-    results, samples = run(*cases("calm", 2.0, []), *cases("busy", 50.0, [f"{kind}: x"]))
-    folder = folder_of(results, samples, tmp_path)
-    comparison = make_comparison(Options(runs=(folder,), by="variant", base="eager"))
-    (total,) = comparison.totals
-    assert total.models == ("calm",) and total.ratio == pytest.approx(2.0)
-    texts = [text for section in sections(comparison, 9) for text in section.paragraphs]
-    left_out = "ort: 1 cell without a ratio of times, and left out of the means and ranges"
-    assert f"{left_out}: column Disturbed says why, of either side or both." in " ".join(texts)
-    (table,) = [table for section in sections(comparison, 9) for table in section.tables if "ratio" in table.frame]
-    ratios = pl.DataFrame(table.frame).select("model", "ratio", "verdict", "disturbed").rows()
-    assert ratios == [("calm", pytest.approx(2.0), "faster", None), ("busy", None, None, kind)]
-    data = gather(read_runs([folder]))
-    (found,) = lead(data.configurations)
-    assert found.ratio == "2.0×"
-    assert (
-        headline(data.configurations)
-        == "ort fp32 is the fastest for the 1 of 2 models and batch sizes that can be judged"
-    )
-    said = {finding["model"]: finding["text"] for finding in findings(data)["speedups"]}
-    assert said["calm"].endswith("the fastest is ort fp32 at 2.0×.")
-    was = f"was {kind}"
-    assert said["busy"].endswith(f"the fastest is ort fp32, which {was}.")
-    answer = tables(data)["answer"].frame.filter(pl.col("restricted_to").is_null())
-    shown = pl.DataFrame(answer).select("model", "speedup", "margin").to_dicts()
-    assert {r["model"]: (r["speedup"] is None, r["margin"] is None) for r in shown}["busy"] == (True, True)
+def test_compare_has_the_factor_over_the_base_that_the_run_prints(folder: Path) -> None:
+    results = load(folder)[0].collect()
+    lines = cells(results).filter(OK, ~pl.col("is_base"), pl.col("factor").is_not_null(), precision="fp32").to_dicts()
+    compared = make_comparison(Options(runs=(str(folder),), by="variant", base="eager", only=("precision=fp32",)))
+    found = {tuple(of(one, ("model", "pass", "batch_size", "side"))): one for one in compared.cells.to_dicts()}
+    assert lines
+    for line in lines:
+        one = found[tuple(of(line, ("model", "pass", "batch_size", "variant")))]
+        assert [one["side_ms"], one["side_low_ms"], one["side_high_ms"]] == pytest.approx(of(line, LATENCY))
+        assert [one["ratio"], one["ratio_low"], one["ratio_high"]] == pytest.approx(of(line, FACTOR))
+        assert one["verdict"] == line["verdict"]
+        assert one["ratio"] == pytest.approx(one["base_ms"] / one["side_ms"])
+        assert one["ratio_low"] <= one["ratio"] <= one["ratio_high"]
+
+
+def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder: Path) -> None:
+    results = load(folder)[0].collect()
+    by_group = dict(cells(results).group_by(GROUP, maintain_order=True))
+    told = tables(gather(read_runs([folder])))["answer"].frame
+    for keys, answer in answers(results):
+        choice = choose(by_group[tuple(keys.values())])
+        (shown,) = pl.DataFrame(told).filter(pl.col(key) == value for key, value in keys.items()).to_dicts()
+        assert answer.winner is not None and choice.winner is not None
+        assert answer.winner.name == shown["deploy"] == cell_name(choice.winner)
+        assert answer.runner_up == shown["runner_up"] == (choice.runner_up and cell_name(choice.runner_up))
+        assert of(shown, FACTOR) == of(choice.winner, FACTOR)
+        if choice.margin and answer.margin:
+            margin = (choice.margin.value, choice.margin.low, choice.margin.high)
+            assert (answer.margin.value, answer.margin.low, answer.margin.high) == pytest.approx(margin)
+            assert tuple(of(shown, ("margin", "margin_low", "margin_high"))) == margin
+
+
+def test_every_command_prints_it_in_the_same_words(tmp_path: Path) -> None:
+    each = {"eager": (6.0, 6.3, 6.2), "ort": (2.0, 2.5, 2.9)}
+    made = run(*(row(name, ms=ms, replicate=i) for name, times in each.items() for i, ms in enumerate(times)))
+    for name, frame in zip(("results", "samples"), made, strict=True):
+        frame.write_parquet(tmp_path / f"{name}.parquet")
+    results, page = load(tmp_path)[0].collect(), io.StringIO()
+    print_results(Console(file=page, width=120), results, cells(results))
+    compared = make_comparison(Options(runs=(str(tmp_path),), by="variant", base="eager"))
+    of_report = tables(gather(read_runs([tmp_path])))
+    factor, latency = r"2.5×? (?:faster |eager fp32 )?\(1.6–3.9\)", r"2.50 (?:ms a call )?\(1.57–3.98\)"
+    printed = {
+        "terminal": page.getvalue(),
+        "compare": "".join(map(markdown_section, sections(compared, 9))),
+        "recommend": headline(recommend(results, Request("net"))),
+        "answer": markdown(of_report["answer"]),
+        "speedups": markdown(of_report["speedups"]),
+    }
+    assert [name for name, text in printed.items() if len(re.findall(factor, text)) == 0] == []
+    assert [name for name, text in printed.items() if len(re.findall(latency, text)) == 0] == ["compare"]

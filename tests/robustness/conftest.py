@@ -51,8 +51,6 @@ class Count:
     tracebacks: int = 0
     orphans: int = 0
     hangs: int = 0
-    files_outside: int = 0
-    """Files written outside the folder of results."""
     code_run: int = 0
     """How often code ran that nobody had allowed."""
 

@@ -47,13 +47,9 @@ def weights(path: Path) -> ModelSource:
 
 def ends(sources: Sequence[ModelSource], folder: Path) -> list[Ended]:
     """How each was prepared, or failed to be."""
-    found: list[Ended] = []
-    while len(found) < len(sources):
-        outcome = run_one(Call("try_files:try_each", (sources[len(found) :], folder), folder / "log", 60, 60))
-        found += [part.value for part in outcome.parts]
-        if outcome.status != "ok":
-            found.append((outcome.status, str(outcome.reason)))
-    return found
+    calls = [Call("try_files:try_one", (source, folder), folder / "log", 60, 60) for source in sources]
+    outcomes = map(run_one, calls)
+    return [outcome.value or (outcome.status, str(outcome.reason)) for outcome in outcomes]
 
 
 def is_sentence(text: str) -> bool:

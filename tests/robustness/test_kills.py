@@ -31,10 +31,10 @@ models: [{name: net, factory: "net:net", input: [8]}]
 engines: [eager]
 device: cpu
 batch_sizes: [1, 2]
-replicates: 2
 budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 """
-ROWS = 4
+ROWS = 6
+"""Two batch sizes of a base, each in three processes."""
 SECONDS = 600
 """Within which whatever was not killed for good has to end."""
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")

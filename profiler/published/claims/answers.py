@@ -6,29 +6,32 @@ time per sample, more than twice the time, and how the curve bends.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.claims.evidence import Claim, Evidence, sound
+from profiler.published.claims.evidence import Claim, Evidence
 from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span, the
 from profiler.published.studies import PASSES
 from profiler.published.tables import LAYERS
-from profiler.results import batch_sweeps
-from profiler.results.batch_sweeps import DOWN, FAMILY, UP
+from profiler.results.cells import compared
+from profiler.results.choice import choose
+from profiler.results.ends import ends_of
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.replicates import without_probes
-from profiler.tables.numbers import compact, count, counted, decimals, listed, milliseconds
+from profiler.tables.numbers import compact, count, counted, decimals, listed, milliseconds, within
 
 _MACHINES = Subject("machines")
 _WITHOUT = "without cuDNN"
 _REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
-_ON_DEVICE = ", on the device's own time"
-"""Said where the host holds some minibatches up."""
-_MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
+UP, DOWN = "concave-up", "concave-down"
+_MEANING = {DOWN: "falls faster than before it", UP: "falls more slowly than before it"}
+_KNEE = 0.9
 _BY = ["machine", "pass", "variant", "precision"]
+_CURVE = [*_BY, "setup", "model"]
+_TIMES = ("latency_ms", *ends_of("latency_ms"))
 Outdone = tuple[int, str]
 """How many networks are both faster and more accurate than one, and the sentence that says which."""
 
@@ -97,7 +100,6 @@ def without_cudnn(evidence: Evidence) -> list[str]:
         bare = pl.when(graph).then(pl.lit(f"{_WITHOUT} (in a CUDA graph)")).otherwise(pl.lit(_WITHOUT))
         called = pl.when(none).then(bare).otherwise(pl.format("{}{}", "software", ending))
         mine = rows.filter("ours", pl.col("counterpart") | none).with_columns(called=called, none=none)
-        mine = mine.sort("none", maintain_order=True)  # A sentence without a factor names them in this order.
         for (machine,), both in mine.group_by("machine", maintain_order=True):
             if both["none"].n_unique() > 1:
                 sides = (
@@ -110,30 +112,34 @@ def without_cudnn(evidence: Evidence) -> list[str]:
 
 
 def fastest(evidence: Evidence) -> list[str]:
-    """A sentence a machine, pass and precision in which several variants ran: who wins on how many networks."""
+    """Say which of several variants is the fastest, by machine, pass and precision."""
     keys = ["machine", "pass", "precision"]
     found = []
-    # Training first, and of the precisions that in which the source computed.
-    # A time that the host sets is the most that the device can take: it counts where it wins all the same.
-    least = pl.col("ms").filter(pl.col("disturbed").is_null()).min().over(*keys, "model")
-    counts = sound() | (pl.col("disturbed").is_null() & (pl.col("ms") == least))
     # Nobody wins where one alone was tried, as in a run that was cut off.
     several = pl.col("variant").n_unique().over(*keys, "model") > 1
-    rows = evidence.own.filter(several).filter(counts)
+    rows = evidence.own.filter(several).drop_nulls("ms")
+    # Training first, and of the precisions that in which the source computed.
     rows = rows.sort("pass", pl.col("precision") == "fp32", descending=True, maintain_order=True)
     for (machine, pass_, precision), group in rows.group_by(keys, maintain_order=True):
         ran = dict(group.group_by("variant", maintain_order=True).agg(pl.col("model").n_unique()).iter_rows())
-        if len(ran) < 2:
-            continue
-        first = group.sort("ms").unique("model", keep="first", maintain_order=True)
-        won = first["variant"].value_counts().sort("count", "variant", descending=[True, False]).iter_rows()
-        shares = [f"{variant} on {count} of {ran[variant]}" for variant, count in won]
-        shares += [f"{variant} on 0 of {ran[variant]}" for variant in ran if variant not in set(first["variant"])]
+        won = Counter(variant for _, one in group.group_by("model", maintain_order=True) for variant in _leaders(one))
+        ordered = sorted(ran, key=lambda variant: -won[variant])
+        shares = [f"{variant} on {won[variant]} of {ran[variant]}" for variant in ordered]
         found.append(
             f"On {the(machine)}, {PASSES[str(pass_)]} in {precision}, the fastest variant is {shares[0]} networks that "
-            f"it ran, {listed(shares[1:])}."
+            f"it ran, {listed(shares[1:])}{_ties(won, group)}."
         )
     return found
+
+
+def _leaders(cells: pl.DataFrame) -> list[str]:
+    """Return the variants of a network that are the fastest: one, or those that are tied."""
+    choice = choose(cells)
+    return [row["variant"] for row in (choice.winner, *choice.tied) if row is not None]
+
+
+def _ties(won: Counter[str], group: pl.DataFrame) -> str:
+    return ", ties included" if won.total() > group["model"].n_unique() else ""
 
 
 def ran_everything(evidence: Evidence) -> list[str]:
@@ -166,11 +172,11 @@ def layers_own(evidence: Evidence) -> list[str]:
     """What picking the fastest variant of each layer and pass is worth in own rows, for each precision."""
     rows = layer_rows(evidence.results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
     keys = ["machine", "precision", "batch_size"]
-    whole = rows.filter(pl.col("disturbed").is_null()).group_by(*keys, "variant", maintain_order=True)
+    whole = rows.group_by(*keys, "variant", maintain_order=True)
     sums = whole.agg(pl.col("total_ms").sum(), pl.col("total_ms").count().alias("count")).filter(count=len(LAYERS))
     several = sums.filter(pl.len().over(keys) > 1)
     single = several.sort("total_ms").unique(keys, keep="first", maintain_order=True)
-    best = best_per_layer(rows).filter(pl.col("layer") == ALL_LAYERS, pl.col("disturbed").is_null())
+    best = best_per_layer(rows).filter(pl.col("layer") == ALL_LAYERS)
     both = single.join(best, on=keys, suffix="_best", maintain_order="left").drop_nulls("total_ms_best")
     return [
         f"On {the(row['machine'])} in {row['precision']}, the fastest variant for each layer and pass takes "
@@ -208,9 +214,7 @@ def support_own(evidence: Evidence) -> list[str]:
 
 def use_own(evidence: Evidence) -> list[str]:
     """The layer of which own variants' peak memory differs most."""
-    rows = without_probes(evidence.results).filter(
-        pl.col("model").is_in(LAYERS), pl.col("pass") == "training", model_kind="layer", batch_size=128
-    )
+    rows = evidence.layers.filter(pl.col("pass") == "training", batch_size=128)
     ordered = rows.drop_nulls("peak_memory_mib").sort("peak_memory_mib", maintain_order=True)
     groups = ordered.group_by("machine", "model", maintain_order=True)
     ends = [(group.row(0, named=True), group.row(-1, named=True)) for _, group in groups]
@@ -247,64 +251,61 @@ def _peaks(evidence: Evidence, network: str, batch_size: int) -> pl.DataFrame:
     return ranked.unique("machine", keep="first", maintain_order=True)
 
 
-def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.DataFrame]]:
+def _groups(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     """Those of one machine, pass and variant, with what to call it; training first."""
-    held_up = batch_sweeps.efficiency(evidence.results).filter("on_device").select(_BY).unique().rows()
     ordered = rows.sort("pass", descending=True, maintain_order=True)
-    for key, group in ordered.group_by(_BY, maintain_order=True):
-        machine, pass_, *_ = key
-        yield f"On {the(machine)}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
+    for (machine, pass_, *_), group in ordered.group_by(_BY, maintain_order=True):
+        yield f"On {the(str(machine))}, {PASSES[str(pass_)]}", group
 
 
 def per_sample_own(evidence: Evidence) -> list[str]:
-    """For each machine, pass and variant: at how many steps to a larger minibatch the time per sample fell."""
-    points = batch_sweeps.efficiency(evidence.results).drop_nulls("latency_ms")
-    calm = pl.col("disturbed").is_null()
-    each = pl.when(calm).then(pl.col("judged_ms") / pl.col("batch_size"))
-    steps = points.with_columns(less=each < each.shift().over(FAMILY), step=pl.int_range(pl.len()).over(FAMILY) > 0)
+    """For each machine, pass and variant: at how many steps to a larger minibatch the time per sample surely fell."""
+    each = {name: pl.col(name) / pl.col("batch_size") for name in _TIMES}
+    swept = evidence.swept.drop_nulls("latency_ms").select(*_CURVE, "batch_size", "clock", **each)
+    before = {f"{name}_before": pl.col(name).shift().over(_CURVE) for name in (*_TIMES, "clock")}
+    steps = swept.with_columns(**before).drop_nulls("latency_ms_before")
+    steps = steps.hstack(compared(steps, base="_before"))
     found = []
-    for where, every in _groups(steps.filter("step"), evidence):
-        group = every.drop_nulls("less")
-        if group.is_empty():
-            continue
-        rose, left = group.filter(~pl.col("less")), len(every) - len(group)
-        sizes = rose.group_by("model", maintain_order=True).agg("batch_size").iter_rows()
+    for where, group in _groups(steps):
+        rest = group.filter(pl.col("factor_low") <= 1)
+        sizes = rest.group_by("model", maintain_order=True).agg("batch_size").iter_rows()
         not_at = [f"{evidence.name(model)} at {listed(of)}" for model, of in sizes]
-        but = f"; not for {listed(not_at)}" if not_at else ""
-        but += f"; {left} more {'does' if left == 1 else 'do'} not count: disturbed, or set by the host" if left else ""
+        but = f"; not surely for {listed(not_at)}" if not_at else ""
         found.append(
             f"{where}, a larger minibatch took less time per sample in "
-            f"{len(group) - len(rose)} of {len(group)} steps from one minibatch to the next{but}."
+            f"{len(group) - len(rest)} of {len(group)} steps from one minibatch to the next{but}."
         )
     return found
 
 
 def excess_own(evidence: Evidence) -> list[str]:
-    points = batch_sweeps.efficiency(evidence.results).drop_nulls("judged_ms").filter(pl.col("disturbed").is_null())
     found = []
     for claim in evidence.claims("ms_above_twice"):
         half, whole = (int(claim[side].removeprefix("batch ")) for side in ("from", "to"))
-        mine = points.filter(pl.col("model") == claim["networks"][0], pl.col("pass") == "training")
-        for _, group in mine.group_by(FAMILY, maintain_order=True):
-            ms = dict(group.select("batch_size", "judged_ms").iter_rows())
-            if {half, whole} <= set(ms):
-                excess, row = ms[whole] - 2 * ms[half], group.row(0, named=True)
+        mine = evidence.swept.drop_nulls("ms").filter(pl.col("model") == claim["networks"][0])
+        for _, group in mine.filter(pl.col("pass") == "training").group_by(_CURVE, maintain_order=True):
+            rows = {row["batch_size"]: row for row in group.to_dicts()}
+            if {half, whole} <= set(rows):
+                excess, row = rows[whole]["ms"] - 2 * rows[half]["ms"], rows[whole]
                 found.append(
                     f"On {the(row['machine'])}, training {evidence.name(row['model'])}, {whole} images take "
-                    f"{decimals(ms[whole], 2)} ms: {decimals(abs(excess), 2)} ms {'more' if excess > 0 else 'less'} "
-                    f"than twice the {decimals(ms[half], 2)} ms of {half}."
+                    f"{_time(row)}: {decimals(abs(excess), 2)} ms {'more' if excess > 0 else 'less'} "
+                    f"than twice the {_time(rows[half])} of {half}."
                 )
     return found
+
+
+def _time(row: Claim) -> str:
+    return within(row["ms"], row["low_ms"], row["high_ms"], "ms")
 
 
 def bend_own(evidence: Evidence) -> list[str]:
     """For each machine and pass how the curves bend at that size, and where each bends most."""
     (size,) = {claim["batch_size"] for claim in evidence.claims("curvature")}
-    bends = batch_sweeps.curvature(evidence.results)
     found = []
-    for where, group in _groups(bends, evidence):
+    for where, group in _groups(bends(evidence.swept)):
         there = group.filter(batch_size=size)
-        shapes = {shape: there.filter(shape=shape)["model"].to_list() for shape in (DOWN, UP)}
+        shapes = {shape: there.filter(shape=shape)["model"].to_list() for shape in _MEANING}
         words = [
             f"{_MEANING[shape]} ({shape}) for {listed(map(evidence.name, of))}" for shape, of in shapes.items() if of
         ]
@@ -315,6 +316,29 @@ def bend_own(evidence: Evidence) -> list[str]:
             f"{_most(group.join(there, on='model', how='semi', maintain_order='left'), evidence)}."
         )
     return found
+
+
+def bends(swept: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a batch between two others of its curve: the curve's second difference there, as `curvature`.
+
+    The curve is the time per sample against log2 of the batch. `shape` is in the source's words, or null where the
+    second difference is within the half-width of its 95 % interval, which follows from those of the three times.
+    """
+    doublings = pl.col("batch_size").log(2)
+    before, after = doublings - doublings.shift().over(_CURVE), doublings.shift(-1).over(_CURVE) - doublings
+    # Divided differences, since batches need not be doublings.
+    mean = (before + after) / 2
+    weights = {1: 1 / before / mean, 0: -(1 / before + 1 / after) / mean, -1: 1 / after / mean}
+    each, width = pl.col("ms") / pl.col("batch_size"), (pl.col("high_ms") - pl.col("low_ms")) / 2 / pl.col("batch_size")
+    bend = [weight * each.shift(place).over(_CURVE) for place, weight in weights.items()]
+    squares = [(weight * width.shift(place).over(_CURVE)) ** 2 for place, weight in weights.items()]
+    found = swept.drop_nulls("ms").with_columns(
+        curvature=pl.sum_horizontal(bend, ignore_nulls=False),
+        noise=pl.sum_horizontal(squares, ignore_nulls=False).sqrt(),
+    )
+    up, down = pl.col("curvature") > pl.col("noise"), pl.col("curvature") < -pl.col("noise")
+    shape = pl.when(up).then(pl.lit(UP)).when(down).then(pl.lit(DOWN))
+    return found.drop_nulls("curvature").select(*_CURVE, "batch_size", "curvature", "noise", shape=shape)
 
 
 def _most(bends: pl.DataFrame, evidence: Evidence) -> str:
@@ -329,8 +353,11 @@ def _most(bends: pl.DataFrame, evidence: Evidence) -> str:
 
 def knees(evidence: Evidence) -> list[str]:
     """For each machine and pass the least and the greatest of the networks' smallest efficient minibatches."""
+    rate, size = pl.col("throughput"), pl.col("batch_size")
+    curves = evidence.swept.drop_nulls("throughput").group_by(_CURVE, maintain_order=True)
+    knee = size.filter(rate >= _KNEE * rate.max()).min()
     found = []
-    for where, group in _groups(batch_sweeps.knees(evidence.results), evidence):
+    for where, group in _groups(curves.agg(knee=knee, largest_batch=size.max())):
         low, high = (group.sort("knee", descending=down).row(0, named=True) for down in (False, True))
         ends = dict.fromkeys(f"{row['knee']} ({evidence.name(row['model'])})" for row in (low, high))
         tried = max(group["largest_batch"].to_list())
@@ -339,21 +366,3 @@ def knees(evidence: Evidence) -> list[str]:
             f"{' to '.join(ends)}."
         )
     return found
-
-
-def largest(evidence: Evidence) -> list[str]:
-    """The largest minibatch that fits, where it was searched."""
-    rows = batch_sweeps.largest(evidence.results).filter("searched").drop_nulls("largest")
-    return [
-        f"On {the(row['machine'])}, {PASSES[row['pass']]}, the largest minibatch of {evidence.name(row['model'])} that "
-        f"fits is {_range(row)} ({row['variant']} {row['precision']})."
-        for row in rows.to_dicts()
-    ]
-
-
-def _range(row: Claim) -> str:
-    """Between which minibatches the largest is: one that ran, and the one before the first that did not."""
-    if row["refused_status"] != "oom":
-        return f"**{row['largest']:,}** or more"
-    below = row["refused"] - 1
-    return f"**{row['largest']:,}**" if below == row["largest"] else f"between **{row['largest']:,}** and **{below:,}**"

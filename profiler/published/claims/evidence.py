@@ -13,6 +13,7 @@ import polars as pl
 from profiler.published import conclusions, references, setups
 from profiler.published.conclusions import Subject
 from profiler.published.studies import STUDIES, Study
+from profiler.published.tables import LAYERS
 
 Claim = Mapping[str, Any]
 """A row of references/conclusions.csv: what is named in several is a list."""
@@ -62,18 +63,30 @@ class Evidence:
 
     @cached_property
     def own(self) -> pl.DataFrame:
-        """Own rows of its networks, measured or not, without those of batch sweeps; sentences rest on `ms`."""
-        own = setups.network_cells(self.results).filter(~pl.col("swept"))
-        cells = setups.of_study(self.study, own)
+        """Own cells of its networks, measured or not."""
+        return self._own.filter(~pl.col("swept"))
+
+    @cached_property
+    def swept(self) -> pl.DataFrame:
+        """Own cells of networks that ran at several batch sizes, smaller ones first."""
+        return self._own.filter("swept").sort("batch_size", maintain_order=True)
+
+    @cached_property
+    def layers(self) -> pl.DataFrame:
+        """Own cells of the study's single layers."""
+        return self.all.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS))
+
+    @cached_property
+    def _own(self) -> pl.DataFrame:
+        cells = setups.of_study(self.study, self.all.filter(pl.col("model_kind") != "layer"))
         named = pl.col("model").replace_strict(self.names, default=None, return_dtype=pl.String)
         return cells.with_columns(
-            ms="judged_ms", published_network=named, counterpart=setups.counterpart(self.row.counterpart)
+            ms="latency_ms", published_network=named, counterpart=setups.counterpart(self.row.counterpart)
         )
+
+    @cached_property
+    def all(self) -> pl.DataFrame:
+        return setups.times(self.results)
 
     def name(self, network: str) -> str:
         return self.names.get(network, network)
-
-
-def sound() -> pl.Expr:
-    """Whether a row has a time that may be held against another: undisturbed, and not set by the host."""
-    return pl.col("ms").is_not_null() & pl.col("disturbed").is_null() & ~pl.col("host_set")

@@ -15,7 +15,7 @@
   const matches = (row, picks) => Object.entries(picks).every(
     ([key, place]) => !(key in row) || row[key] === page.options[key][place]);
 
-  // As charts.select does it.
+  // Keep as many values of each key as the chart holds: spread over all of them, or the last ones.
   function standing(chart, rows) {
     let left = rows.filter(row => chart.needs.some(field => row[field] !== null));
     for (const [key, most] of Object.entries(chart.keep)) {
@@ -38,8 +38,8 @@
     const values = key => [...new Set(rows.map(row => row[key]))];
     const single = several.filter(([key]) => values(key).length === 1);
     const parts = single.map(([key]) => values(key)[0]);
-    const extra = values("extra");
-    if (extra.length === 1 && extra[0]) parts.push(extra[0]);
+    const setting = values("setting");
+    if (setting.length === 1 && setting[0]) parts.push(setting[0]);
     if (rows[0].rest) parts.push(rows[0].rest);
     if ("precision" in chart.keep) parts.push(values("precision")[0]);
     const sizes = values("batch_size").sort((a, b) => a - b);
@@ -48,7 +48,7 @@
     return parts.join(", ") + (open.length ? `: the first of ${open.join(" and ")}; choose another above` : "");
   }
 
-  // As charts.legends does it: only what the rows have.
+  // Only what the rows have.
   function legends(spec, rows) {
     return JSON.parse(JSON.stringify(spec), (_, part) => {
       const names = ["nominal", "ordinal"].includes(part?.type) && part.scale?.domain;
@@ -64,14 +64,8 @@
     const rows = standing(chart, data[main].filter(row => matches(row, picks)));
     figure.querySelector(".nothing").hidden = rows.length > 0;
     place.hidden = rows.length === 0;
-    const caption = figure.querySelector("figcaption");
-    caption.textContent = "";
     figure.querySelector(".scope").textContent = "";
     if (!rows.length) return null;
-    const finding = (page.findings[chart.name] ?? []).find(
-      ({run, model, pass, shape}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass
-        && (rows[0].shape ?? null) === (shape ?? null));
-    caption.textContent = finding ? finding.text : "";
     figure.querySelector(".scope").textContent = scope(chart, rows, picks);
     const sets = {[main]: rows};
     for (const name of chart.data.slice(1)) {
@@ -119,8 +113,6 @@
       place.querySelectorAll("tbody > tr").forEach((element, i) => {
         const fits = keys.every((key, k) => {
           const value = rows[i][k];
-          // A row that is only for one choice: nothing chosen is -1.
-          if (key.endsWith("!")) return value === (picks[key.slice(0, -1)] ?? -1);
           return picks[key] === undefined || value === -1 || [value].flat().includes(picks[key]);
         });
         element.hidden = !fits;
@@ -131,11 +123,6 @@
       // A title to unfold names what is in the table.
       if (place.parentElement.tagName === "DETAILS") place.parentElement.hidden = shown === 0;
     }
-    // What is about rows that are not chosen goes with them.
-    document.querySelectorAll("[data-about]").forEach(element => {
-      element.hidden = !Object.entries(JSON.parse(element.dataset.about)).every(([key, place]) =>
-        !(key in picks) || picks[key] === place);
-    });
   }
 
   let waiting = Promise.resolve();

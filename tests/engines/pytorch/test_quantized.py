@@ -69,9 +69,6 @@ def test_products_of_linear_layers_are_int8_and_so_are_the_weights(make_job: Mak
     assert plain.memory().weights == 4 * (WEIGHTS + BIASES)
     # A scale and, as torchao has it, a zero point in int8 for each row.
     assert session.memory().weights == WEIGHTS + 4 * BIASES + 5 * (96 + 64 + 10)
-    session.rebatch(make_job("int8", batch=5))
-    plain.rebatch(make_job("fp32", batch=5))
-    assert 1e-5 < error(outputs(session), outputs(plain)) < 0.05
 
 
 @pytest.mark.slow

@@ -225,6 +225,16 @@ def test_outputs_are_the_graphs_after_every_run(machine: None, convolution: Path
         np.testing.assert_allclose(output, expected(convolution, job)[0], rtol=1e-5, atol=1e-6)
 
 
+def test_replays_compute_with_inputs_that_are_fed(machine: None, mixed: Path) -> None:
+    session = trt.open_session(job_of(mixed))
+    run(session, times=3)
+    numbers, halves = seeded_inputs(input_specs(graphs.source_of(mixed)), graphs.BATCH, first=graphs.BATCH)
+    session.feed([numbers, halves])
+    positive, scaled = run(session)
+    np.testing.assert_array_equal(positive, numbers > 0)
+    np.testing.assert_allclose(scaled, numbers * halves.astype(np.float32), rtol=2**-8)
+
+
 def test_several_inputs_and_outputs_of_other_types_keep_their_order(machine: None, mixed: Path) -> None:
     job = job_of(mixed)
     positive, scaled = run(trt.open_session(job))

@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 
 from exporters.source import ModelSource
-from profiler.job.case import Case, CaseId, Role, setting_words
+from profiler.job.case import Case, CaseId, setting_words
 
 PLAIN = CaseId(model="net", variant="ort-tuned", pass_="inference", precision="fp16", batch_size=16, replicate=2)
 TEXTS = {
     "net/ort-tuned/inference/fp16/b16/r2": PLAIN,
-    "net/ort-tuned/inference/fp16/b16/r2/sweep=batch": replace(PLAIN, role=Role.SWEEP),
-    "net/ort-tuned/inference/fp16/b16/r2/probe=largest": replace(PLAIN, role=Role.PROBE),
     "net/ort-tuned/inference/fp16/b16/r2/optimizer=sgd/head=logits": replace(
         PLAIN, setting="optimizer=sgd/head=logits"
-    ),
-    "net/ort-tuned/inference/fp16/b16/r2/head=logits/sweep=batch": replace(
-        PLAIN, setting="head=logits", role=Role.SWEEP
     ),
     "my net/b1 r2/training/native/b1/r0": CaseId(
         model="my net", variant="b1 r2", pass_="training", precision="native", batch_size=1, replicate=0
@@ -39,10 +34,10 @@ def test_a_text_that_is_no_id_is_refused(text: str) -> None:
         CaseId.parse(text)
 
 
-def test_a_family_is_an_id_without_batch_size_and_role() -> None:
-    sgd = replace(PLAIN, setting="optimizer=sgd", role=Role.SWEEP)
+def test_a_family_is_an_id_without_batch_size() -> None:
+    sgd = replace(PLAIN, setting="optimizer=sgd")
     assert sgd.family == "net/ort-tuned/inference/fp16/r2/optimizer=sgd"
-    assert replace(sgd, batch_size=99, role=Role.PROBE).family == sgd.family
+    assert replace(sgd, batch_size=99).family == sgd.family
     assert replace(sgd, replicate=0).family != sgd.family
 
 
@@ -51,18 +46,16 @@ def test_an_id_is_a_file_name() -> None:
 
 
 def test_speed_ups_are_relative_to_eager_in_fp32_or_to_onnx_runtime_for_an_onnx_file() -> None:
-    def is_base(variant: str, precision: str, role: Role = Role.CELL, onnx: Path | None = None) -> bool:
+    def is_base(variant: str, precision: str, onnx: Path | None = None) -> bool:
         source = ModelSource("net", onnx=onnx)
-        return Case("net", "eager", variant, "inference", precision, 1, "cpu", 0, source, role=role).is_base
+        return Case("net", "eager", variant, "inference", precision, 1, "cpu", 0, source).is_base
 
     assert is_base("eager", "fp32")
-    assert is_base("eager", "fp32", Role.SWEEP)
     found = [is_base("ort", precision, onnx=Path("net.onnx")) for precision in ("native", "fp32", "fp16")]
     assert found == [True, True, False]
     assert not is_base("ort", "native")
     assert not is_base("eager", "fp16")
     assert not is_base("ort", "fp32")
-    assert not is_base("eager", "fp32", Role.PROBE), "a probe is no cell that was asked for"
 
 
 def test_a_setting_is_said_in_words() -> None:

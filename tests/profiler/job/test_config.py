@@ -200,8 +200,8 @@ MISTAKES = [
     mistake("exclude another pass", HEAD + "cpu:\n  exclude: [{pass: train}]\n", 4, "exclude[0].pass: ", "training"),
     mistake(
         "largest batch of another model",
-        HEAD + "kind: minibatch\nlargest_batch:\n  limit: 8\n  models: [resnet18]\n",
-        *(6, "largest_batch.models[0]: ", "alexnet"),
+        HEAD + "largest_batch:\n  limit: 8\n  models: [resnet18]\n",
+        *(5, "largest_batch.models[0]: ", "alexnet"),
     ),
     mistake("input gradient in words", HEAD + "training: {input_gradient: 3}\n", 3, "true, false or a list", "got 3"),
     mistake(
@@ -456,13 +456,12 @@ def test_a_factory_with_the_name_of_a_package_of_the_profiler_is_refused(write, 
 def test_paths_are_told_without_steps_up_and_a_link_at_the_end_stays(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
-    (tmp_path / "python").symlink_to("/usr/bin/env")
+    (tmp_path / "blob").touch()
+    (tmp_path / "model.onnx").symlink_to(tmp_path / "blob")
     job = tmp_path / "a" / "job.yaml"
-    job.write_text(
-        "models: [alexnet]\nengines: [{name: ort, label: x, python: ../python}]\noutput: ../link/../results\n"
-    )
+    job.write_text("models: [{name: x, onnx: ../model.onnx}]\nengines: [ort]\noutput: ../link/../results\n")
     config = load_config(job, "cpu")
-    assert config.engines[0].python == tmp_path / "python"
+    assert config.models[0].onnx == tmp_path / "model.onnx"
     assert config.output == tmp_path / "a" / "results", "the folder above a link's is its target's"
 
 

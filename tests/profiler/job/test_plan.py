@@ -10,11 +10,13 @@ import pytest
 from engines.catalog import ENGINES, Requirement
 from exporters.source import ModelSource
 from exporters.weights import source_key
+from profiler.job import plan
 from profiler.job.case import Budget
 from profiler.job.conditions import parse_only
-from profiler.job.config import Config, ConfigError, load_config
+from profiler.job.config import Config, ConfigError, config_of, load_config
 from profiler.job.plan import estimate_seconds, make_plan, only_of
 from profiler.results.result import Result
+from profiler.stats.intervals import UNMEASURED
 
 MATRIX = """
 models: [alexnet, resnet18]
@@ -93,7 +95,7 @@ def test_a_network_may_be_there_twice_under_another_name(config, tmp_path):
     assert [case.source.catalog_name for case in (given, seeded)] == ["resnet18", "resnet18"]
     assert source_key(given.source) != source_key(seeded.source) == source_key(ModelSource("resnet18"))
     assert estimate_seconds(given, Budget()) == estimate_seconds(seeded, Budget())
-    row = Result(seeded.id, "failed").row("run", "suite", seeded, {})
+    row = Result(seeded.id, "failed").row("run", "suite", seeded, {}, UNMEASURED)
     assert (row["model"], row["network"]) == ("seeded", "resnet18")
 
 
@@ -269,3 +271,22 @@ def test_estimates_cost_the_unsupported_nothing_and_more_work_more(config):
     small, large = make_plan(config("models: [alexnet, vgg19]\nengines: [eager]\nbatch_sizes: [64]\n"), "cpu")
     assert 0 < estimate_seconds(small, Budget()) < estimate_seconds(large, Budget())
     assert estimate_seconds(dataclasses.replace(large, unsupported="no"), Budget()) == 0
+
+
+def test_a_base_is_measured_three_times_spread_over_its_model(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
+    job = {"models": ["resnet18", "alexnet"], "engines": ["eager", "ort"], "batch_sizes": [1, 4, 16]}
+    ids = [str(case.id) for case in make_plan(config_of(job), "cpu")]
+    own = [text.removeprefix("resnet18/").replace("/inference/fp32", "") for text in ids if text.startswith("resnet18")]
+    assert own == [
+        *("eager/b1/r0", "ort/b1/r0", "eager/b4/r0"),
+        *("eager/b1/r1", "eager/b16/r1"),
+        *("ort/b4/r0", "eager/b16/r0", "ort/b16/r0"),
+        *("eager/b1/r2", "eager/b16/r2"),
+    ]
+    assert len(ids) == 2 * len(own)
+    thrice = [str(case.id) for case in make_plan(config_of(job | {"replicates": 3}), "cpu")]
+    assert len(thrice) == 36, "replicates already are three"
+    twice = [str(case.id) for case in make_plan(config_of(job | {"replicates": 2}), "cpu")]
+    assert len(twice) == 28
+    assert twice[-2:] == ["alexnet/eager/inference/fp32/b1/r2", "alexnet/eager/inference/fp32/b16/r2"]

@@ -39,7 +39,7 @@ from pathlib import Path
 
 from engines.base import Unsupported
 from exporters.source import ModelError
-from profiler.processes.messages import CaseEnded, Entered, Progress, Salvage
+from profiler.processes.messages import Entered, Progress, Salvage
 
 DEADLINE = 600  # A partner that never comes must not hang the test.
 
@@ -97,21 +97,6 @@ def tells_progress(there, report):
     report(Entered("load"))
     wait_for(there + "-too")
 
-def runs_three(argument, report):
-    how, there = argument
-    for number in range(3):
-        report(Entered("open"))
-        report(Entered("measure"))
-        report(Salvage([number]))
-        if number == 2 and how == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if number == 2 and how == "hang":
-            hang(report)
-        if how == "hang":
-            report(Progress(f"case {number}"))
-            wait_for(f"{there}-{number}")
-        report(CaseEnded(number))
-
 def end_by(how):
     if how == "hang":
         time.sleep(600)
@@ -150,11 +135,6 @@ def raises_with_what_ends_when_freed(argument, report):
     raise Unsupported(error)
 
 def closes_by(how, report):
-    report(Entered("measure"))
-    report(CaseEnded("measured"))
-    end_by(how)
-
-def closes_the_only_case_by(how, report):
     report(Salvage("measured"))
     report(Entered("end"))
     end_by(how)
@@ -309,36 +289,6 @@ def test_exception_is_a_reason_and_its_traceback_stands_in_the_log(call: Calls) 
     assert "in raises" in log
 
 
-def test_each_case_of_a_call_has_phases_of_its_own(call: Calls) -> None:
-    outcome = run_one(call("runs_three", (None, None)))
-    assert outcome.status == "ok"
-    assert [part.value for part in outcome.parts] == [0, 1, 2]
-    assert ["fork" in part.seconds for part in outcome.parts] == [True, False, False]
-    for part in outcome.parts:
-        assert part.entered.keys() == part.seconds.keys() >= {"open", "measure"}
-    starts = [part.entered["measure"] for part in outcome.parts]
-    assert starts == sorted(starts)
-
-
-@pytest.mark.parametrize(("how", "status"), [("crash", "crashed"), ("hang", "timeout")])
-def test_cases_that_had_ended_outlive_their_process(
-    call: Calls, clock: Clock, tmp_path: Path, how: str, status: str
-) -> None:
-    """Limits are a case's own: the two that ended took longer than one may."""
-    hangs, waits = clock.once_it_hangs(61), [Path(f"{tmp_path}-{number}") for number in range(2)]
-
-    def look(child: Child) -> None:
-        hangs(child)
-        if child.progress == f"case {len(child.parts)}" and not waits[len(child.parts)].exists():
-            clock.now += 40
-            waits[len(child.parts)].touch()
-
-    outcome = run_one(call("runs_three", (how, str(tmp_path)), timeout=60), look)
-    assert outcome.status == status
-    assert [part.value for part in outcome.parts] == [0, 1]
-    assert outcome.salvage == [2]
-
-
 @pytest.mark.parametrize(("function", "status"), [("model_error", "failed"), ("unsupported", "unsupported")])
 def test_expected_errors_give_their_message_alone(call: Calls, function: str, status: str) -> None:
     outcome = run_one(made := call(function, "what is wrong"))
@@ -446,16 +396,15 @@ def test_an_error_is_told_before_what_its_frames_hold_is_freed(call: Calls, how:
 
 
 @pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("several", [True, False], ids=["sweep", "case"])
 def test_closing_has_a_limit_of_its_own_and_is_told_by_its_phase(
-    call: Calls, monkeypatch: pytest.MonkeyPatch, how: str, several: bool
+    call: Calls, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "hang":
         monkeypatch.setattr(process, "_CLOSE_SECONDS", 1.0)
-    outcome = run_one(call("closes_by" if several else "closes_the_only_case_by", how))
+    outcome = run_one(call("closes_by", how))
     reason = "closing the session took more than 1 s" if how == "hang" else f"ended by {how} while closing the session"
     assert (outcome.phase, outcome.reason) == ("end", reason)
-    assert ([part.value for part in outcome.parts] or [outcome.salvage]) == ["measured"]
+    assert outcome.salvage == "measured"
 
 
 @pytest.mark.parametrize("how", ["return", *ENDS])
@@ -548,10 +497,10 @@ def test_a_call_is_known_while_it_ends() -> None:
     script = f"echo {process._FIRST_TO_GO} > /proc/self/oom_score_adj"
     with subprocess.Popen(["sh", "-c", script], start_new_session=True) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert process._is_of_a_call(child.pid, os.getpid())
+        assert process._is_of_a_call(child.pid)
     with subprocess.Popen(["true"], start_new_session=True) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert not process._is_of_a_call(child.pid, os.getpid()), "somebody else's"
+        assert not process._is_of_a_call(child.pid), "somebody else's"
 
 
 PARENT = """

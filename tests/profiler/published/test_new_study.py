@@ -6,7 +6,7 @@ import io
 import shutil
 from pathlib import Path
 
-import polars as pl
+import handmade
 import pytest
 from rich.console import Console
 
@@ -15,8 +15,6 @@ from profiler.published import references
 from profiler.published.command import Options, execute
 from profiler.published.references import published_as_results
 from profiler.published.studies import STUDIES, Study
-from profiler.results.columns import RESULTS
-from profiler.results.reading import with_all_columns
 
 FIGURES = """source,network,published_network,gpu,device,library,library_version,batch_size,pass,milliseconds
 toy,resnet18,ResNet 18,Old Card,cuda,Darknet,2,16,forward,10.25
@@ -38,10 +36,10 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "run_id": "run", "case_id": "resnet18/eager",
         "model": "resnet18", "engine": "eager", "variant": "eager", "precision": "fp32", "pass": "training",
         "batch_size": 16, "replicate": 0, "machine": "H200", "device": "cuda", "model_kind": "canonical",
-        "head": "logits", "extra": "head=logits", "status": "ok", "torch_version": "2.11.0", "latency_ms": 3.15,
+        "head": "logits", "setting": "head=logits", "status": "ok", "torch_version": "2.11.0", "latency_ms": 3.15,
     }  # fmt: skip
     (tmp_path / "run").mkdir()
-    with_all_columns(pl.DataFrame([row], schema=RESULTS)).write_parquet(tmp_path / "run" / "results.parquet")
+    handmade.frame([row]).write_parquet(tmp_path / "run" / "results.parquet")
     return tmp_path
 
 

@@ -19,7 +19,6 @@ from profiler.published.command import write
 from profiler.published.pictures import Picture, published_pictures
 from profiler.published.tables import published_tables
 from profiler.results.reading import read_runs
-from profiler.results.warning_kinds import KINDS
 
 SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites" / "h200"
 STUDIES = {"convnet-layers": "convnet-benchmarks", "minibatch-efficiency": "gpu-study"}
@@ -90,7 +89,7 @@ def test_a_gpu_and_a_processor_have_pictures_of_their_own() -> None:
     made = {one.name: one for one in published_pictures("cnn-benchmarks", run(*rows)[0])}
     assert {one["network"] for one in made["machines-cuda-training"].rows} == {"ResNet-50", "VGG-16"}
     assert {one["network"] for one in made["machines-cpu-training"].rows} == {"ResNet-50"}
-    swept = [one | {"role": "sweep", "extra": "head=logits/sweep=batch"} for one in rows]
+    swept = [one | {"batch_size": size} for one in rows for size in (16, 32, 64)]
     made = {one.name: one for one in published_pictures("gpu-study", run(*swept)[0])}
     assert list(made) == ["minibatch-cuda-training", "minibatch-cpu-training"]
     assert {one["name"] for one in made["minibatch-cpu-training"].rows} == {"Mine eager fp32"}
@@ -104,18 +103,6 @@ def test_times_too_far_apart_for_bars_are_points_on_a_logarithmic_scale() -> Non
     assert '"type": "bar"' not in marks["layers"]
     assert '"type": "log"' not in marks["engines-H200-training"]
     assert '"type": "bar"' in marks["engines-H200-training"]
-
-
-@pytest.mark.parametrize("kind", ["host-bound", "disturbed", "inconsistent"])
-def test_what_the_host_set_or_others_disturbed_is_lighter(kind: str) -> None:
-    assert kind in KINDS
-    rows = [trained("resnet50", 20.0, warnings=[f"{kind}: so it is"]), trained("resnet18", 5.0), trained("vgg16", 9.0)]
-    ours = [one for one in published_pictures("cnn-benchmarks", run(*rows)[0])[0].rows if one["name"] == "eager fp32"]
-    assert {one["network"]: one["measured"] for one in ours} == {
-        "ResNet-50": "host-bound or disturbed",
-        "ResNet-18": "undisturbed",
-        "VGG-16": "undisturbed",
-    }
 
 
 def test_what_did_not_fit_is_a_bar_that_says_so() -> None:

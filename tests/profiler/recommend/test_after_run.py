@@ -15,6 +15,8 @@ from runs import Profiler, on_console
 
 from profiler.job.config import load_config
 from profiler.recommend.after_run import conclude
+from profiler.recommend.answer import recommend
+from profiler.recommend.options import Request
 from profiler.results.reading import load
 from profiler.run import model_job
 
@@ -32,38 +34,32 @@ def said(results: pl.DataFrame) -> str:
     return on_console(lambda console: conclude(Path("a run"), results, console), width=200)
 
 
-def test_what_to_deploy_for_each_aim(resnet50: pl.DataFrame) -> None:
-    text = said(resnet50)
-    assert "Lowest latency: compiled fp16, batch 1 (0.460 ms per call, error 1.5e-3)" in text
-    assert "The runner-up, ort-tuned fp16, batch 1, is 1.127× slower (1.126–1.127)." in text
-    assert "as long as 130,000 items save." in text
-    assert "Highest throughput: compiled fp16, batch 16 (16,984 items/s, error 1.6e-3)" in text
-    assert "python -m profiler recommend 'a run' --objective throughput --export deploy/" in text
-    assert text.count("\n") < 16, "a few lines"
+def test_one_model_has_a_headline_for_each_aim_and_several_have_a_table(resnet50: pl.DataFrame) -> None:
+    inference = resnet50.filter(pl.col("pass") == "inference")
+    text = " ".join(said(inference).split())
+    for aim, batch, option in (("lowest latency", 1, ""), ("highest throughput", 16, " --objective throughput")):
+        assert f"resnet50, {aim}: Deploy compiled fp16, batch {batch}: " in text
+        assert f"Export: python -m profiler recommend 'a run'{option} --export deploy/" in text
+    assert "throughput" not in said(inference.filter(batch_size=16))
+    both = said(resnet50)
+    assert "--export" not in both
+    rows = [line.split() for line in both.splitlines() if "resnet50" in line and "training" not in line]
+    assert [(row[1], row[2], row[3:5]) for row in rows[:2]] == [
+        ("latency", "1", ["compiled", "fp16"]), ("throughput", "16", ["compiled", "fp16"]),
+    ]  # fmt: skip
+    training = said(resnet50.filter(pl.col("pass") == "training"))
+    assert "resnet50 training, lowest latency: Deploy eager fp32, batch 1" in training
+    assert "--pass training" in training and "--export" not in training
 
 
-def test_training_has_nothing_to_export(resnet50: pl.DataFrame) -> None:
-    text = said(resnet50.filter(pl.col("pass") == "training"))
-    assert "Lowest latency: eager fp32, batch 1 (8.02 ms per call)" in text
-    assert "--batch 1 --pass training" in text
-    assert "--export" not in text
-
-
-def test_one_batch_size_has_one_answer(resnet50: pl.DataFrame) -> None:
-    text = said(resnet50.filter(batch_size=16))
-    assert "Lowest latency: compiled fp16, batch 16" in text
-    assert "throughput" not in text
-
-
-def test_a_disturbed_choice_is_not_certain(resnet50: pl.DataFrame) -> None:
-    noisy = pl.when(variant="ort-tuned").then(pl.lit(["disturbed: others"], pl.List(pl.String))).otherwise("warnings")
-    text = said(resnet50.with_columns(warnings=noisy))
-    latency, throughput = text.split("Highest throughput")
-    assert "Not certain: ort-tuned fp16, batch 1 was disturbed.\n" in latency
-    assert text.count("Caution: disturbed (ort-tuned fp16, batch 1): other work ran on") == 1
-    assert "Lowest latency so far: " not in latency, "the choice itself was not"
-    assert "slower" not in latency
-    assert "has 1.469× lower throughput" in throughput, "there another one is the runner-up"
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_it_names_what_recommend_chooses(objective: str) -> None:
+    results = load(ROOT / "tests" / "golden" / "h200")[0].collect()
+    for model in results["model"].unique():
+        rows = results.filter(pl.col("pass") == "inference", model=model)
+        winner = recommend(results, Request(model, objective=objective)).winner
+        assert winner is not None
+        assert f"Deploy {winner.variant} {winner.precision}, batch {winner.batch_size}: " in said(rows)
 
 
 def test_nothing_is_said_of_a_run_without_figures(resnet50: pl.DataFrame) -> None:
@@ -88,23 +84,16 @@ def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest
     assert rows.select("suite", "model", "variant", "batch_size", "status").rows() == [
         ("tiny", "tiny", "ort", size, "ok") for size in (1, 4)
     ]
-    answer = done.stdout.partition("What to deploy")[2]
-    so_far = "( so far)?"  # Where this machine is busy.
-    assert re.search(rf"Lowest latency{so_far}: ort fp32, batch 1 \([\d.]+ ms per call, (but|error)", answer), (
-        done.stdout
-    )
-    assert re.search(rf"Highest throughput{so_far}: ort fp32, batch \d \([\d,.]+ items/s, (but|error)", answer)
-    assert "The same again: python -m profiler job.yaml" in answer
+    named = re.findall(r"Deploy ort fp32, batch (\d): ", done.stdout)
+    assert len(named) == 2 and named[0] == "1", done.stdout
+    assert "The same again: python -m profiler job.yaml" in done.stdout
     # What it says to go on with is what it was of.
-    commands = [shlex.split(text) for text in re.findall(r"python -m profiler (recommend \S+[^(\n]*)", answer)]
+    commands = re.findall(r"Export: python -m profiler (recommend .*) --export deploy/", done.stdout)
     batches = []
-    for words in commands:
-        asked = [word for word in words if word not in ("--export", "deploy/")]
-        found = profiler(*asked, "--format", "json", cwd=folder, **variables)
-        batches.append(json.loads(found.stdout)["choice"]["batch_size"])
-    named = [int(size) for size in re.findall(r"ort fp32, batch (\d) \(", answer)]
-    assert batches == [*named, named[0]]
-    assert [" --export deploy/" in shlex.join(words) for words in commands] == [True, True, False]
+    for words in map(shlex.split, commands):
+        found = profiler(*words, "--format", "json", cwd=folder, **variables)
+        batches.append(str(json.loads(found.stdout)["winner"]["batch_size"]))
+    assert batches == named
     # Both files say the same job again.
     for file in (folder / "job.yaml", run / "bench.yaml"):
         again = load_config(file, "cpu")

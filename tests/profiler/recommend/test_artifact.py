@@ -33,10 +33,11 @@ from exporters.cache import Cache
 from exporters.source import RANDOM_WEIGHTS, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.recommend.answer import cautions
+from profiler.machine import host_and_user
+from profiler.recommend.answer import cells_of, decide, make_answer
 from profiler.recommend.artifact import _case, check_folder
 from profiler.recommend.artifact_papers import requirements, write_papers
-from profiler.recommend.choice import Request, recommend
+from profiler.recommend.options import Request
 
 ROOT = Path(__file__).resolve().parents[3]
 BATCH = 2
@@ -247,8 +248,8 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
         assert (config["model"], config["variant"], config["precision"]) == ("good", variant, "fp32")
         assert config["inputs"] == [{"name": "x", "shape": [BATCH, 3, 16, 16], "dtype": "float32"}]
         assert config["options"].get("channels_last", False) == (variant == "compiled")
-        assert config["measured"]["figures"]["latency_ms"] > 0
-        assert config["measured"]["torch_version"] == torch.__version__
+        assert config["measured"]["figures"]["latency_ms"]["value"] > 0
+        assert config["measured"]["versions"]["torch_version"] == torch.__version__
         readme = (artifact / "README.txt").read_text()
         assert readme.startswith("good in fp32 for ")
         assert "seeded" not in readme
@@ -257,7 +258,7 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
 
 def test_random_weights_are_told_where_they_would_be_deployed(export: Export) -> None:
     readme = (export("unloaded", "eager") / "README.txt").read_text()
-    assert f"Caution: {RANDOM_WEIGHTS}" in " ".join(readme.split())
+    assert f"random-weights: {RANDOM_WEIGHTS}" in " ".join(readme.split())
     assert "random" not in (export("good", "eager") / "README.txt").read_text()
 
 
@@ -316,7 +317,9 @@ def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, prof
     done = profiler("recommend", "published", "--export", "out", cwd=place.parent)
     assert done.returncode == 2
     assert "--export: published has no bench.yaml, which says where good comes from" in done.stderr
-    canonical = rows.with_columns(model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=1)
+    canonical = rows.with_columns(
+        model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=pl.lit(1, pl.Int64)
+    )
     canonical.write_parquet(place / "results.parquet")
     cache = str(exports.root)
     done = profiler("recommend", "published", "--export", "new/out", cwd=place.parent, PROFILER_CACHE=cache)
@@ -354,7 +357,8 @@ def test_an_engine_is_built_for_the_gpu_that_was_measured(
     rows.with_columns(pl.lit(value).alias(name) for name, value in changes.items()).write_parquet(
         alone / "results.parquet"
     )
-    (alone / "environment.json").write_text('{"gpu": "RTX 4090", "compute_capability": "8.9"}')
+    facts = {"gpu": "RTX 4090", "compute_capability": "8.9"}
+    (alone / "environment.json").write_text(json.dumps({**host_and_user(), **facts}))
     done = profiler("recommend", str(alone), "--export", "out", cwd=tmp_path, PROFILER_CACHE=str(workplace / "cache"))
     assert done.returncode == 0, done.stderr
     config, artifact = config_of(tmp_path / "out"), tmp_path / "out"
@@ -445,31 +449,30 @@ def test_requirements_name_the_runtime_as_it_was_measured(
 ) -> None:
     row = {"proof": json.dumps({"library": told}), "torch_version": "2.13.0+cpu", "onnxruntime_version": "1.31.1"}
     assert requirements(case(engine, device), row).splitlines() == lines
+    # Without a proof it takes the run's version.
+    assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row | {"proof": None}).splitlines()
+    plugin = {"proof": json.dumps({"library": "onnxruntime 1.31.1", "plugin": "1.8.1+95d534b.ci.79"})}
+    lines = requirements(case("ort-openvino", "cpu"), plugin).splitlines()
+    assert lines == ["onnxruntime==1.31.1", "onnxruntime-ep-openvino==1.8.1", "numpy"]
 
 
-def test_requirements_without_a_proof_take_the_runs_version() -> None:
-    row = {"proof": None, "torch_version": "2.13.0+cpu", "onnxruntime_version": "1.31.1"}
-    assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row).splitlines()
-
-
-def test_the_papers_say_how_far_the_figures_are_to_be_relied_on(tmp_path: Path) -> None:
-    frame, _ = handmade.run(handmade.row("ort", warnings=["disturbed: x", "below-floor: y"]))
-    found = recommend(frame, Request("net"))
-    assert found.choice is not None
-    said = cautions([found.choice], found.choice.figures)
-    deployed = Deployed({}, "model.onnx is the model.")
-    write_papers(found.choice, case("ort", "cpu", "fp32"), deployed, tmp_path, said)
+def test_the_papers_have_the_figures_with_their_intervals_and_footnotes(tmp_path: Path) -> None:
+    measured = handmade.row("ort", warnings=["drift: x"], machine="a Xeon", setting="", device="cpu")
+    measured |= {"latency_low_ms": 0.9, "latency_high_ms": 1.2}
+    results = handmade.frame([measured])
+    request = Request("net")
+    every = cells_of(results, {})
+    choice = decide(every, request)
+    assert choice.winner is not None
+    answer = make_answer(request, choice, every)
+    write_papers(answer, choice.winner, case("ort", "cpu", "fp32"), Deployed({}, "model.onnx is the model."), tmp_path)
     readme = (tmp_path / "README.txt").read_text()
     assert "\n    venv/bin/pip install -r requirements.txt\n    venv/bin/python run.py\n\n" in readme
-    assert "\n- Caution: disturbed (ort fp32, batch 1): other work ran" in readme
-    assert " ".join(readme.split()).endswith(" allows, which may have been measured too low.")
-    assert json.loads((tmp_path / "config.json").read_text())["measured"]["cautions"][0] == said[0]
-
-
-def test_requirements_name_the_plugin_as_it_was_measured() -> None:
-    row = {"proof": json.dumps({"library": "onnxruntime 1.31.1", "plugin": "1.8.1+95d534b.ci.79"})}
-    lines = requirements(case("ort-openvino", "cpu"), row).splitlines()
-    assert lines == ["onnxruntime==1.31.1", "onnxruntime-ep-openvino==1.8.1", "numpy"]
+    assert "1.00 ms (0.90–1.20) a call on a Xeon." in " ".join(readme.split())
+    assert "\n- drift: " in readme
+    told = json.loads((tmp_path / "config.json").read_text())["measured"]
+    assert told["figures"]["latency_ms"] == {"value": 1.0, "low": 0.9, "high": 1.2, "unit": "ms"}
+    assert [note["kind"] for note in told["footnotes"]] == ["drift"]
 
 
 def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) -> None:
@@ -491,10 +494,16 @@ def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) 
 
 @pytest.mark.parametrize("warned", [False, True])
 def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path: Path, warned: bool) -> None:
-    row = {"engine": "ort", "device": "cuda", "model": "resnet18", "model_kind": "canonical", "variant": "ort-tuned"}
+    row: dict[str, Any] = {
+        "engine": "ort",
+        "device": "cuda",
+        "model": "resnet18",
+        "model_kind": "canonical",
+        "variant": "ort-tuned",
+    }
     row |= {"precision": "fp16", "batch_size": 1, "options": '{"cuda_graph": true}'}
-    row["warnings"] = ["no-cuda-graph: a node runs on the CPU"] if warned else []
-    case, _ = _case(SimpleNamespace(row=row), SimpleNamespace(address=str(tmp_path)), False)  # type: ignore[arg-type]
+    row["footnotes"] = ["no-cuda-graph"] if warned else []
+    case, _ = _case(row, SimpleNamespace(address=str(tmp_path)), False)  # type: ignore[arg-type]
     assert case.options["cuda_graph"] is not warned
 
 

@@ -1,27 +1,54 @@
-"""What is made of the golden H200 run, and of the hostile one, once for all tests of the report."""
+"""Reports of the golden H200 run and of the hostile one, made once, and small runs made by hand."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
 from profiler.report.data import Data, gather
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
+from profiler.results.columns import LAYERS, RESULTS
 from profiler.results.reading import read_runs
 
 H200 = Path(__file__).resolve().parents[2] / "golden" / "h200"
+Gather = Callable[..., Data]
+Save = Callable[..., Path]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    """Write rows as a run's folder."""
+
+    def write(*rows: dict[str, Any], name: str = "run", layers: Any = None, **environment: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        table = pl.DataFrame([{key: r.get(key) for key in RESULTS} for r in rows], schema=RESULTS)
+        table.write_parquet(folder / "results.parquet")
+        if layers:
+            pl.DataFrame(layers, schema=LAYERS).write_parquet(folder / "layers.parquet")
+        (folder / "environment.json").write_text(json.dumps({"cpu": "a CPU", "device": "cpu", **environment}))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def gathered(save: Save) -> Gather:
+    def read(*rows: dict[str, Any], most: int = 1000, **more: Any) -> Data:
+        return gather(read_runs([save(*rows, **more)]), most=most)
+
+    return read
 
 
 @pytest.fixture(scope="session")
-def h200_data() -> Data:
-    return gather(read_runs([H200]))
-
-
-@pytest.fixture(scope="session")
-def h200_report(h200_data: Data) -> Report:
-    return compose(h200_data)
+def h200_report() -> Report:
+    return compose(gather(read_runs([H200])))
 
 
 @pytest.fixture(scope="session")

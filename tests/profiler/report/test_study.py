@@ -18,7 +18,7 @@ SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites" / "
 
 
 def test_a_page_has_the_conclusions_the_pictures_each_table_and_the_machine(tmp_path: Path) -> None:
-    (target,) = write(Options(runs=[str(SUITES / "cnn-benchmarks")], study="cnn-benchmarks", output=tmp_path))
+    target = write(Options(runs=[str(SUITES / "cnn-benchmarks")], study="cnn-benchmarks", output=tmp_path))
     assert target.name == "report-cnn-benchmarks.html"
     text = target.read_text().partition("<script")[0]
     headings = re.findall("<h2>(.*?)</h2>", text)
@@ -30,7 +30,6 @@ def test_a_page_has_the_conclusions_the_pictures_each_table_and_the_machine(tmp_
         "chart-published-engines-h200-training",
         "chart-published-errors",
     ]
-    assert "Pascal Titan X" in text.partition("<main>")[0], "the lead says what ours is held against"
     assert len(re.findall("<summary>Table: ", text)) == 10, "one of each network"
     assert 3 <= text.partition("</section>")[0].count("<p>") <= 6, "five conclusions at most, and how to read it"
     assert "▸ H200" in text
@@ -51,8 +50,6 @@ def test_bold_of_a_sentence_is_bold_on_the_page() -> None:
     [
         ({"study": "cnn-benchmark"}, "did you mean 'cnn-benchmarks'"),
         ({"study": "gpu-study"}, "no row of these runs fits a table of gpu-study"),
-        ({"study": "cnn-benchmarks", "format": "md"}, "published .*--study cnn-benchmarks --into FOLDER"),
-        ({"study": "cnn-benchmarks", "charts": "svg"}, "published .*--study cnn-benchmarks --into FOLDER"),
         ({"study": "cnn-benchmarks", "only": ["model=lenet"]}, "lenet|no row"),
     ],
 )

@@ -13,62 +13,49 @@ from profiler.stats.samples import PERCENTILE_NEEDS
 
 TEXT, COUNT, MEASURE = pl.String(), pl.Int64(), pl.Float64()
 
-DESIGN = """
-run_id case_id suite model engine variant pass precision batch_size device replicate options status reason reference
-clock latency_ms latency_mean_ms latency_min_ms latency_p90_ms latency_p95_ms latency_p99_ms latency_ci_low_ms
-latency_ci_high_ms samples stop_reason
-gpu_ms enqueue_ms host_ms h2d_ms d2h_ms forward_ms backward_ms step_ms throughput
-peak_memory_mib context_mib weights_mib activations_mib other_mib host_peak_mib torch_allocated_mib torch_reserved_mib
+AGREED = """
+run_id case_id suite model engine variant pass precision batch_size device replicate model_kind network setting shape
+is_base reference_model optimizer head dropout input_gradient options calibrated
+status reason log graph reference
+clock latency_ms latency_low_ms latency_high_ms latency_mean_ms latency_min_ms latency_p90_ms latency_p95_ms
+latency_p99_ms latency_spread latency_spread_free samples stop_reason
+gpu_ms gpu_low_ms gpu_high_ms gpu_spread gpu_spread_free enqueue_ms host_ms h2d_ms d2h_ms
+forward_ms forward_low_ms forward_high_ms backward_ms backward_low_ms backward_high_ms step_ms step_low_ms
+step_high_ms grad_input_ms grad_input_low_ms grad_input_high_ms grad_weight_ms grad_weight_low_ms grad_weight_high_ms
+gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad_input_ms gpu_grad_weight_ms
+throughput throughput_low throughput_high
+peak_memory_mib context_mib weights_mib gradients_mib optimizer_mib activations_mib other_mib slack_mib library_mib
+baseline_mib host_peak_mib set_up_peak_mib torch_allocated_mib torch_reserved_mib
 export_s build_s load_s first_run_s
-rel_l2_error max_abs_error top1_agreement
-flops_per_item tflops fraction_of_peak floor_ms
+rel_l2_error rel_l2_error_high error_items max_abs_error top1_agreement loss_error gradient_error
+flops_per_item moved_mib tflops fraction_of_peak floor_ms
 energy_mj_per_item power_w sm_clock_mhz temperature_c throttled
-proof warnings
-gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
+proof disturbance warnings
+machine cloud instance usd_per_hour
+usd_per_million_items items_per_usd
+gpu host
+cuda driver cudnn python torch_version onnxruntime_version tensorrt_version openvino_version jax_version
 """
-AGREED = DESIGN.split()
-SINCE = """
-slack_mib library_mib
-model_kind extra setting role is_base optimizer head dropout input_gradient
-grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad_input_ms gpu_grad_weight_ms
-gradients_mib optimizer_mib loss_error gradient_error
-machine cloud instance usd_per_hour usd_per_million_items items_per_usd
-"""
-NAMED = ["network", "reference_model", "shape", "openvino_version", "jax_version", "python"]
-ADDED = [
-    *SINCE.split(),
-    "moved_mib",
-    "baseline_mib",
-    "set_up_peak_mib",
-    "disturbance",
-    "calibrated",
-    "log",
-    "graph",
-    "first_call_ms",
-    *NAMED,
-]
-"""Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share;
-names and versions."""
-
 TEXTS = """
-run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof
-gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
-model_kind extra setting role optimizer head machine cloud instance log graph
+run_id case_id suite model engine variant pass precision device model_kind network setting shape reference_model
+optimizer head options status reason log graph reference clock stop_reason proof machine cloud instance gpu host
+cuda driver cudnn python torch_version onnxruntime_version tensorrt_version openvino_version jax_version
 """
 NOT_MEASURES = {
-    **dict.fromkeys([*TEXTS.split(), *NAMED], TEXT),
-    **dict.fromkeys(("batch_size", "replicate", "samples"), COUNT),
+    **dict.fromkeys(TEXTS.split(), TEXT),
+    **dict.fromkeys(("batch_size", "replicate", "samples", "error_items"), COUNT),
     **dict.fromkeys(("throttled", "dropout", "input_gradient", "is_base", "calibrated"), pl.Boolean()),
     "warnings": pl.List(pl.String()),
 }
+WITHOUT_UNIT = """
+throughput throughput_low throughput_high rel_l2_error rel_l2_error_high max_abs_error top1_agreement loss_error
+gradient_error fraction_of_peak tflops disturbance latency_spread latency_spread_free gpu_spread gpu_spread_free
+"""
+UNITS = {"ms": "_ms", "MiB": "_mib", "s": "_s", "W": "_w", "MHz": "_mhz", "°C": "_c", "error": "_error"}
 
 
-def test_results_has_the_agreed_columns_in_their_order():
-    assert [column for column in RESULTS if column not in ADDED] == AGREED
-    assert set(ADDED) < set(RESULTS)
-
-
-def test_results_has_the_agreed_types():
+def test_results_has_the_agreed_columns_and_types_in_their_order():
+    assert list(RESULTS) == AGREED.split()
     assert {column: NOT_MEASURES.get(column, MEASURE) for column in RESULTS} == RESULTS
 
 
@@ -84,17 +71,13 @@ def test_layers_has_the_agreed_columns_and_types():
 
 
 def test_a_measures_unit_stands_in_its_name():
-    ratios = {"throughput", "rel_l2_error", "max_abs_error", "top1_agreement", "fraction_of_peak", "tflops"}
-    ratios |= {"loss_error", "gradient_error", "disturbance"}
-    units = ("_ms", "_mib", "_s", "_w", "_mhz", "_c", "_per_item", "_per_usd", "_per_hour", "_per_million_items")
-    measures = {column for column, kind in RESULTS.items() if kind == MEASURE}
-    assert [column for column in measures - ratios if not column.endswith(units)] == []
-
-
-def test_the_unit_in_a_name_is_the_units_own():
-    units = {"ms": "_ms", "MiB": "_mib", "s": "_s", "W": "_w", "MHz": "_mhz", "°C": "_c", "error": "_error"}
-    assert [c.name for c in COLUMNS.values() if c.unit in units and not c.name.endswith(units[c.unit])] == []
-    assert [c.name for c in COLUMNS.values() if c.type == MEASURE and not (c.unit and c.heading)] == []
+    units = (*UNITS.values(), "_per_item", "_per_usd", "_per_hour", "_per_million_items")
+    measures = [column for column, kind in RESULTS.items() if kind == MEASURE]
+    assert [column for column in measures if not column.endswith(units) and column not in WITHOUT_UNIT.split()] == []
+    named = [(c.name.removesuffix("_high"), c.unit) for c in COLUMNS.values()]
+    assert [name for name, unit in named if unit in UNITS and not name.endswith(UNITS[unit])] == []
+    measured = [c for c in COLUMNS.values() if c.type == MEASURE and not c.name.endswith("_free")]
+    assert [c.name for c in measured if not (c.unit and c.heading)] == []
 
 
 def test_the_page_has_the_table_of_the_columns():
@@ -110,7 +93,8 @@ def test_the_page_has_the_table_of_the_columns():
 
 
 def test_columns_are_chosen_by_group_and_by_how_far_they_reach():
-    assert columns.names(Group.THROUGHPUT, Group.COST) == ["throughput", "usd_per_million_items", "items_per_usd"]
+    costs = ["usd_per_million_items", "items_per_usd"]
+    assert columns.names(Group.THROUGHPUT, Group.COST) == ["throughput", "throughput_low", "throughput_high", *costs]
     assert columns.names(Group.PARTS, shown=Shown.TERMINAL) == ["forward_ms", "backward_ms", "step_ms"]
     assert "other_mib" not in columns.names(Group.MEMORY, shown=Shown.REPORT)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 
-from profiler.results.columns import RESULTS
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.reading import with_all_columns
 
 GFLOP = 1e9
 
@@ -41,7 +40,7 @@ def failed(variant: str, status: str, reason: str, pass_: str = "training", **mo
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
+    return handmade.frame(cases)
 
 
 def rows(*cases: dict[str, Any]) -> list[dict[str, Any]]:
@@ -168,11 +167,10 @@ def test_sum_is_blank_where_a_layer_is_missing_and_another_precision_is_not_conc
     assert [row["layer"] for row in found if row["precision"] == "tf32"] == ["L1", "L2", ALL_LAYERS]
 
 
-def test_a_disturbed_pass_and_the_best_that_was_picked_of_one_say_so() -> None:
-    cases = [trained("eager", 1.0, 3.0, 5.0, warnings=["disturbed: a"]), trained("compiled", 2.0, 2.0, 4.0)]
-    assert [row["disturbed"] for row in rows(*cases)] == ["disturbed", None]
-    assert [row["disturbed"] for row in best(*cases)] == ["disturbed", "disturbed"], "its forward pass, and the sums"
-    cases[0] |= {"forward_ms": 2.5}
-    assert [row["disturbed"] for row in best(*cases)] == [None, None]
-    (row,) = rows(inferred("ort", 4.0, warnings=["inconsistent: a"]))
-    assert row["disturbed"] == "inconsistent"
+def test_a_total_has_the_interval_of_its_clock_and_a_best_that_of_the_widest() -> None:
+    ends = {"latency_low_ms": 8.1, "latency_high_ms": 10.8}
+    cases = [trained("eager", 1.0, 3.0, 5.0, **ends), trained("compiled", 2.0, 2.0, 4.0)]
+    first = rows(*cases)[0]
+    assert (first["low_ms"], first["high_ms"]) == pytest.approx((8.1, 10.8))
+    (one, _) = best(*cases)
+    assert (one["low_ms"], one["high_ms"]) == pytest.approx((0.9 * one["total_ms"], 1.2 * one["total_ms"]))

@@ -77,7 +77,6 @@ def test_modules_are_named_by_what_they_have_in_common(layers: list[dict[str, An
 def test_where_no_layers_are_called_by_modules_none_are_named() -> None:
     assert not ORT.names_modules
     assert {group.modules for group in groups([ORT])} == {""}
-    assert not Profiled({"engine": "of-an-older-version", "variant": "x"}, []).names_modules
 
 
 def test_nodes_go_without_the_exporters_prefix() -> None:

@@ -1,4 +1,4 @@
-"""Runs are found by folder, pattern and address, read whatever their age, and what cannot be read is said."""
+"""Runs are found by folder, pattern and address, and what cannot be read is said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from object_store import bucket
 from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.reading import read_runs, with_all_columns
+from profiler.results.reading import read_runs
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -73,37 +73,17 @@ def test_load_gives_results_and_samples(results: Path) -> None:
     assert (rows.collect().height, samples.collect().height) == (2, 6)
 
 
-@pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_a_run_older_than_a_column_has_null_in_it(name: str, tmp_path: Path) -> None:
-    newer = ["extra", "gradients_mib", "moved_mib", "usd_per_hour"]
-    for file in ("results", "samples"):
-        frame = pl.read_parquet(GOLDEN / name / f"{file}.parquet")
-        frame.drop(newer, strict=False).write_parquet(tmp_path / f"{file}.parquet")
-    runs = read_runs([tmp_path])
-    assert dict(runs.results.collect_schema()) == RESULTS
-    found = runs.results.collect()
-    assert [column for column in newer if found[column].null_count() != found.height] == []
-    assert found["latency_ms"].null_count() == 0
-    assert dict(runs.samples.collect_schema()) == SAMPLES
-
-
-def test_columns_of_a_newer_version_are_left_out_and_types_are_put_right(results: Path) -> None:
+def test_columns_that_are_not_declared_are_left_out(results: Path) -> None:
     path = results / "second" / "results.parquet"
-    odd = pl.read_parquet(path).with_columns(
-        pl.lit(1).alias("of_the_future"), pl.lit(16, pl.Int32).alias("batch_size"), pl.lit(None).alias("extra")
-    )
-    odd.write_parquet(path)
-    found = read_runs([f"{results}/*"]).results
-    assert dict(found.collect_schema()) == RESULTS
-    assert found.collect()["batch_size"].to_list() == [1, 16]
+    pl.read_parquet(path).with_columns(pl.lit(1).alias("of_mine")).write_parquet(path)
+    assert dict(read_runs([f"{results}/*"]).results.collect_schema()) == RESULTS
 
 
-def test_an_older_row_has_the_machine_that_it_would_have_now(tmp_path: Path) -> None:
-    write_run(tmp_path / "gpu", gpu="NVIDIA H200", environment={"cpu": "Xeon"})
-    write_run(tmp_path / "cpu", environment={"cpu": "Xeon", "gpu": None})
-    write_run(tmp_path / "told", machine="mine", gpu="NVIDIA H200")
-    rows = read_runs([f"{tmp_path}/*"]).results.collect()
-    assert dict(rows.select("run_id", "machine").iter_rows()) == {"cpu": "Xeon", "gpu": "NVIDIA H200", "told": "mine"}
+def test_a_table_that_lacks_a_column_is_refused(results: Path) -> None:
+    path = results / "second" / "results.parquet"
+    pl.read_parquet(path).drop("setting").write_parquet(path)
+    with pytest.raises(ConfigError, match=r"second/results\.parquet: .*no column setting"):
+        read_runs([f"{results}/*"])
 
 
 def test_environments_are_given_by_run_id(results: Path) -> None:
@@ -273,52 +253,3 @@ def test_an_object_store_without_environment_is_read_all_the_same(store: str, re
 def test_an_address_that_holds_nothing_is_a_config_error(store: str, address: str) -> None:
     with pytest.raises(ConfigError, match=r"s3://.*/results/missing.*cannot be read"):
         read_runs([f"{store}{address}"])
-
-
-def test_an_older_row_has_the_identity_that_it_would_have_now() -> None:
-    old = {
-        "optimizer=sgd/head=logits": ("optimizer=sgd/head=logits", "cell", True),
-        "optimizer=sgd/sweep=batch": ("optimizer=sgd", "sweep", True),
-        "sweep=batch": ("", "sweep", True),
-        "probe=largest": ("", "probe", False),
-        None: ("", "cell", True),
-    }
-    rows = [{"variant": "eager", "precision": "fp32", "extra": extra} for extra in old]
-    found = with_all_columns(pl.DataFrame(rows, schema=RESULTS))
-    assert found.select("setting", "role", "is_base").rows() == list(old.values())
-    rows = [
-        {"variant": variant, "precision": precision} for variant in ("eager", "ort") for precision in ("fp16", "native")
-    ]
-    assert with_all_columns(pl.DataFrame(rows, schema=RESULTS))["is_base"].to_list() == [False, False, False, True]
-
-
-def test_what_a_row_has_of_its_identity_is_kept() -> None:
-    row = {"variant": "mine", "precision": "fp32", "setting": "a=b", "role": "cell", "is_base": True}
-    assert with_all_columns(pl.DataFrame([row], schema=RESULTS)).select("setting", "role", "is_base").row(0) == (
-        "a=b",
-        "cell",
-        True,
-    )
-
-
-def test_an_older_int8_row_tells_by_its_warnings_on_what_it_was_calibrated() -> None:
-    seeded = "calibration: seeded data, so accuracy says nothing"
-    old = {
-        ("int8", "{}", (seeded,)): False,
-        ("int8", "{}", ("drift: 3 %", seeded)): False,
-        ("int8", "{}", ()): True,
-        # Without a proof it was not checked, which is when it is warned of.
-        ("int8", None, ()): None,
-        ("fp16", "{}", ()): None,
-    }
-    rows = [{"precision": precision, "proof": proof, "warnings": list(texts)} for precision, proof, texts in old]
-    assert with_all_columns(pl.DataFrame(rows, schema=RESULTS))["calibrated"].to_list() == list(old.values())
-    now = [{"precision": "int8", "proof": "{}", "warnings": [seeded], "calibrated": known} for known in (True, False)]
-    assert with_all_columns(pl.DataFrame(now, schema=RESULTS))["calibrated"].to_list() == [True, False]
-
-
-def test_a_share_above_the_peak_that_an_older_run_recorded_is_left_out(tmp_path: Path) -> None:
-    for name, share in {"above": 2.46, "at": 1.0, "below": 0.8}.items():
-        write_run(tmp_path / name, fraction_of_peak=share)
-    rows = read_runs([f"{tmp_path}/*"]).results.collect()
-    assert dict(rows.select("run_id", "fraction_of_peak").iter_rows()) == {"above": None, "at": 1.0, "below": 0.8}

@@ -159,12 +159,9 @@ def test_the_fastest_clock_counts() -> None:
 
 def test_time_below_the_floor_is_warned_of() -> None:
     assert str(Excess(1.93, (2.31, "arithmetic")).warning()) == (
-        "below-floor: 1.20× faster than this machine's measured peak allows (1.93 ms, at least 2.31 ms); "
-        "convolutions by Winograd need fewer multiplications"
+        "below-floor: 1.20× faster than the measured peak allows (1.93 ms, at least 2.31 ms)"
     )
-    text = Excess(1.93, (2.31, "memory")).warning().text
-    assert "this machine's measured bandwidth allows" in text
-    assert "Winograd" not in text
+    assert "the measured bandwidth allows" in Excess(1.93, (2.31, "memory")).warning().text
 
 
 @pytest.mark.parametrize("lowest", [(2.5, "arithmetic"), (2.5, "memory")])
@@ -172,12 +169,8 @@ def test_time_below_the_floor_is_warned_of() -> None:
 def test_time_far_below_the_floor_is_impossible(fastest: float, fails: bool, lowest: Floor) -> None:
     over = Excess(fastest, lowest)
     assert over.is_impossible == fails
-    assert ("measured again" in over.warning().text) == fails, "which the user can have done"
-    wrong = over.rejection()
-    assert f"({fastest:g} ms, at least 2.5 ms)" in wrong
-    assert ("measured peak allows" if lowest[1] == "arithmetic" else "measured bandwidth allows") in wrong
-    assert wrong.startswith("rejected: ")
-    assert ("Winograd" in wrong) == (lowest[1] == "arithmetic")
+    assert over.rejection().startswith("rejected: ")
+    assert f"({fastest:g} ms, at least 2.5 ms)" in over.rejection()
 
 
 def test_large_times_have_no_exponents() -> None:
@@ -200,7 +193,7 @@ def test_convolution_alone_may_go_by_fourier_transforms() -> None:
 def test_a_row_raises_the_roof_to_what_it_reached_and_is_at_it() -> None:
     fast, slow = measured(20.0), measured(100.0)
     roofs = raised(LOW, [fast, slow])
-    assert roofs == {**LOW, "fp32_tflops": pytest.approx(0.05)}
+    assert roofs == {**LOW, "fp32_tflops": pytest.approx(0.05), "bf16_tflops": pytest.approx(0.05)}
     assert share(fast, roofs) == 1.0
     assert share(slow, roofs) == pytest.approx(0.2)
     assert placed(*fast, roofs).figures["floor_ms"] == pytest.approx(20.0)
@@ -264,22 +257,12 @@ def test_a_convolution_alone_whose_multiplications_can_be_saved_raises_nothing()
     assert raised(LOW, [measured(20.0, of=case(layer=Linear(64, 64)))])["fp32_tflops"] == pytest.approx(0.05)
 
 
-def test_what_an_older_version_found_is_found_again() -> None:
-    of, result = measured(20.0, warnings=[Warning("below-floor", "2.46× faster"), Warning("drift", "slower")])
-    result.figures |= {"fraction_of_peak": 2.46, "floor_ms": 49.2, "tflops": 0.05}
-    found = placed(of, result, raised(LOW, [(of, result)]))
-    assert (found.figures["fraction_of_peak"], found.figures["floor_ms"]) == (1.0, pytest.approx(20.0))
-    assert [warning.kind for warning in found.warnings] == ["drift"]
-
-
-def test_tables_follow_from_the_roofs_at_the_end(tmp_path: Path) -> None:
-    """Whatever the roofs were when a row was measured."""
+def test_tables_go_by_the_roofs_that_rows_raised(tmp_path: Path) -> None:
     first, second = measured(100.0), measured(20.0, of=case(name="other"))
     run = RunFolder.create(tmp_path)
     for _, result in (first, second):
         run.append(result)
-    roofs = raised(LOW, [first, second])
-    rows, _ = run.write_parquet("suite", [first[0], second[0]], {"roofs": roofs})
+    rows, _ = run.write_parquet("suite", [first[0], second[0]], {"roofs": LOW})
     assert rows["fraction_of_peak"].to_list() == [pytest.approx(0.2), 1.0]
     assert rows["floor_ms"].to_list() == [pytest.approx(20.0)] * 2
     rows, _ = run.write_parquet("suite", [first[0], second[0]], {})

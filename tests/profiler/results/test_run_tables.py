@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 from handmade import row, run
 
-from profiler.results import run_tables, speedups
+from profiler.results import run_tables
+from profiler.results.cells import cells
 from profiler.results.reading import load
 
 
@@ -21,7 +22,7 @@ def written(tmp_path: Path) -> Path:
         row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
         row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
     )
-    run_tables.write_tables(tmp_path / "tables", frames[0], speedups.summary(*frames))
+    run_tables.write_tables(tmp_path / "tables", frames[0], cells(frames[0]))
     return tmp_path / "tables"
 
 
@@ -36,12 +37,14 @@ def test_csv_reads_back_with_all_digits(written):
     assert latency["warnings"].to_list()[0] == "outliers: 3; host-bound: a; b"
     assert pl.read_csv(written / "memory.csv")["peak_memory_mib"].to_list() == [None, 123.4]
     speedup = pl.read_csv(written / "speedup.csv")
-    assert speedup["speedup"].to_list() == pytest.approx([1.0, 6.123456789 / 3])
-    assert speedup["warnings"].to_list()[0] == "outliers; host-bound"
+    assert speedup["factor"].to_list() == pytest.approx([1.0, 6.123456789 / 3])
+    assert (speedup["factor_low"] <= speedup["factor"]).all() and (speedup["factor"] <= speedup["factor_high"]).all()
+    assert speedup.select("base", "verdict").rows() == [("eager fp32", None), ("eager fp32", "faster")]
+    assert speedup["footnotes"].to_list()[0] == "outliers; host-bound"
     assert pl.read_csv(written / "not-measured.csv")["status"].to_list() == ["unsupported", "failed"]
 
 
-def cells(path: Path) -> list[list[str]]:
+def parts(path: Path) -> list[list[str]]:
     """The Markdown's rows, its ruler left out."""
     rows = [text for text in path.read_text().splitlines() if text]
     return [
@@ -53,7 +56,7 @@ def cells(path: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize(("name", "rows"), [("latency", 2), ("memory", 2), ("speedup", 2), ("not-measured", 2)])
 def test_markdown_has_one_line_a_row_and_as_many_cells_as_the_head(written, name, rows):
-    head, *body = cells(written / f"{name}.md")
+    head, *body = parts(written / f"{name}.md")
     assert head == pl.read_csv(written / f"{name}.csv").columns
     assert len(body) == rows
     assert {len(one) for one in body} == {len(head)}
@@ -61,14 +64,13 @@ def test_markdown_has_one_line_a_row_and_as_many_cells_as_the_head(written, name
 
 def test_layers_and_batch_sweeps_have_tables_of_their_own(tmp_path):
     layer = row("eager", model="L1", model_kind="layer", **{"pass": "training"}, forward_ms=1.0, machine="here")
-    sweep = [row("eager", case_id=f"s{b}", batch_size=b, extra="sweep=batch", machine="here") for b in (1, 2)]
-    results, samples = run(layer, *sweep)
-    run_tables.write_tables(tmp_path, results, speedups.summary(results, samples))
+    sweep = [row("eager", case_id=f"s{b}", batch_size=b, machine="here") for b in (1, 2, 4)]
+    results, _ = run(layer, *sweep)
+    run_tables.write_tables(tmp_path, results, cells(results))
     assert pl.read_csv(tmp_path / "layer-passes.csv")["layer"].to_list() == ["L1"]
     assert (tmp_path / "best-per-layer.md").is_file()
-    assert pl.read_csv(tmp_path / "minibatch.csv")["batch_size"].to_list() == [1, 2]
+    assert pl.read_csv(tmp_path / "minibatch.csv")["batch_size"].to_list() == [1, 2, 4]
     assert (tmp_path / "minibatch-knees.csv").is_file()
-    assert (tmp_path / "largest-batch.csv").is_file()
 
 
 def test_markdown_cuts_nothing_off(written):
@@ -78,21 +80,20 @@ def test_markdown_cuts_nothing_off(written):
 
 
 def test_markdown_shows_a_small_error_as_what_it_is(written):
-    head, _, ort = cells(written / "latency.md")
+    head, _, ort = parts(written / "latency.md")
     assert float(ort[head.index("rel_l2_error")]) == pytest.approx(3.2e-7, rel=0.01)
 
 
 def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
-    results, samples = run(row("ort", ms=None, reason="no"))
-    run_tables.write_tables(tmp_path / "tables", results, speedups.summary(results, samples))
+    results, _ = run(row("ort", ms=None, reason="no"))
+    run_tables.write_tables(tmp_path / "tables", results, cells(results))
     assert pl.read_csv(tmp_path / "tables" / "latency.csv").height == 0
     assert pl.read_csv(tmp_path / "tables" / "not-measured.csv").height == 1
 
 
 def test_no_name_breaks_out_of_a_cell_of_markdown(hostile_run, tmp_path):
-    results, samples = (frame.collect() for frame in load(hostile_run))
-    lines = speedups.summary(results, samples)
-    run_tables.write_tables(tmp_path, results, lines)
+    results = load(hostile_run)[0].collect()
+    run_tables.write_tables(tmp_path, results, cells(results))
     for path in tmp_path.glob("*.md"):
         rows = path.read_text().splitlines()
         assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows}) == 1, path.name

@@ -1,4 +1,4 @@
-"""What set-up takes, once and at every start, and when it has paid off."""
+"""What set-up takes, once and at every start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from profiler.results.columns import RESULTS
-from profiler.results.set_up import break_even, parts_of, set_up
+from profiler.results.set_up import parts_of, set_up
 
 ALL = {"export_s": 2.0, "build_s": 40.0, "load_s": 1.0, "first_run_s": 0.5}
 
@@ -35,22 +35,3 @@ def test_the_parts_of_both_are_all_there_are() -> None:
     for compiles in (True, False):
         assert {*parts_of("once_s", compiles), *parts_of("start_s", compiles)} == set(ALL)
         assert ("build_s" in parts_of("start_s", compiles)) is compiles
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "items"),
-    [
-        ((44.0, 0.001), (3.0, 0.00125), 164_000),
-        ((3.0, 0.001), (3.0, 0.002), 0),
-        ((1.0, 0.001), (3.0, 0.002), 0),
-        ((1.0, 0.002), (3.0, 0.002), None),
-        ((1.0, 0.003), (3.0, 0.002), None),
-        ((None, 0.001), (3.0, 0.002), None),
-        ((1.0, 0.001), (3.0, None), None),
-    ],
-)
-def test_what_takes_longer_pays_off_where_an_item_takes_less(
-    own: tuple[float | None, float | None], other: tuple[float | None, float | None], items: float | None
-) -> None:
-    found = break_even(*own, *other)
-    assert found == (None if items is None else pytest.approx(items))

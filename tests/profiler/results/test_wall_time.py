@@ -45,8 +45,8 @@ def test_a_span_is_counted_even_where_it_was_left_by_an_interrupt(monkeypatch) -
 def test_the_sentence_adds_up_measuring_building_and_the_rest() -> None:
     text = describe({"measure": 50.0, "prepare": 25.0, "build": 20.0, "energy": 4.8, "write": 0.2})
     assert text == "Took 1 min 40 s (measuring 55 %, building 20 %, other 25 %: weights, references and exports 25 %)"
-    text = describe({"measure": 26.0, "rest": 4.0, "load": 16.0, "first calls": 30.0, "fork": 2.0})
-    assert text == "Took 1 min 18 s (measuring 33 %, other 67 %: first calls 38 %, loading 21 %)"
+    text = describe({"measure": 26.0, "rest": 4.0, "load": 16.0, "profile": 30.0, "fork": 2.0})
+    assert text == "Took 1 min 18 s (measuring 33 %, other 67 %: timing layers 38 %, loading 21 %)"
 
 
 def test_a_run_without_a_case_has_a_sentence_too() -> None:

@@ -11,13 +11,13 @@ import pytest
 from engines.base import Warning
 from profiler.results import warning_kinds
 from profiler.results.columns import kind_of_warning
-from profiler.results.warning_kinds import KINDS, carried_by_all, disturbed, is_measured_again, was_disturbed
+from profiler.results.warning_kinds import KINDS, is_due
 
 OUTLIERS = Warning("outliers", "7 of 40: far from the median")
 
 
-def test_every_kind_is_declared_whole_with_a_mark_of_its_own():
-    assert all(kind.meaning for kind in KINDS.values())
+def test_every_kind_is_declared_whole_with_a_mark_of_its_own_and_a_short_footnote():
+    assert all(0 < len(kind.meaning.split()) <= 15 for kind in KINDS.values())
     marks = [kind.mark for kind in KINDS.values()]
     assert [mark for mark in marks if len(mark) != 1] == []
     assert len(set(marks)) == len(marks)
@@ -41,17 +41,10 @@ def test_a_warning_reads_back_what_it_wrote():
     assert pl.select(kind_of_warning(pl.lit(str(OUTLIERS)))).item() == OUTLIERS.kind
 
 
-def test_a_kind_that_is_not_declared_is_refused_and_one_of_another_version_understood():
+def test_a_kind_that_is_not_declared_is_refused():
     warning_kinds.check([OUTLIERS])
     with pytest.raises(KeyError, match="no kind of warning is called 'moonlight'"):
         warning_kinds.check([OUTLIERS, Warning("moonlight", "it was bright")])
-    assert warning_kinds.meaning("moonlight", otherwise="it was bright") == "it was bright"
-
-
-def test_the_kinds_that_make_a_figure_doubtful():
-    assert set(warning_kinds.doubting("memory")) == {"built-here", "host-peak"}
-    assert {"drift", "throttled"} < set(warning_kinds.doubting("latency"))
-    assert {"inaccurate", "inaccurate-gradients", "unchecked-gradients"} < set(warning_kinds.doubting("error"))
 
 
 def made_in_the_sources() -> set[str]:
@@ -70,32 +63,12 @@ def test_every_kind_is_made_somewhere_and_every_warning_is_of_a_declared_kind():
     assert made_in_the_sources() == set(KINDS)
 
 
-def test_what_was_disturbed_is_measured_again_by_a_resumed_run_once():
-    slow, again = Warning("throttled", "hw-slowdown"), Warning("remeasured", "first taken while the card slowed down")
-    assert is_measured_again([OUTLIERS, slow])
-    assert not is_measured_again([slow, again])
-    assert not is_measured_again([OUTLIERS, Warning("moonlight", "it was bright")])
-
-
-def test_what_was_measured_again_says_what_disturbed_the_first_take():
-    slow = Warning("throttled", "hw-slowdown")
-    assert warning_kinds.first_taken([OUTLIERS, slow, slow]) == "while the card slowed down"
-
-
-def test_what_every_row_carries_needs_to_be_said_only_once():
-    assert carried_by_all([["drift", "outliers"], ["outliers"], ["outliers", "unsteady"]]) == {"outliers"}
-    assert carried_by_all([["drift"], []]) == frozenset()
-    assert carried_by_all([["drift"]]) == frozenset(), "one row says it once"
-    assert carried_by_all([["<script>"], ["<script>"]]) == frozenset(), "no kind of this version"
-    assert carried_by_all([]) == frozenset()
-
-
-def test_disturbed_is_not_said_to_be_disturbed_twice():
-    assert was_disturbed(["drift", "disturbed"]) == "was disturbed"
-    assert was_disturbed(["disturbed", "inconsistent"]) == "was disturbed and inconsistent"
-
-
-def test_rows_that_were_disturbed_alike_are_named_together():
-    named = [("a", ["disturbed"]), ("b", ["inconsistent"]), ("c", ["disturbed"]), ("a", ["disturbed"])]
-    assert disturbed(named) == "a and c were disturbed and b was inconsistent"
-    assert disturbed([]) == ""
+def test_what_was_disturbed_is_measured_again_once():
+    slow, again = (
+        Warning("throttled", "hw-slowdown"),
+        Warning("remeasured", "the first take was throttled: hw-slowdown"),
+    )
+    assert is_due([OUTLIERS, slow])
+    assert not is_due([slow, again])
+    assert not is_due([OUTLIERS, Warning("moonlight", "it was bright")])
+    assert warning_kinds.retaken([OUTLIERS, slow, again]) == [slow]

@@ -51,13 +51,15 @@ def test_a_take_says_what_disturbed_the_first_one_though_others_were_between() -
     assert counted == [True, True, False, True]
     last = take(0.0, doubtful=False)
     assert takes.add(last)
-    assert [str(warning) for warning in last.warnings] == ["remeasured: first taken while other processes took 0.48"]
-    assert not takes.disturbed
+    assert [str(warning) for warning in last.warnings] == [
+        "remeasured: the first take was disturbed: other processes took 0.48"
+    ]
+    assert not takes.doubtful
 
 
 def test_what_a_resumed_run_measures_a_third_time_replaces_only_what_was_disturbed_more() -> None:
     second = take(0.3)
-    second.warnings.append(Warning("remeasured", "first taken while other processes took 0.5"))
+    second.warnings.append(Warning("remeasured", "the first take was disturbed: other processes took 0.5"))
     takes = Takes({ID: second}, share=1.0)
     assert not takes.add(take(0.4))
     assert takes.add(take(0.0, doubtful=False))
@@ -67,7 +69,7 @@ def test_what_a_resumed_run_measures_a_third_time_replaces_only_what_was_disturb
 def test_what_failed_is_not_measured_again_though_it_was_disturbed(status: Status) -> None:
     takes = Takes({}, share=1.0)
     assert takes.add(take(0.5, status))
-    assert not takes.disturbed
+    assert not takes.doubtful
 
 
 def test_after_two_takes_in_vain_no_case_is_due() -> None:
@@ -88,7 +90,7 @@ def test_a_resumed_run_measures_a_disturbed_case_again_once_whatever_the_time() 
     assert takes.is_due(ID)
     takes.add(replace(take(0.8), phases={"measure": 1.0}))
     takes.share = 9.0
-    assert takes.disturbed == {ID}
+    assert set(takes.doubtful) == {ID}
     assert not takes.is_due(ID)
 
 
@@ -96,7 +98,7 @@ def test_a_long_run_keeps_no_samples_of_what_was_disturbed() -> None:
     takes = Takes({}, share=1.0)
     result = take(0.4)
     takes.add(result)
-    assert takes.disturbed == {ID}
+    assert set(takes.doubtful) == {ID}
     assert not any(each.samples for kept in (takes._counted, takes._first) for each in kept.values())
     assert result.samples == {"host": [1.0]}
 

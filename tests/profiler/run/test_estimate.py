@@ -11,8 +11,7 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
-from profiler.job.config import Config
-from profiler.job.plan import estimate_seconds, make_plan
+from profiler.job.plan import estimate_seconds
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.run.estimate import Basis, Estimate, Estimates
@@ -62,6 +61,17 @@ def test_sampling_takes_as_much_longer_as_the_budget_is(tmp_path: Path, seconds:
     """And a second at least: 1.5 s of the 4.5 were other phases."""
     earlier(tmp_path, "run", result(case()), seconds=3.0)
     assert estimates(tmp_path, seconds).of(case()) == Estimate(pytest.approx(expected), Basis.EARLIER)
+
+
+@pytest.mark.parametrize(("fewest", "expected"), [(5, 4.5), (30, 4.5), (100, 11.5)])
+def test_more_samples_take_longer_than_the_seconds_of_an_earlier_run(
+    tmp_path: Path, fewest: int, expected: float
+) -> None:
+    """Of calls of 100 ms: 100 of them take 10 s in place of the 3 s that were sampled."""
+    calls = Result(case().id, "ok", clock="host", samples={"host": [90.0, 100.0, 110.0]}, phases=dict(PHASES))
+    earlier(tmp_path, "run", calls, seconds=3.0)
+    made = Estimates(tmp_path, HERE, Budget(seconds=3.0, min_samples=fewest))
+    assert made.of(case()) == Estimate(pytest.approx(expected), Basis.EARLIER)
 
 
 @pytest.mark.parametrize(("factory", "item"), [("tst:make", (3, 64, 64)), ("unet:make", (3, 128, 128))])
@@ -118,18 +128,6 @@ def test_a_run_is_more_than_its_cases(tmp_path: Path) -> None:
     assert made.total([case("vgg16"), case("resnet18")]) == pytest.approx(1.0 + 1.0 + 20.0 + 3.0)
     guessed = estimate_seconds(case(variant="new"), Budget())
     assert made.total([case(), case(variant="new")]) == pytest.approx(1.0 + guessed + 10.0 + 3.0)
-
-
-def test_first_calls_at_new_shapes_count_as_in_the_run_before_or_by_a_guess(tmp_path: Path) -> None:
-    model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8]}}
-    four, eight = make_plan(Config.model_validate({"models": [model], "engines": [{"name": "eager"}]}), "cpu")
-    measuring = 2 * estimate_seconds(four, Budget())
-    assert estimates(tmp_path).total([four]) == measuring / 2
-    guessed = estimates(tmp_path).total([four, eight]) - measuring
-    assert guessed == 2 * estimate_seconds(four, Budget(seconds=0.0, min_samples=1))
-    earlier(tmp_path, "run", result(four), result(eight), wall_seconds={"first calls": 50.0})
-    assert estimates(tmp_path).total([four, eight]) == pytest.approx(4.5 + 4.5 + 50.0)
-    assert estimates(tmp_path).total([four]) == pytest.approx(4.5)
 
 
 def test_the_words_say_how_many_cases_are_known(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from runs import Profiler
 
 NETS = """
@@ -60,7 +61,8 @@ def test_the_graph_alone_is_asked_for_and_fp32_is_made_on_the_way(rows: dict[str
     row = rows["seeded/ort"]
     assert (row["status"], row["reason"]) == ("ok", None)
     assert json.loads(row["proof"])["compute_types"] == {"int8": 2}
-    assert 1e-4 < row["rel_l2_error"] < 0.1
+    # Without VNNI two products of 8 bits are added in 16, which end at 32,767.
+    assert 1e-4 < row["rel_l2_error"] < (0.1 if torch.cpu._is_vnni_supported() else 0.4)
     assert row["export_s"] > 0
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
-from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.case import Budget, Case, CaseId
 from profiler.job.config import LargestBatch
-from profiler.job.plan import probe_of, probes_among, searched
+from profiler.job.plan import searched
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
 from profiler.results.result import Result
@@ -127,7 +127,7 @@ def with_short_indices(device: Device, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("resolution", [1e-9, 0.01, 0.05, 0.3])
 def test_on_a_line_the_boundary_is_found_in_a_handful_of_probes(resolution: float) -> None:
-    """Measured: 4.2 on average and 7 at most, at any resolution; the first is the sweep's largest batch again."""
+    """Measured: 4.2 on average and 7 at most, at any resolution; the first is the largest case's batch again."""
     found = counts(resolution, as_it_is)
     assert mean(found) < 4.5
     assert max(found) <= 7
@@ -209,29 +209,24 @@ def test_memory_is_predicted_along_the_line_and_overestimated_from_a_single_batc
 
 
 def case(batch: int, model: str = "alexnet", **other: Any) -> Case:
-    """A batch of a sweep."""
-    one = Case(model, "eager", "eager", "inference", "fp32", batch, "cpu", 0, ModelSource(model), role=Role.SWEEP)
+    one = Case(model, "eager", "eager", "inference", "fp32", batch, "cpu", 0, ModelSource(model))
     return replace(one, **other)
 
 
-def test_probes_are_made_again_from_the_journals_ids() -> None:
+def test_one_case_of_each_configuration_is_searched() -> None:
     plan = [case(1), case(2), case(1, "vgg16"), case(1, replicate=1), case(1, "resnet18", unsupported="no")]
     assert searched(plan) == [plan[0], plan[2]]
-    made = [probe_of(plan[2], 64), probe_of(plan[0], 512), probe_of(plan[0], 77)]
-    journal = [*(one.id for one in (*plan, *made)), probe_of(case(1, "overfeat"), 5).id]
-    assert probes_among(plan, journal) == [made[2], made[1], made[0]]
 
 
-def results(swept: Mapping[int, Status], *probes: Result) -> dict[CaseId, Result]:
-    found = {case(batch).id: Result(case(batch).id, status) for batch, status in swept.items()}
-    return found | {result.case_id: result for result in probes}
+def results(measured: Mapping[int, Status]) -> dict[CaseId, Result]:
+    return {case(batch).id: Result(case(batch).id, status) for batch, status in measured.items()}
 
 
-def probe(batch: int, status: Status = "ok", **memory: float) -> Result:
-    return Result(probe_of(case(1), batch).id, status, figures=memory)
+def tried(batch: int, status: Status = "ok", **memory: float) -> Result:
+    return Result(case(batch).id, status, figures=memory)
 
 
-def test_a_search_starts_at_the_largest_batch_of_its_sweep() -> None:
+def test_a_search_starts_at_the_largest_case_that_ran() -> None:
     limits = LargestBatch()
     assert Search(case(1), limits, None, results({1: "ok", 64: "ok", 128: "oom"})).next_batch(None) == 64
     assert Search(case(1), limits, None, results({32: "oom"})).next_batch(None) == 1
@@ -239,24 +234,26 @@ def test_a_search_starts_at_the_largest_batch_of_its_sweep() -> None:
     assert Search(case(1), limits, None, {}).next_batch(None) is None
 
 
-def test_a_search_leaves_out_of_account_what_is_tried_again() -> None:
-    journal = results({8: "ok"}, probe(8), probe(16, "oom"))
-    assert Search(case(1), LargestBatch(), None, journal).next_batch(None) == 12
-    again = Search(case(1), LargestBatch(), None, journal, [probe(16).case_id])
-    assert again.next_batch(None) == 16
+def test_a_search_goes_on_with_its_own_tries() -> None:
+    other = Result(case(9, "vgg16").id, "oom")
+    assert (
+        Search(case(1), LargestBatch(), None, results({8: "ok"}), [tried(8), tried(16, "oom"), other]).next_batch(None)
+        == 12
+    )
+    assert Search(case(1), LargestBatch(), None, results({8: "ok"}), [tried(8)]).next_batch(None) == 16
 
 
 def test_the_capacity_is_the_cards_without_what_was_in_use_before() -> None:
     gpu = Gpu(0, "GPU-0", "a card", 10_000.0, "driver")
     one = case(1, device="cuda")
-    journal = results({1: "ok"}, probe(1, peak_memory_mib=1000.0, baseline_mib=2000.0))
-    search = Search(one, LargestBatch(resolution=0.001), gpu, journal)
+    tries = [tried(1, peak_memory_mib=1000.0, baseline_mib=2000.0)]
+    search = Search(one, LargestBatch(resolution=0.001), gpu, results({1: "ok"}), tries)
     assert search.next_batch(500.0) == 7, "8 would take 8000 of the 8000 MiB, by a line that overestimates"
 
 
 def test_on_a_cpu_memory_is_the_most_of_setting_up_and_measuring() -> None:
-    journal = results({1: "ok"}, probe(1, peak_memory_mib=100.0, set_up_peak_mib=250.0))
-    search = Search(case(1), LargestBatch(), None, journal)
+    tries = [tried(1, peak_memory_mib=100.0, set_up_peak_mib=250.0)]
+    search = Search(case(1), LargestBatch(), None, results({1: "ok"}), tries)
     assert search.refuse(2, [], 626.0) is None
     assert search.refuse(2, [], 624.0) is not None
 
@@ -273,10 +270,10 @@ def test_inputs_that_the_host_cannot_hold_are_not_tried_on_a_gpu_either() -> Non
     )
 
 
-def test_a_probes_row_is_history() -> None:
+def test_a_try_is_history() -> None:
     search = Search(case(1), LargestBatch(), None, results({1: "ok"}))
-    search.add(probe(4, "crashed"))
-    search.add(probe(2, peak_memory_mib=5.0))
+    search.add(tried(4, "crashed"))
+    search.add(tried(2, peak_memory_mib=5.0))
     assert search.tried == [Probe(4, "crashed"), Probe(2, "ok", 5.0)]
 
 
@@ -291,9 +288,9 @@ def test_a_process_that_takes_some_mib_more_does_not_lead_a_search_beyond_the_me
     for _ in range(300):
         search, peaks = Search(case(1), LargestBatch(), None, results({1: "ok"})), [0.0]
         while (batch := search.next_batch(500.0)) is not None:
-            tried = search.refuse(batch, [], 500.0)
-            if tried is None:
+            result = search.refuse(batch, [], 500.0)
+            if result is None:
                 peaks.append(30.0 + 4.0 * batch + rng.choice([0.0, rng.uniform(0, 24)]))
-                tried = probe(batch, peak_memory_mib=peaks[-1])
-            search.add(tried)
+                result = tried(batch, peak_memory_mib=peaks[-1])
+            search.add(result)
         assert 0.7 * 500 < max(peaks) < 0.9 * 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +15,11 @@ import pytest
 from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
-from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.case import Budget, Case, CaseId
 from profiler.job.config import Config
-from profiler.job.plan import make_plan
 from profiler.machine import Target
 from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
-from profiler.processes.other_python import OtherPython
 from profiler.processes.process import Call
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
@@ -30,7 +28,7 @@ from profiler.run import runner as module
 from profiler.run import supervise
 from profiler.run.quiet import Quiet
 from profiler.worker.prepare_model import build_ahead
-from profiler.worker.task import FirstCall, Prepared, Task
+from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +39,6 @@ class Silent:
         self.stayed: list[CaseId] = []
         self.announced: list[str] = []
         self.processes: list[list[int]] = []
-        self.repeated: tuple[set[str], str] = set(), ""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         pass
@@ -56,8 +53,8 @@ class Silent:
         (self.told if counts else self.stayed).append(case.id)
 
 
-def case(variant: str, batch: int = 1, role: Role = Role.CELL) -> Case:
-    return Case("alexnet", "eager", variant, "inference", "fp32", batch, "cpu", 0, ModelSource("alexnet"), role=role)
+def case(variant: str, batch: int = 1) -> Case:
+    return Case("alexnet", "eager", variant, "inference", "fp32", batch, "cpu", 0, ModelSource("alexnet"))
 
 
 SECONDS = 2.0
@@ -80,13 +77,7 @@ def run(
             result.phases = {"measure": SECONDS}
             return result
 
-        def measure_sweep(_: object, tasks: list[Task], tick: object, keep: Callable[[Result], None]) -> None:
-            display.processes.append([task.case.batch_size for task in tasks])
-            for task in tasks:
-                keep(measure_one(_, task))
-
         monkeypatch.setattr(supervise.Supervisor, "measure_one", measure_one)
-        monkeypatch.setattr(supervise.Supervisor, "measure_sweep", measure_sweep)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         job = {"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}], "budget": {"repeats": repeats}}
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
@@ -94,79 +85,9 @@ def run(
         runner = module.Runner(folder, config, Target("cpu"), cases, cases, environment, display)
         with contextlib.suppress(KeyboardInterrupt):
             runner.measure(cases)
-        display.repeated = runner.repeated, runner.why_not_all
         return folder, display, runner.wall
 
     return go
-
-
-def test_a_resumed_run_adds_first_calls_and_takes_a_disturbed_one_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
-) -> None:
-    model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8, 16]}}
-    config = Config.model_validate({"models": [model], "engines": [{"name": "eager"}]})
-    four, eight, sixteen = plan = make_plan(config, "cpu")
-    prepared: list[list[CaseId]] = []
-
-    def prepare(cases: list[Case], *_: object) -> dict[str, Prepared]:
-        prepared.append([case.id for case in cases])
-        return {case.subject: Prepared() for case in cases}
-
-    monkeypatch.setattr(module, "prepare", prepare)
-    monkeypatch.setattr(supervise.Supervisor, "measure_one", lambda _, task, *__: result(task.case, 1.0))
-    disturbed = FirstCall(why_not="it took 9 ms while others")
-    walked = iter(
-        [{eight.id: FirstCall(2.0), sixteen.id: disturbed}, {eight.id: FirstCall(9.0), sixteen.id: FirstCall(3.0)}]
-    )
-    measured: list[int] = []
-
-    def first_calls(_: object, tasks: list[Task]) -> dict[CaseId, FirstCall]:
-        measured.append(len(folder.results()))
-        return next(walked)
-
-    monkeypatch.setattr(supervise.Supervisor, "first_calls", first_calls)
-    folder = RunFolder.create(tmp_path)
-    folder.append(result(eight, 1.0))
-    roofs = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}
-    for waiting, third in (([four, sixteen], None), ([], 3.0), ([], 3.0)):
-        runner = module.Runner(folder, config, Target("cpu"), plan, plan, roofs, Silent())
-        runner.measure(waiting)
-        found = {id_: each.figures.get("first_call_ms") for id_, each in folder.results().items()}
-        assert found == {four.id: None, eight.id: 2.0, sixteen.id: third}
-    assert prepared == [[four.id, eight.id, sixteen.id]] * 2, "nothing was left for the third start"
-    assert measured == [3, 3], "the rows are there before their first calls"
-    assert not any(each.warnings for each in folder.results().values()), "the one that was disturbed is known now"
-
-
-def test_first_calls_are_taken_of_the_chosen_cases_alone_in_their_interpreter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
-) -> None:
-    model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8]}}
-    engines = [{"name": "eager"}, {"name": "eager", "label": "there", "python": sys.executable}]
-    config, folder = Config.model_validate({"models": [model], "engines": engines}), RunFolder.create(tmp_path)
-    plan = make_plan(config, "cpu")
-    for each in plan:
-        folder.append(result(each, 1.0))
-    started: list[Path] = []
-    called: list[CaseId] = []
-
-    @contextlib.contextmanager
-    def other_pythons(pythons: list[Path], _: Path) -> Iterator[dict[Path, OtherPython]]:
-        started.extend(pythons)
-        yield {}
-
-    def first_calls(_: object, tasks: list[Task]) -> dict[CaseId, FirstCall]:
-        called.extend(task.case.id for task in tasks)
-        return {task.case.id: FirstCall(1.0) for task in tasks[1:]}
-
-    monkeypatch.setattr(module, "other_pythons", other_pythons)
-    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.subject: Prepared() for case in cases})
-    monkeypatch.setattr(supervise.Supervisor, "first_calls", first_calls)
-    roofs = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}
-    there = [case for case in plan if case.variant == "there"]
-    module.Runner(folder, config, Target("cpu"), plan, there, roofs, Silent()).measure([])
-    assert called == [case.id for case in there]
-    assert set(started) == {Path(sys.executable)}
 
 
 def result(case: Case, ms: float, throttled: bool = False) -> Result:
@@ -174,7 +95,7 @@ def result(case: Case, ms: float, throttled: bool = False) -> Result:
     return Result(case.id, "ok", clock="host", samples={"host": [ms]}, warnings=warnings)
 
 
-REMEASURED = Warning("remeasured", "first taken while the card slowed down")
+REMEASURED = Warning("remeasured", "the first take was throttled: sw-thermal-slowdown")
 
 
 def test_a_case_taken_while_the_card_slowed_down_is_measured_again_at_the_end(run) -> None:
@@ -185,7 +106,7 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_at_the_end(ru
     }
     folder, display, wall = run([first, second], results)
     assert display.told == [first.id, second.id, first.id]
-    assert display.announced == ["measuring 1 disturbed case again"]
+    assert display.announced == ["measuring 1 case again"]
     found = folder.results()
     assert found[first.id].samples == {"host": [5.0]}
     assert found[first.id].warnings == [REMEASURED]
@@ -200,9 +121,9 @@ def test_rounds_end_when_no_case_is_disturbed_any_more(run) -> None:
     results = {c.id: [result(c, float(n), hot) for n, hot in enumerate(takes[c.variant])] for c in cases}
     folder, display, _ = run(cases, results, repeats=9)
     assert display.announced == [
-        "measuring 2 disturbed cases again",
-        "measuring 1 disturbed case again, round 2",
-        "measuring 1 disturbed case again, round 3",
+        "measuring 2 cases again",
+        "measuring 1 case again, round 2",
+        "measuring 1 case again, round 3",
     ]
     assert not any(results.values()), "every take was asked for, and none besides"
     found = folder.results()
@@ -216,27 +137,10 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run, repeats: 
     results = {c.id: [result(c, 9.0, throttled=True) for _ in range(9)] for c in cases}
     _, display, wall = run(cases, results, repeats)
     assert wall.seconds["measure"] == (4 + again) * SECONDS
-    done, why = display.repeated
-    assert len(done) == min(again, 4)
-    if again in (1, 2):
-        assert why == "the time for that, `budget.repeats`, was spent"
-        assert display.announced[-1] == f"{again} of 4 disturbed cases measured again, {4 - again} not ({why})"
-
-
-def test_a_run_that_is_ended_while_it_repeats_knows_what_it_has_not_measured_again(run) -> None:
-    cases = [case(name) for name in "ab"]
-    results = {c.id: [result(c, 9.0, throttled=True)] for c in cases}
-    results[cases[0].id].append(result(cases[0], 5.0))
-
-    class Ended(list):
-        def pop(self, _: int) -> Result:
-            if len(self) == 1:
-                raise KeyboardInterrupt
-            return super().pop(0)
-
-    results[cases[1].id] = Ended([*results[cases[1].id], result(cases[1], 5.0)])
-    _, display, _ = run(cases, results, repeats=9)
-    assert display.repeated == ({str(cases[0].id)}, "the run was ended before")
+    if 0 < again < 4:
+        assert (
+            display.announced[-1] == f"{again} of 4 cases measured again, {4 - again} not (`budget.repeats` was spent)"
+        )
 
 
 def test_a_repeat_that_was_no_less_disturbed_is_named(run) -> None:
@@ -256,20 +160,9 @@ def test_nothing_more_is_measured_again_where_the_machine_is_as_busy_as_before(r
         take.figures["disturbance"] = 0.9
         take.warnings.append(Warning("disturbed", "other processes took 90 % of 2 processors"))
     folder, display, wall = run(cases, takes, repeats=9)
-    why = "the machine was as busy as before"
-    assert display.announced[1:] == [f"2 of 4 disturbed cases measured again, 2 not ({why})"]
-    assert display.repeated == ({str(c.id) for c in cases[:2]}, why)
+    assert display.announced[1:] == ["2 of 4 cases measured again, 2 not (the machine was as busy as before)"]
     assert wall.seconds["measure"] == 6 * SECONDS
     assert run(cases, takes, repeats=9, folder=folder)[2].seconds["measure"] == 2 * SECONDS, "resumed: none of it twice"
-
-
-def test_of_a_sweep_the_batches_that_were_disturbed_share_a_process_again(run) -> None:
-    cases = [case("a", batch, Role.SWEEP) for batch in (1, 2, 4)]
-    results = {c.id: [result(c, 9.0, throttled=c.batch_size != 2), result(c, 5.0)] for c in cases}
-    folder, display, _ = run(cases, results)
-    assert display.processes == [[1, 2, 4], [1, 4]]
-    found = folder.results()
-    assert [found[c.id].samples["host"] for c in cases] == [[5.0], [9.0], [5.0]]
 
 
 def test_another_time_that_failed_does_not_lose_the_first(run) -> None:

@@ -33,6 +33,7 @@ HOME, HOST = "/home/jdoe/src", "tower-7.lab.example"
 ENVIRONMENT = {
     "gpu": None,
     "host": HOST,
+    "user": "jroe",
     "device": "cpu",
     "torch_version": "2.12.1",
     "cpu": "Some Processor 9000",
@@ -89,7 +90,9 @@ def test_a_run_is_written_without_a_trace_of_whose_machine_it_was(make: Make, tm
     results = pl.read_parquet(folder / "results.parquet")
     text = results.with_columns(pl.col("warnings").list.join("\n")).select(pl.col(pl.String)).write_csv()
     text += (folder / "environment.json").read_text() + (folder / "bench.yaml").read_text()
-    assert [word for word in ("jdoe", "tower-7", "scratch", "OMP_NUM_THREADS", str(tmp_path)) if word in text] == []
+    assert [
+        word for word in ("jdoe", "jroe", "tower-7", "scratch", "OMP_NUM_THREADS", str(tmp_path)) if word in text
+    ] == []
     assert re.findall(r"(?<![\w.~/<-])~?/\w[\w.-]*", text) == []
     assert results["warnings"][0].to_list() == ["no-layers: see x.log on host, says user"]
     environment = json.loads((folder / "environment.json").read_text())
@@ -183,42 +186,17 @@ def test_another_machine_of_the_same_name_is_refused_and_the_same_one_replaced(m
 
 
 def test_the_list_of_runs_has_what_a_run_lacks_of_its_suite_and_its_samples(make: Make, tmp_path: Path) -> None:
-    shutil.copytree(make(lacking=1), tmp_path / "suites" / "tower" / SUITE)
+    shutil.copytree(make(lacking=2), tmp_path / "suites" / "tower" / SUITE)
     (line,) = publish_suites._runs(publish_suites.submitted(tmp_path / "suites"))[2:]
     cells = [cell.strip() for cell in line.split("|")]
     had, planned = map(int, re.findall(r"\d+", cells[4])[:2])
-    assert (had + 1, cells[5]) == (planned, "40 (40)")
+    assert (planned - had, cells[5]) == (2, "40 (40)")
 
 
-def as_older(folder: Path) -> None:
-    """What a version without these columns and facts left."""
-    results = pl.read_parquet(folder / "results.parquet")
-    results.drop("role", "setting", "is_base", "disturbance", "network").write_parquet(folder / "results.parquet")
-    environment = json.loads((folder / "environment.json").read_text())
-    kept = {key: value for key, value in environment.items() if key not in ("platform", "wall_seconds", "memory_mib")}
-    (folder / "environment.json").write_text(json.dumps(kept))
-
-
-def as_newer(folder: Path) -> None:
-    """What a version with more columns, facts and kinds of warnings will leave."""
-    results = pl.read_parquet(folder / "results.parquet").with_columns(
-        pl.lit(1.5).alias("new_ms"), warnings=pl.lit(["brand-new: of a kind that is not known"])
-    )
-    results.write_parquet(folder / "results.parquet")
-    environment = json.loads((folder / "environment.json").read_text())
-    (folder / "environment.json").write_text(json.dumps(environment | {"new": {"fact": [1, 2]}}))
-
-
-@pytest.mark.parametrize("changed", [as_older, as_newer])
-@pytest.mark.parametrize("before", [True, False], ids=["a run of another version", "submitted by another version"])
-def test_a_foreign_run_stands_in_every_table_and_conclusion(make, tmp_path, changed, before) -> None:
+def test_a_foreign_run_stands_in_every_table_and_conclusion(make: Make, tmp_path: Path) -> None:
     run, suites = make(), tmp_path / "suites"
     shutil.copytree(ROOT / "docs" / "results" / "suites" / "h200" / SUITE, suites / "h200" / SUITE)
-    if before:
-        changed(run)
     submit(suites, run)
-    if not before:
-        changed(suites / "tower" / SUITE)
     publish_suites.publish(suites)
     pages = {path.name: path.read_text() for path in (suites / SUITE).iterdir()}
     alexnet = pages["published.md"].partition("### AlexNet")[2].partition("###")[0]

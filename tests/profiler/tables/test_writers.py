@@ -153,11 +153,11 @@ def test_every_column_of_a_frame_is_there_as_it_is() -> None:
     assert csv(of_frame("", "", frame)).splitlines()[1] == "a,0.123456789,,1; 2"
 
 
-def test_csv_has_the_keys_and_the_columns_of_the_fields_or_the_data() -> None:
+def test_csv_has_the_columns_of_the_fields_or_the_data() -> None:
     assert csv(Table("", "", RESULTS, FIELDS[:2], keys=["verdict"])).splitlines() == [
-        "verdict,model,ms",
-        "faster,resnet50,1.2344",
-        "tie,a-very-long-name-of-a-model,12345.678",
+        "model,ms",
+        "resnet50,1.2344",
+        "a-very-long-name-of-a-model,12345.678",
     ]
     assert csv(Table("", "", RESULTS, FIELDS, data=RESULTS.select("ms"))).splitlines() == ["ms", "1.2344", "12345.678"]
 
@@ -173,12 +173,6 @@ def test_html_has_headings_over_several_columns() -> None:
         '<tr><td>resnet50</td><td class="n">1.23</td><td class="n">1.05</td><td class="n">faster</td></tr>'
         "</tbody></table>"
     )
-
-
-def test_a_hidden_row_is_hidden_in_html_and_not_in_markdown() -> None:
-    table = Table("", "", {"a": ["x", "y"], "only": [None, "fp16"]}, [words("A", "a")], hidden="only")
-    assert "<tr><td>x</td></tr><tr hidden><td>y</td></tr>" in html(table)
-    assert markdown(table).splitlines()[2:] == ["| x |"]
 
 
 class Cells(HTMLParser):

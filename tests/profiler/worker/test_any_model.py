@@ -99,12 +99,12 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
             name = static_graph("fp32", 2) if fixed else "fp32"
             onnx[name] = prepare_export((source, "fp32", batch, cache), quiet)
             failures = {"fp32": Outcome("failed", "its batch is not free")} if fixed else {}
-        prepared = Prepared(made.specs, made.state, made.reference, onnx=onnx, failures=failures)
+        prepared = replace(made, onnx=onnx, failures=failures)
         gradients: dict[tuple[str, int], Any] = {}
         if pass_ == "training":
             arguments = source, prepared, "cross-entropy", 2, False, ("fp32",), (2,), cache
             gradients["cross-entropy", 2] = prepare_gradients(arguments, quiet)
-        prepared = Prepared(made.specs, made.state, made.reference, onnx=onnx, failures=failures, gradients=gradients)
+        prepared = replace(prepared, gradients=gradients)
         case = Case(source.name, engine, engine, pass_, "fp32", 2, "cpu", 0, source)
         return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), quiet)
 
@@ -134,6 +134,7 @@ def test_boxes_are_timed_and_compared_where_their_number_is_the_same(measured: C
     assert (result.status, result.reason) == ("ok", None)
     assert not [warning for warning in result.warnings if warning.kind == "no-parity"]
     assert result.figures["rel_l2_error"] < 1e-6
+    assert result.figures["error_items"] == 1, "no output has its items first"
 
 
 def test_a_graph_for_one_batch_size_says_so(measured: Callable[..., Result]) -> None:

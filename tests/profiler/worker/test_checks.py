@@ -14,7 +14,15 @@ from exporters.gradients import Deviation, Gradients
 from exporters.source import RANDOM_WEIGHTS, Identity, ModelSource
 from profiler.job.case import Case
 from profiler.tables import numbers
-from profiler.worker.checks import explained, judge_gradients, judge_reference, left_in_float, mismatch, remarks
+from profiler.worker.checks import (
+    Allowance,
+    explained,
+    judge_gradients,
+    judge_reference,
+    left_in_float,
+    mismatch,
+    remarks,
+)
 from profiler.worker.parity import Difference
 from profiler.worker.task import Prepared
 
@@ -29,6 +37,15 @@ def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None
 def proof(compute: str = "float32", ran_on: str = "CUDAExecutionProvider", **more: object) -> Proof:
     own = {"compute_types": {compute: 20}, "compute_providers": {ran_on: 20}, "tf32": False, "cuda_graph": False}
     return Proof.from_dict(own | more)
+
+
+def test_further_items_take_a_tenth_of_the_cases_time_beyond_eight() -> None:
+    quick, slow = Allowance(spent=10.0, left=100.0, call=0.01), Allowance(spent=10.0, left=100.0, call=5.0)
+    assert quick.allows(8, 0.0, 0) and quick.allows(63, 0.9, 10)
+    assert not quick.allows(8, 0.95, 10), "the next run would end beyond the tenth"
+    assert slow.allows(1, 0.0, 0) and slow.allows(7, 30.0, 6) and not slow.allows(8, 35.0, 7)
+    assert not slow.allows(7, 90.0, 6), "the case must have ended by then"
+    assert not Allowance().allows(1, 0.0, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from engines.base import Warning
 from profiler.nvml import Nvml
-from profiler.processor import Load, Reading, _Processor
-from profiler.worker.disturbance import Card, CardLoad, Moment, beside_call, counts, disturbed, reasons, share
+from profiler.processor import Load
+from profiler.worker.disturbance import Card, CardLoad, counts, disturbed, reasons, share
 
 QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01)
 
@@ -94,7 +94,7 @@ def test_it_is_said_of_the_headline_clock_first() -> None:
         ("cuda", ["event", "enqueue", "gpu"], ["outliers", "host-bound"], True),
         ("cuda", ["event", "enqueue", "gpu"], ["queue-bound"], True),
         ("cuda", ["event", "enqueue"], ["gate-overrun"], True),
-        ("cuda", ["event"], [], True),  # A probe's.
+        ("cuda", ["event"], [], True),  # A try's for the largest batch.
     ],
 )
 def test_whose_latency_a_busy_processor_makes_doubtful(
@@ -153,22 +153,3 @@ def test_without_a_gpu_nothing_is_seen_of_one() -> None:
     card.opened()
     assert card.load(0.0) == CardLoad()
     assert share([], card.load(0.0)) is None
-
-
-def at(seconds: float, others: float) -> Reading:
-    """One processor, which others had for so many seconds until then."""
-    return Reading(seconds, {0: _Processor(idle=seconds - others, stolen=0.0)}, own=0.0, waited={})
-
-
-@pytest.mark.parametrize(
-    ("now", "says"),
-    [
-        (at(2.4, 0.9), ["other processes took 75 % of the one processor"]),  # The second call's, within a second of it.
-        (at(4.1, 0.9), []),
-        (at(4.1, 1.9), ["other processes took 48 % of the one processor"]),
-    ],
-)
-def test_a_call_is_judged_by_what_ran_beside_it_and_a_short_one_by_the_second_before(now, says) -> None:
-    """Others had the processor while the second of three calls ran, which began at 1.2 s."""
-    moments = [Moment(0.0, at(0.0, 0.0)), Moment(1.2, at(1.2, 0.0)), Moment(2.0, at(2.0, 0.9))]
-    assert [warning.text for warning in beside_call(moments, now, Card(Nvml(None)))] == says

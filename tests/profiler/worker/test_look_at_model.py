@@ -143,8 +143,8 @@ def test_a_shape_that_does_not_fit_is_said_without_computing_anything() -> None:
         in look(factory("huge")).seen
     )
     why = (
-        r"RuntimeError: .*\b2\].*4, 1\]; given: input x float32 \[batch, 3\], of which a "
-        "reference takes up to 8 items: correct the inputs in the job, or the model"
+        r"RuntimeError: .*\b2\].*4, 1\]; given: input x float32 \[batch, 3\], run with up to 8 items: "
+        "correct the inputs in the job, or the model"
     )
     with pytest.raises(ModelError, match=why):
         look(factory("wide"))

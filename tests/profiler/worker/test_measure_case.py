@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.onnx_runtime.session import OrtSession
 from engines.pytorch.eager import EagerSession
 from exporters.declared_inputs import declared_inputs
+from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processor import PROC
 from profiler.results.result import Result
+from profiler.stats.intervals import upper_bound
 from profiler.worker import sampling
 from profiler.worker.measure_case import measure_case
 from profiler.worker.prepare_model import prepare_export, prepare_model
@@ -77,6 +80,19 @@ class Deaf(nn.Module):
 
 def deaf():
     return Deaf()
+
+class Scaled(nn.Module):
+    """Each item's outputs are as small as its first value, and their rounding is that of one."""
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = nn.Linear(8, 6)
+    def forward(self, x):
+        y = self.last(x) * x[:, :1, :1].abs() + 1
+        return y - 1, self.last.weight.norm()
+
+def scaled():
+    return Scaled()
 
 def nan():
     model = nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
@@ -137,6 +153,23 @@ def test_a_case_that_others_took_the_processors_from_is_disturbed(measure, busy_
     assert result.figures["disturbance"] > 0.05
 
 
+def test_the_error_of_a_row_has_a_width(measure) -> None:
+    result = measure("scaled", precision="bf16", seconds=0.3)
+    figures, items = result.figures, int(result.figures["error_items"])
+    assert (result.status, 8 <= items <= 64, items % 2) == ("ok", True, 0), result.reason
+    errors, models = [], [sys.modules["worker_factories"].scaled().to(t) for t in (torch.float32, torch.bfloat16)]
+    for first in range(0, items, 2):
+        (x,) = seeded_inputs([TensorSpec("x", ("batch", 4, 8), "float32")], 2, first=first)
+        with torch.no_grad():
+            calls = [model(torch.from_numpy(x).to(model.last.weight.dtype)) for model in models]
+        (truth, norm), (ours, norm_in_bf16) = ([part.float() for part in call] for call in calls)
+        pairs = zip(ours, truth, strict=True)
+        errors += [max(float((a - b).norm() / b.norm()), float(abs(norm_in_bf16 / norm - 1))) for a, b in pairs]
+    assert figures["rel_l2_error"] == pytest.approx(np.median(errors), rel=1e-3)
+    assert figures["rel_l2_error_high"] == pytest.approx(upper_bound(errors), rel=1e-3)
+    assert figures["rel_l2_error_high"] >= max(errors) * 0.999 > 2 * figures["rel_l2_error"]
+
+
 def test_a_loss_that_is_not_finite_fails_the_row(measure) -> None:
     result = measure("nan", pass_="training")
     assert (result.status, result.reason) == ("failed", "the loss is not finite")
@@ -167,7 +200,7 @@ def test_logits_that_are_masked_in_another_way_are_wrong(
     )
 
 
-def tokens(path: Path, rows: int, factor: int = 1) -> ModelSource:
+def tokens(path: Path, rows: int, factor: int = 1, batch: int | str = "n") -> ModelSource:
     """A graph that looks `ids` up in a table of so many rows, and returns the places of the largest logits."""
     generator = np.random.default_rng(0)
     tables = {"table": (rows, 8), "weight": (8, 6)}
@@ -178,7 +211,7 @@ def tokens(path: Path, rows: int, factor: int = 1) -> ModelSource:
         helper.make_node("ArgMax", ["logits"], ["place"], axis=-1, keepdims=0),
         helper.make_node("Mul", ["place", "factor"], ["next"]),
     ]
-    ids, following = (helper.make_tensor_value_info(n, TensorProto.INT64, ["n", 4]) for n in ("ids", "next"))
+    ids, following = (helper.make_tensor_value_info(n, TensorProto.INT64, [batch, 4]) for n in ("ids", "next"))
     constants.append(numpy_helper.from_array(np.array(factor, np.int64), "factor"))
     graph = helper.make_graph(nodes, "tokens", [ids], [following], constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
@@ -189,6 +222,36 @@ def measure_graph(source: ModelSource, cache: Path) -> Result:
     prepared = prepare_model((source, ("cpu",), cache), lambda message: None)
     case = Case("tokens", "ort", "ort", "inference", "native", 2, "cpu", 0, source)
     return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None)
+
+
+def test_a_graph_of_a_fixed_batch_is_compared_over_further_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tokens(tmp_path / "tokens.onnx", rows=2, batch=2)
+    result = measure_graph(source, tmp_path)
+    assert (result.status, result.figures["rel_l2_error"]) == ("ok", 0.0), result.reason
+    assert 8 <= result.figures["error_items"] <= 64
+    feed, given = OrtSession.feed, []
+
+    def spoiled(session: OrtSession, inputs: list[np.ndarray]) -> None:
+        given.append(inputs[0].copy())
+        feed(session, [1 - ids for ids in inputs])
+
+    monkeypatch.setattr(OrtSession, "feed", spoiled)
+    result = measure_graph(source, tmp_path)
+    assert result.reason is not None and result.reason.startswith("the outputs are wrong: ")
+    (own,) = seeded_inputs([TensorSpec("ids", ("batch", 4), "int64", range=(0, 2))], 8)
+    np.testing.assert_array_equal(np.concatenate(given)[:6], own[2:])
+
+
+def test_further_items_that_do_not_run_are_told_and_lose_nothing(measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(session: EagerSession, inputs: object) -> None:
+        raise RuntimeError("no other inputs")
+
+    result = measure("attention", then=lambda: monkeypatch.setattr(EagerSession, "feed", refuse))
+    assert (result.status, result.figures["error_items"]) == ("ok", 2)
+    (warning,) = (warning for warning in result.warnings if warning.kind == "no-parity")
+    assert warning.text.startswith("items beyond 2 were not compared: RuntimeError: no other inputs")
 
 
 def test_token_ids_are_compared_place_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engines.base import Array
 from exporters.inputs import TensorSpec, seeded_inputs
-from profiler.worker.outputs import align, read_outputs, without_padding, write_outputs
+from profiler.worker.outputs import (
+    align,
+    can_grow,
+    grown,
+    read_outputs,
+    read_reference,
+    without_padding,
+    write_outputs,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +69,31 @@ def test_where_each_item_has_outputs_of_its_own_those_of_further_items_are_left_
     ours["y1.boxes"] = BOXES[:3]
     found = align(list(ours.values()), list(ours), reference, [], 2, 8)
     assert found.apart == ["y1.boxes has shape (3, 4), the reference's is (5, 4)"]
+
+
+def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path: Path) -> None:
+    """Of 20 items that ran 8 at a time; a state has its items second, pairs need the whole batch, a scale has none."""
+    rows, state, scale = np.arange(60.0).reshape(20, 3), np.arange(48.0).reshape(2, 8, 3), np.array(2.0)
+    names, first = ["logits", "pairs", "state", "scale"], [rows[:8], PAIRS, state, scale]
+    write_outputs(tmp_path / "r.npz", names, first, further={0: rows[8:], 1: np.ones((12, 8))})
+    reference = read_reference(tmp_path / "r.npz", 8, 20)
+    assert {name: array.shape for name, array in reference.rows.items()} == {"logits": (20, 3), "pairs": (20, 8)}
+    assert read_reference(tmp_path / "r.npz", 8, 8).rows.keys() == {"logits", "pairs"}
+
+    def run(start: int, batch: int) -> list[Array]:
+        return [np.resize(rows[start:], (batch, 3)), PAIRS[:batch, :batch], state[:, :batch], scale]
+
+    for batch, runs, items in ((2, 1, 2), (2, 3, 6), (3, 7, 20), (16, 1, 16), (16, 2, 20), (32, 1, 20)):
+        taken = [run(number * batch, batch) for number in range(runs)]
+        aligned = align(taken[0], names, reference.first, [], batch, 8)
+        assert can_grow(aligned, taken[0], reference, batch) == [True, False, False, False]
+        all_runs = grown(aligned, taken, reference, batch)
+        for output, truth in zip(all_runs.outputs, all_runs.reference, strict=True):
+            np.testing.assert_array_equal(output, truth)
+        assert len(all_runs.outputs[0]) == items
+        assert all_runs.by_item == [True, items == batch <= 8, False, False]
+    pairs = align([PAIRS], ["pairs"], reference.first, ["pairs"], 8, 8)
+    assert can_grow(pairs, [PAIRS], reference, 8) == [True], "batches are the reference's own"
 
 
 def test_items_of_another_shape_are_an_error() -> None:

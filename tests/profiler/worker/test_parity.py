@@ -9,6 +9,7 @@ import pytest
 
 from engines.base import Array, Warning
 from profiler.results.result import Figures, Finding
+from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
 from profiler.worker.parity import Difference, compare, figures, judge, spread
 
@@ -17,8 +18,12 @@ SEEDED = "inputs are seeded"
 INF, NAN = math.inf, math.nan
 
 
-def found(outputs: list[Array], reference: list[Array], real_weights: bool = False) -> Figures:
-    return figures(compare(outputs, reference), outputs, reference, real_weights)
+NO_ERROR = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0, "error_items": 1, "max_abs_error": 0.0}
+
+
+def found(outputs: list[Array], reference: list[Array], real_weights: bool = False, by_item: bool = False) -> Figures:
+    differences = compare(outputs, reference, by_item=[by_item] * len(outputs))
+    return figures(differences, outputs, reference, real_weights)
 
 
 def judged(output: Array, reference: Array, precision: str = "fp32") -> str:
@@ -34,7 +39,8 @@ def array(*values: float) -> Array:
 
 def test_equal_outputs_have_no_distance() -> None:
     equal = found([LOGITS], [LOGITS.copy()], real_weights=True)
-    assert equal == {"rel_l2_error": 0.0, "max_abs_error": 0.0, "top1_agreement": 1.0}
+    assert equal == NO_ERROR | {"top1_agreement": 1.0}
+    assert found([LOGITS], [LOGITS.copy()], by_item=True)["error_items"] == 2
 
 
 def test_a_known_distance() -> None:
@@ -107,6 +113,51 @@ def test_of_several_outputs_the_worst_is_named() -> None:
     assert judge("fp32", ids, SEEDED) == "the outputs are wrong: 100.0 % of the places of output ids differ"
 
 
+# Items.
+
+
+def test_errors_are_of_items_the_largest_over_outputs() -> None:
+    reference = np.ones((5, 4), np.float32) * np.array([[1], [10], [100], [1], [1]], np.float32)
+    apart = np.array([1e-3, 2e-3, 4e-3, 8e-3, 64e-3])
+    outputs = [reference * (1 + apart[:, None]), np.array([[1, 2], [1, 2], [1, 2], [1, 2], [1, 3]])]
+    truths = [reference, np.array([[1, 2]] * 5)]
+    several = figures(compare(outputs, truths, by_item=[True, True]), outputs, truths, True)
+    errors = [*apart[:4], 0.5]
+    assert several["rel_l2_error"] == pytest.approx(4e-3, rel=1e-4)
+    assert several["rel_l2_error_high"] == pytest.approx(upper_bound(errors), rel=1e-4)
+    assert (several["error_items"], several["max_abs_error"]) == (5, pytest.approx(0.4, rel=1e-4))
+    repeats = figures(compare(outputs, truths, by_item=[True, True]), outputs, truths, False, distinct=3)
+    assert (repeats["error_items"], repeats["rel_l2_error"]) == (3, pytest.approx(2e-3, rel=1e-4))
+
+
+def test_an_output_without_items_counts_for_every_item() -> None:
+    outputs, truths = [LOGITS * 1.01, LOGITS * 1.1], [LOGITS, LOGITS]
+    mixed = figures(compare(outputs, truths, by_item=[True, False]), outputs, truths, False)
+    assert (mixed["error_items"], mixed["rel_l2_error"]) == (2, pytest.approx(0.1, rel=1e-4))
+    (whole,) = compare([LOGITS * 1.1], [LOGITS])
+    assert whole.items == ()
+
+
+def test_a_row_is_judged_by_most_items_and_by_all_together() -> None:
+    reference = np.ones((5, 4), np.float32) * np.array([[1e4], [1], [1], [1], [1]], np.float32)
+    one, most = reference.copy(), reference.copy()
+    one[0], most[1:] = 0, 2
+    for ours, median in ((one, 0.0), (most, 1.0)):
+        differences = compare([ours], [reference], by_item=[True])
+        assert figures(differences, [ours], [reference], False)["rel_l2_error"] == median
+        assert judge("fp16", differences, SEEDED) == "the outputs are wrong: relative L2 error 1.0e0"
+    few = reference.copy()
+    few[1] = 2
+    assert judge("fp16", compare([few], [reference], by_item=[True]), SEEDED) is None
+
+
+def test_an_item_that_is_not_finite_in_another_way_leaves_no_error() -> None:
+    ours = LOGITS.copy()
+    ours[1, 1] = NAN
+    wrong = found([ours], [LOGITS], by_item=True)
+    assert (wrong["rel_l2_error"], wrong["rel_l2_error_high"]) == (None, None)
+
+
 # Places that are not finite.
 
 
@@ -115,11 +166,7 @@ def test_what_is_not_finite_in_the_same_places_is_right(value: float) -> None:
     """A masked logit of −inf above all."""
     reference = array(1.0, value, 3.0, 4.0)
     assert judge("fp32", compare([reference.copy()], [reference]), SEEDED) is None
-    assert found([reference.copy()], [reference]) == {
-        "rel_l2_error": 0.0,
-        "max_abs_error": 0.0,
-        "top1_agreement": None,
-    }
+    assert found([reference.copy()], [reference]) == NO_ERROR | {"top1_agreement": None}
 
 
 def test_the_other_places_are_compared_as_ever() -> None:
@@ -191,11 +238,7 @@ def test_token_ids_are_equal_or_not() -> None:
     reference = np.array([[70_000, 5, 6, 7]] * 5)
     other = reference.copy()
     other[0, 0] = 70_001
-    assert found([reference.copy()], [reference]) == {
-        "rel_l2_error": 0.0,
-        "max_abs_error": None,
-        "top1_agreement": None,
-    }
+    assert found([reference.copy()], [reference]) == NO_ERROR | {"max_abs_error": None, "top1_agreement": None}
     assert found([other], [reference])["rel_l2_error"] == pytest.approx(0.05), "however near the other id is"
     assert judged(other, reference).startswith("inaccurate: 5.0 % of the places of an integer output differ, usual at ")
     assert judged(reference[:, ::-1], reference) == (

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engines.catalog import reference_of
+from exporters.build_model import restore
+from exporters.inputs import seeded_inputs
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.worker import reference_outputs
 from profiler.worker.measure_case import measure_case
-from profiler.worker.outputs import read_outputs
+from profiler.worker.outputs import read_outputs, read_reference
 from profiler.worker.prepare_model import prepare_model
-from profiler.worker.reference_outputs import affordable
+from profiler.worker.reference_outputs import _runs, affordable
 from profiler.worker.task import Task
 
 NET = """
@@ -42,6 +45,27 @@ def test_as_many_items_as_time_and_memory_allow() -> None:
     assert affordable(0.1, 700.0, 4000.0) == 4
     assert affordable(1000.0, 90_000.0, 4000.0) == 1
     assert affordable(0.1, 90_000.0, None) == 8
+
+
+def test_further_batches_are_run_as_long_as_they_are_affordable() -> None:
+    assert _runs(8, 0.1, 1000, None) == 8
+    assert _runs(8, 2.0, 1000, None) == 4
+    assert _runs(8, 0.1, 2**26, None) == 2
+    assert _runs(8, 60.0, 2**30, None) == _runs(100, 0.1, 1000, None) == _runs(8, 0.1, 1000, 5) == 1
+    assert (_runs(5, 0.1, 1000, None), _runs(8, 0.1, 1000, 20)) == (12, 2)
+
+
+def test_a_reference_has_the_items_that_a_whole_batch_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = source(tmp_path, "plain_net", 0, monkeypatch)
+    made = prepare_model((model, ("cpu",), tmp_path / "cache"), lambda message: None)
+    assert made.reference is not None and made.state is not None
+    assert (made.reference_batch, made.reference_items, made.outputs) == (8, 64, ((8, 4),))
+    (rows,) = read_reference(made.reference, 8, 64).rows.values()
+    with torch.no_grad():
+        whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 64)[0]))
+    np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
 
 
 def source(tmp_path: Path, name: str, impossible: int, monkeypatch: pytest.MonkeyPatch) -> ModelSource:
@@ -81,4 +105,4 @@ def test_a_model_that_cannot_run_one_item_has_a_reference_of_all(
 ) -> None:
     model = source(tmp_path, "no_single", 1, monkeypatch)
     made = prepare_model((model, ("cpu",), tmp_path / "cache"), lambda message: None)
-    assert (made.reference_items, made.reference_name(reference_of("factory")[1])) == (8, "eager-fp32-cpu")
+    assert (made.reference_items, made.reference_name(reference_of("factory")[1])) == (64, "eager-fp32-cpu")

@@ -435,7 +435,7 @@ def test_an_inference_has_no_parts_and_contradicts_nothing():
 
 
 def test_the_processors_are_read_around_the_sampling_and_never_within():
-    """Before the headline clock, after it, and after the others; a probe has no others."""
+    """Before the headline clock, after it, and after the others; a try for the largest batch has no others."""
     world = World("event", call_ms=1.0)
     seen = []
 

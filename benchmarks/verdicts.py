@@ -1,0 +1,145 @@
+"""Measure how often an interval of a ratio holds the truth, on pairs of cells that are the same configuration.
+
+One job measures small models in several engines, each under many labels. Two labels of one configuration are a pair
+whose true ratio is 1: the interval should hold 1 in at least 93 % of the pairs, and at most 5 % may be called faster or
+slower. The job runs on the quiet machine and then next to a busy process. Exit code 1 if either share is missed.
+
+    PYTHONPATH=. python benchmarks/verdicts.py --pairs 200                    on a CPU
+    PYTHONPATH=. python benchmarks/verdicts.py --pairs 60 --device cuda       on a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+import yaml
+from rich.console import Console
+
+from profiler.results.cells import OK, cells, compared
+from profiler.results.reading import load
+from profiler.tables.numbers import percent, whole
+from profiler.tables.table import Table, figure, name
+from profiler.tables.writers import print_table
+
+HERE = Path(__file__).resolve().parent
+MODELS = {"mlp": [512], "convnet": [3, 64, 64], "encoder": [64, 256], "recurrent": [32, 256], "resnet18": None}
+ENGINES = {"cpu": ["eager", "ort"], "cuda": ["eager", "eager-tuned", "ort"]}
+BATCHES = {"cpu": [1], "cuda": [1, 64]}
+BURNER = "while True: pass"
+LEAST_HELD, MOST_WRONG = 0.93, 0.05
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--models", type=int, default=len(MODELS), help="use the last so many of the models")
+    parser.add_argument("--seconds", type=float, default=0.3, help="sampling time of a case")
+    parser.add_argument("--busy", type=int, nargs="*", default=[0, 1], help="numbers of busy processes to run next to")
+    parser.add_argument("--output", type=Path, help="a folder for the runs; by default they are not kept")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.output or Path(temporary)
+        found = [(f"{busy} busy", judged(run(options, folder / f"busy-{busy}", busy))) for busy in options.busy]
+    rows = [row for what, pairs in found for row in summary(what, pairs)]
+    fields = [
+        name("Beside", "beside"),
+        name("Configurations", "which"),
+        figure("Pairs", "pairs", whole),
+        figure("Interval holds 1", "held", lambda values: [percent(value, 1) for value in values], unit="%"),
+        figure("Called faster or slower", "wrong", lambda values: [percent(value, 1) for value in values], unit="%"),
+        figure("Called equivalent", "equivalent", lambda values: [percent(value, 1) for value in values], unit="%"),
+        figure("Median half-width", "width", lambda values: [percent(value, 1) for value in values], unit="%"),
+    ]
+    frame = pl.DataFrame(rows)
+    print_table(Console(width=120), Table("", "Pairs of equal configurations", frame, fields, every=True))
+    every = frame.filter(which="all")
+    return int((every["held"] < LEAST_HELD).any() or (every["wrong"] > MOST_WRONG).any())
+
+
+def run(options: argparse.Namespace, folder: Path, busy: int) -> Path:
+    """Run the job next to so many busy processes; a run that the folder already holds is not repeated."""
+    if not list(folder.glob("*/results.parquet")):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "job.yaml"
+        path.write_text(yaml.safe_dump(job(options)))
+        command = [sys.executable, "-m", "profiler", str(path), "--device", options.device, "--output", str(folder)]
+        print(*command, f"(busy processes: {busy})", flush=True)
+        with burning(busy), (folder / "log.txt").open("w") as log:
+            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        if code not in (0, 1):
+            sys.exit(f"exit code {code}\n{(folder / 'log.txt').read_text()[-3000:]}")
+    (found,) = (path.parent for path in folder.glob("*/results.parquet"))
+    return found
+
+
+def job(options: argparse.Namespace) -> dict[str, object]:
+    models = list(MODELS.items())[-options.models :]
+    engines, batches = ENGINES[options.device], BATCHES[options.device]
+    labels = -(-2 * options.pairs // (len(models) * len(engines) * len(batches)))
+    labels += labels % 2
+    return {
+        "models": [
+            {"name": model, "factory": f"verdict_models:{model}", "input": shape} if shape else model
+            for model, shape in models
+        ],
+        "engines": ["eager", *({"name": e, "label": f"{e}.{n}"} for e in engines for n in range(labels))],
+        "precisions": ["fp32"],
+        "batch_sizes": batches,
+        "budget": {"seconds": options.seconds},
+        "import_from": [str(HERE)],
+    }
+
+
+@contextmanager
+def burning(number: int) -> Iterator[None]:
+    """Keep so many processors busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", BURNER], start_new_session=True) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def judged(folder: Path) -> pl.DataFrame:
+    """Pair the labels of each configuration at random, and compare each pair."""
+    found = cells(load(folder)[0].collect()).filter(OK, pl.col("variant").str.contains(".", literal=True))
+    shuffled = random.Random(0).sample(range(found.height), found.height)
+    found = found[shuffled].with_columns(which=pl.col("variant").str.split(".").list.first())
+    place = pl.int_range(pl.len()).over("model", "batch_size", "which")
+    found = found.with_columns(pair=place // 2, side=place % 2)
+    keys = ["model", "batch_size", "which", "pair"]
+    both = found.filter(side=0).join(found.filter(side=1), on=keys, suffix="_base")
+    return both.select(*keys, "latency_ms", "latency_ms_base").hstack(compared(both))
+
+
+def summary(beside: str, pairs: pl.DataFrame) -> list[dict[str, object]]:
+    """Return the shares of all pairs, and of each engine at each batch size."""
+    groups = [("all", pairs)]
+    groups += [(f"{which}, batch {batch}", part) for (which, batch), part in pairs.group_by("which", "batch_size")]
+    return [
+        {
+            "beside": beside,
+            "which": which,
+            "pairs": part.height,
+            "held": (part["factor_low"].le(1) & part["factor_high"].ge(1)).mean(),
+            "wrong": part["verdict"].is_in(["faster", "slower"]).mean(),
+            "equivalent": part["verdict"].eq("equivalent").mean(),
+            "width": part.select((pl.col("factor_high") / pl.col("factor_low")).sqrt().median() - 1).item(),
+        }
+        for which, part in sorted(groups, key=lambda group: group[0] != "all")
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Choose among cells: the one rule by which terminal, report and recommend name the same winner.
+
+Of the cells that meet every limit the best by the objective wins. The limit of the error is 1e-2 in inference unless
+another is asked for, and int8 without calibration data only counts when it is asked for. Cells whose interval is not
+proven worse are tied with the best one; the tie goes to the cheapest start among those whose figures are near and that
+no other is proven to beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from engines.catalog import EIGHT_BITS
+from profiler.results.cells import GROUP, compared
+from profiler.results.columns import COLUMNS, DERIVED
+from profiler.results.ends import WITH_ENDS, ends_of
+from profiler.results.reasons import Reason
+from profiler.stats.intervals import margin, replicates_to_settle
+
+Row = Mapping[str, Any]
+FIGURES = {**COLUMNS, **DERIVED}
+HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
+MAX_ERROR = 1e-2
+"""Largest error of inference that is chosen unless another limit is given."""
+_NEAR = 0.05
+"""A tie goes to the cheaper start only where the figures differ by less than this share."""
+_CLOSE = 0.05
+"""A figure without an interval is close to a limit that it meets by less than this share."""
+_BOUNDS = {"error": "error_high"}
+"""What a limit of a figure is held against, where not the figure itself."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a figure may be, or the least for one that should be high; greater than 0."""
+
+    figure: str
+    value: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.value if self.figure in HIGHER else value <= self.value
+
+    def excess(self, value: float) -> float:
+        """Return by which share `value` misses the limit; at most 0 where it holds."""
+        if self.figure in HIGHER:
+            return self.value / value - 1 if value else math.inf
+        return value / self.value - 1
+
+    def measured(self, cell: Row) -> float | None:
+        """Return the cell's figure; of an error the bound for a further item."""
+        value: float | None = cell.get(_BOUNDS.get(self.figure, self.figure))
+        return value
+
+    def judged(self, cell: Row) -> float | None:
+        """Return the figure that the limit is held against.
+
+        A percentile is never below the median, so that one counts where samples are too few for it and the median
+        already misses the limit.
+        """
+        value = self.measured(cell)
+        if value is None and FIGURES[self.figure].percentile:
+            median = cell["latency_ms"]
+            return None if median is None or self.holds(median) else median
+        return value
+
+    def missed(self, cell: Row) -> Reason | None:
+        """Return why the cell misses the limit; None if it meets it."""
+        value = self.judged(cell)
+        if value is None:
+            of_each = cell["samples"] // max(1, cell["processes"])
+            return Reason("unknown", cell_name(cell), figure=self.figure, have=of_each)
+        if self.holds(value):
+            return None
+        code = "under" if self.figure in HIGHER else "over"
+        at_least = "at least " if self.measured(cell) is None else ""
+        return Reason(code, cell_name(cell), value, self.value, *self._ends(cell), figure=self.figure, text=at_least)
+
+    def close(self, cell: Row) -> Reason | None:
+        """Return how close to the limit a cell that meets it is; None if its interval is clear of it."""
+        value, (low, high) = self.measured(cell), self._ends(cell)
+        if value is None or not self.holds(value):
+            return None
+        worse = low if self.figure in HIGHER else high
+        if worse is None:
+            is_close, code = self.excess(value) > -_CLOSE, "close"
+        else:
+            is_close, code = not self.holds(worse), "reaches"
+        return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure) if is_close else None
+
+    def _ends(self, cell: Row) -> tuple[float | None, float | None]:
+        low, high = ends_of(self.figure)
+        return (cell.get(low), cell.get(high)) if self.figure in WITH_ENDS else (None, None)
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A cell that was not chosen, and why."""
+
+    cell: Row
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What wins among cells, and why nothing else does.
+
+    `tied` are the others that are not proven worse than the best, best first. `runner_up` is the best other cell of the
+    winner's batch and setting, and `margin` how many times worse it is, as `cells.compared` has it. `losers` are all
+    others, best first. Without a winner `nearest` is the one that misses its worst limit by the least share.
+    """
+
+    figure: str
+    limits: tuple[Limit, ...]
+    winner: Row | None = None
+    tied: tuple[Row, ...] = ()
+    runner_up: Row | None = None
+    margin: Reason | None = None
+    losers: tuple[Loser, ...] = ()
+    nearest: Row | None = None
+
+    @property
+    def replicates_to_settle(self) -> int | None:
+        """Return how many replicates would part the winner from all that it is tied with; None where none would."""
+        tied = {id(cell) for cell in self.tied}
+        needed = [self._settling(loser) for loser in self.losers if id(loser.cell) in tied]
+        return max((number for number in needed if number), default=None) if None not in needed else None
+
+    def _settling(self, loser: Loser) -> int | None:
+        """The same of one loser; 0 where more replicates change nothing."""
+        reason = loser.reasons[0]
+        if reason.code != "unclear":
+            return 0
+        if self.winner is None or not reason.value or not reason.low or not reason.high:
+            return None
+        least = min(self.winner["processes"], loser.cell["processes"])
+        return replicates_to_settle(reason.value, reason.low, reason.high, margin(self.winner["clock"]), least)
+
+
+def choose(
+    cells: pl.DataFrame,
+    figure: str = "latency_ms",
+    limits: Sequence[Limit] = (),
+    allow_uncalibrated: bool = False,
+) -> Choice:
+    """Choose among cells of one model and pass; they may be of several batches and machines."""
+    asked = allow_uncalibrated or any(limit.figure == "error" for limit in limits)
+    usual = _usual_limits(cells, limits)
+    limits = (*limits, *usual)
+    sign = -1 if figure in HIGHER else 1
+    rows = cells.to_dicts()
+    measured = [row for row in rows if row["status"] == "ok"]
+    ranked = sorted(
+        (row for row in measured if row[figure] is not None), key=lambda row: (sign * row[figure], _start(row))
+    )
+    barred = {id(row): reasons for row in ranked if (reasons := _barred(row, limits, usual, asked))}
+    fit = [row for row in ranked if id(row) not in barred]
+    lost = [Loser(row, barred[id(row)]) for row in ranked if id(row) in barred]
+    lost += [Loser(row, (Reason("unknown", cell_name(row), figure=figure),)) for row in measured if row[figure] is None]
+    lost += [
+        Loser(row, (Reason("not-measured", cell_name(row), text=f"{row['status']}: {row['reason'] or 'no reason'}"),))
+        for row in rows
+        if row["status"] != "ok"
+    ]
+    if not fit:
+        unasked = {id(row) for row in ranked if is_uncalibrated(row) and not asked}
+        nearest = min(ranked, key=lambda row: (id(row) in unasked, _worst(row, limits)), default=None)
+        return Choice(figure=figure, limits=limits, losers=tuple(lost), nearest=nearest)
+    against_best = _against(fit, fit[0], figure)
+    tied = [row for row, reason in zip(fit, against_best, strict=True) if reason.code != "worse"]
+    near = [row for row in tied if abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) < _NEAR]
+    winner = next(row for row in sorted(near, key=_start) if _is_beaten_by_none(fit, row, figure))
+    against_winner = _against(fit, winner, figure)
+    beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_winner, strict=True) if row is not winner]
+    same = [
+        loser for loser in beaten if all(loser.cell[key] == winner[key] for key in ("batch_size", "setting", "machine"))
+    ]
+    return Choice(
+        figure=figure,
+        limits=limits,
+        winner=winner,
+        tied=tuple(row for row in tied if row is not winner),
+        runner_up=same[0].cell if same else None,
+        margin=same[0].reasons[0] if same else None,
+        losers=(*beaten, *lost),
+    )
+
+
+def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[dict[str, Any], Choice]]:
+    """Choose the lowest latency in every group of cells; each with the group's key."""
+    keys = [*by, *(name for name in GROUP if name not in by)]
+    groups = cells.group_by(keys, maintain_order=True)
+    return [(dict(zip(keys, key, strict=True)), choose(group)) for key, group in groups]
+
+
+def cell_name(cell: Row) -> str:
+    """Return a cell's configuration, like "compiled fp16"."""
+    return f"{cell['variant']} {cell['precision']}"
+
+
+def is_uncalibrated(cell: Row) -> bool:
+    """Return whether 8-bit ranges are of no data of the user's, so that the error on those is unknown."""
+    return cell["precision"] in EIGHT_BITS and not cell["calibrated"]
+
+
+def _usual_limits(cells: pl.DataFrame, limits: Iterable[Limit]) -> list[Limit]:
+    has_one = any(limit.figure == "error" for limit in limits)
+    return [] if has_one or "inference" not in cells["pass"] else [Limit("error", MAX_ERROR)]
+
+
+def _barred(row: Row, limits: Sequence[Limit], usual: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
+    """Why a cell may not be chosen. An error that was not measured misses no limit that nobody gave."""
+    missed = [limit.missed(row) for limit in limits if not (limit in usual and row["error"] is None)]
+    barred = [Reason("uncalibrated", cell_name(row))] if is_uncalibrated(row) and not asked else []
+    return tuple(reason for reason in (*barred, *missed) if reason is not None)
+
+
+def _worst(row: Row, limits: Sequence[Limit]) -> float:
+    values = [(limit, limit.judged(row)) for limit in limits]
+    return max((math.inf if value is None else limit.excess(value) for limit, value in values), default=0.0)
+
+
+def _is_beaten_by_none(rows: Sequence[Row], row: Row, figure: str) -> bool:
+    """Whether no row is proven better: one with a narrow interval may be that although both are tied with the best."""
+    return all(reason.code != "better" for reason in _against(rows, row, figure))
+
+
+def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
+    """How many times worse each row is than another one: code "worse", "better", "equivalent" or "unclear"."""
+    schema = dict.fromkeys((figure, *(ends_of(figure) if figure in WITH_ENDS else ())), pl.Float64)
+    frame = pl.DataFrame(
+        [{name: row[name] for name in (*schema, "clock")} for row in rows], schema | {"clock": pl.String}
+    )
+    other = pl.DataFrame([{f"{name}_base": best[name] for name in (*schema, "clock")}] * len(rows)).cast(
+        {f"{name}_base": dtype for name, dtype in (schema | {"clock": pl.String}).items()}
+    )
+    # compared() tells how many times better the own figure is, so the best one takes the own place.
+    found = compared(frame.hstack(other), base="", own="_base", figure=figure)
+    codes = {"faster": "worse", "slower": "better", None: "unclear"}
+    return [
+        Reason(
+            codes.get(one["verdict"], one["verdict"]),
+            cell_name(row),
+            one["factor"],
+            None,
+            one["factor_low"],
+            one["factor_high"],
+            figure=figure,
+            other=cell_name(best),
+        )
+        for row, one in zip(rows, found.to_dicts(), strict=True)
+    ]
+
+
+def _start(row: Row) -> tuple[float, float]:
+    """What decides a tie: seconds until it runs, then memory; unknown ones come last."""
+    return tuple(math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))  # type: ignore[return-value]

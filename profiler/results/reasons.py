@@ -1,0 +1,120 @@
+"""State reasons: each is data, and its words are one template a code in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from profiler.results.columns import COLUMNS, DERIVED
+from profiler.stats.samples import PERCENTILE_NEEDS
+from profiler.tables import numbers
+
+FIGURES = {**COLUMNS, **DERIVED}
+COMPARATIVES = {
+    "latency_ms": ("slower", "faster"),
+    "throughput": ("lower throughput", "higher throughput"),
+    "peak_memory_mib": ("more memory", "less memory"),
+    "energy_mj_per_item": ("more energy", "less energy"),
+    "usd_per_million_items": ("more expensive", "cheaper"),
+}
+"""By objective what the worse and the better one of two is so many times."""
+_UNMEASURED = {
+    "usd_per_million_items": "no price; give --usd-per-hour",
+    "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something is as it is: a code, its subject, a value with its interval, and the limit that it is held to."""
+
+    code: str
+    subject: str = ""
+    value: float | None = None
+    limit: float | None = None
+    low: float | None = None
+    high: float | None = None
+    figure: str = ""
+    other: str = ""
+    have: float | None = None
+    text: str = ""
+
+    def __str__(self) -> str:
+        return _TEMPLATES[self.code](self)
+
+
+def amount(figure: str, value: float, low: float | None = None, high: float | None = None) -> str:
+    """Format a figure in its unit, with its range where that is wider than the last digit."""
+    unit = FIGURES[figure].unit
+    if unit == "error":
+        return numbers.error(value)
+    return numbers.within(value, low, high, unit)
+
+
+def noun(figure: str) -> str:
+    return FIGURES[figure].noun or FIGURES[figure].heading.lower()
+
+
+def bound(figure: str, value: float) -> str:
+    """Format a limit, like "latency ≤ 2 ms", with the number as it was given."""
+    return f"{noun(figure)} {'≥' if FIGURES[figure].better == 'more' else '≤'} {_given(figure, value)}"
+
+
+def _given(figure: str, value: float) -> str:
+    unit = FIGURES[figure].unit
+    return numbers.error(value) if unit == "error" else f"{value:,.10g} {unit}"
+
+
+def _worse(reason: Reason) -> str:
+    value, low, high = reason.value, reason.low, reason.high
+    if value is None:
+        return "figures of 0"
+    worse, better = COMPARATIVES.get(reason.figure, ("worse", "better"))
+    if 0 < value < 1:
+        value, low, high, worse = 1 / value, high and 1 / high, low and 1 / low, better
+    return numbers.times(value, low, high, f"× {worse}")
+
+
+def _held(reason: Reason) -> str:
+    """Like "p99 latency 2.40 ms"; an error is held to its limit by its bound."""
+    assert reason.value is not None
+    what = "error bound" if reason.figure == "error" else noun(reason.figure)
+    return f"{what} {reason.text}{amount(reason.figure, reason.value, reason.low, reason.high)}"
+
+
+def _missed(reason: Reason) -> str:
+    assert reason.limit is not None
+    return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
+
+
+def _close(reason: Reason) -> str:
+    assert reason.value is not None and reason.limit is not None
+    side = "below" if reason.value < reason.limit else "above"
+    return f"{_held(reason)} is {numbers.percent(abs(1 - reason.value / reason.limit))} % {side} the limit"
+
+
+def _reaches(reason: Reason) -> str:
+    assert reason.limit is not None
+    return f"{_held(reason)} reaches over the limit of {_given(reason.figure, reason.limit)}"
+
+
+def _unknown(reason: Reason) -> str:
+    percentile = FIGURES[reason.figure].percentile
+    if percentile:
+        needs = PERCENTILE_NEEDS[percentile]
+        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}"
+    return _UNMEASURED.get(reason.figure, f"{noun(reason.figure)} was not measured")
+
+
+_TEMPLATES: dict[str, Callable[[Reason], str]] = {
+    "worse": _worse,
+    "unclear": lambda reason: f"{_worse(reason)}, not told apart",
+    "equivalent": lambda reason: f"as good ({_worse(reason)})",
+    "close": _close,
+    "reaches": _reaches,
+    "over": _missed,
+    "under": _missed,
+    "unknown": _unknown,
+    "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
+    "not-measured": lambda reason: f"not measured: {reason.text}",
+}

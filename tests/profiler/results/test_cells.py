@@ -1,0 +1,243 @@
+"""Cells: replicates merged once, factors with intervals, and the one choice that all answers print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.results.cells import CELLS, cells, compared
+from profiler.results.choice import MAX_ERROR, Limit, choices, choose
+from profiler.results.columns import RESULTS, whole_row
+from profiler.results.ends import WITH_ENDS, ends_of
+from profiler.results.reasons import Reason
+from profiler.stats.intervals import spread_reach
+
+
+def row(variant: str = "eager", precision: str = "fp32", ms: float = 10.0, **more: Any) -> dict[str, Any]:
+    """A row of one process whose interval is 10 % wide to either side, which is its spread between processes."""
+    wide = {"latency_low_ms": ms / 1.1, "latency_high_ms": ms * 1.1}
+    named = {
+        "run_id": "run",
+        "suite": "job",
+        "model": "net",
+        "engine": variant,
+        "device": "cpu",
+        "status": "ok",
+        "pass": "inference",
+        "batch_size": 1,
+        "setting": "",
+        "replicate": 0,
+        "machine": "host",
+        "warnings": [],
+        "variant": variant,
+        "precision": precision,
+        "is_base": (variant, precision) == ("eager", "fp32"),
+        "clock": "host",
+        "latency_ms": ms,
+        "throughput": 1000 / ms,
+        "rel_l2_error": 1e-6,
+        "samples": 100,
+        "latency_spread": 0.0365,
+        "latency_spread_free": 6.0,
+        "load_s": 1.0,
+        "peak_memory_mib": 100.0,
+        **wide,
+        **more,
+    }
+    named["case_id"] = f"net/{variant}/{precision}/b{named['batch_size']}/r{named['replicate']}"
+    return whole_row(named)
+
+
+def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema=RESULTS)
+
+
+def bases(*figures: float, **more: Any) -> list[dict[str, Any]]:
+    return [row(ms=ms, replicate=number, **more) for number, ms in enumerate(figures)]
+
+
+def only(found: pl.DataFrame, **cell: Any) -> dict[str, Any]:
+    return found.filter(**cell).row(0, named=True)
+
+
+def test_a_cell_has_every_figure_of_its_processes_and_a_factor_over_its_base():
+    rows = [
+        *bases(9.0, 10.0, 11.0),
+        row("ort", ms=5.0, warnings=["drift: it moved", "outliers: 3 of 20"]),
+        row("compiled", status="crashed", reason="SIGSEGV"),
+    ]
+    found = cells(frame(*rows))
+    assert list(found.columns) == ["run_id", *CELLS]
+    base, fast, lost = (only(found, variant=name) for name in ("eager", "ort", "compiled"))
+    assert (base["processes"], base["latency_ms"], base["samples"], base["factor"]) == (3, 10.0, 300, 1.0)
+    assert base["latency_low_ms"] > 10 / 1.15, "three processes are known better than one"
+    assert fast["base"] == "eager fp32"
+    assert fast["factor"] == pytest.approx(2.0)
+    assert 1.7 < fast["factor_low"] < 2 < fast["factor_high"] < 2.4
+    assert (fast["verdict"], fast["footnotes"]) == ("faster", ["drift", "outliers"])
+    assert (lost["status"], lost["reason"], lost["failures"], lost["factor"]) == ("crashed", "SIGSEGV", 1, None)
+
+
+def test_one_process_keeps_the_interval_of_its_row():
+    found = only(cells(frame(row("ort", ms=5.0))), variant="ort")
+    reach = spread_reach(0.0365, 6.0)
+    assert found["latency_high_ms"] == pytest.approx(5.0 * 1.1, rel=0.01)
+    assert found["latency_low_ms"] == pytest.approx(5.0 / 1.1, rel=0.01)
+    assert float(reach) == pytest.approx(0.0893, abs=1e-3)
+    doubted = only(cells(frame(row("ort", ms=5.0, latency_high_ms=8.0))), variant="ort")
+    assert doubted["latency_high_ms"] == pytest.approx(8.0)
+
+
+def test_a_doubt_that_all_processes_share_stays_and_one_of_three_counts_a_third():
+    three = {"variant": "ort", "ms": 5.0}
+    shared = [row(**three, replicate=number, latency_high_ms=10.0) for number in range(3)]
+    single = [row(**three, replicate=number, latency_high_ms=10.0 if number else 5.4) for number in (0, 0, 1)]
+    single = [each | {"case_id": f"{number}"} for number, each in enumerate(single)]
+    assert only(cells(frame(*shared)), variant="ort")["latency_high_ms"] == pytest.approx(10.0)
+    assert only(cells(frame(*single)), variant="ort")["latency_high_ms"] == pytest.approx(5.0 * 2 ** (1 / 3), rel=0.02)
+
+
+def test_replicates_of_integers_are_medians_and_percentiles_need_every_process():
+    rows = [
+        row("ort", replicate=number, error_items=items, latency_p99_ms=p99)
+        for number, (items, p99) in enumerate([(8, 11.0), (10, 12.0), (64, None)])
+    ]
+    found = only(cells(frame(*rows)), variant="ort")
+    assert found["latency_p99_ms"] is None
+    assert found["error_items"] == 82
+    assert only(cells(frame(*rows[:2])), variant="ort")["latency_p99_ms"] == 11.5
+
+
+def test_sides_have_cells_and_bases_of_their_own():
+    rows = [
+        row(ms=10.0, machine="a"),
+        row("ort", ms=5.0, machine="a"),
+        row(ms=4.0, machine="b"),
+        row("ort", ms=1.0, machine="b"),
+    ]
+    rows = [each | {"run_id": each["machine"]} for each in rows]
+    found = cells(frame(*rows), ("machine",))
+    assert found.filter(variant="ort")["factor"].to_list() == pytest.approx([2.0, 4.0])
+    both = found.filter(variant="ort", machine="a").join(
+        found.filter(variant="ort", machine="b"), on="variant", suffix="_base"
+    )
+    assert compared(both)["factor"].item() == pytest.approx(0.2)
+    assert compared(both, figure="throughput")["factor"].item() == pytest.approx(0.2), "more throughput is better"
+
+
+def test_a_model_is_compared_with_the_base_of_its_reference():
+    rows = [row(ms=10.0), row("ort", ms=2.0, model="student", reference_model="net", is_base=False)]
+    found = only(cells(frame(*rows)), variant="ort")
+    assert (found["base"], found["factor"]) == ("eager fp32 of net", pytest.approx(5.0))
+
+
+def test_the_winner_is_the_best_that_is_right_and_a_tie_goes_to_the_cheaper_start():
+    rows = [
+        *bases(9.9, 10.0, 10.1),
+        row("compiled", ms=5.00, load_s=60.0),
+        row("ort", ms=5.10, load_s=2.0),
+        row("ort", "fp16", ms=2.0, rel_l2_error=5e-3, rel_l2_error_high=2e-2),
+        row("ort", "int8", ms=1.0, calibrated=False),
+        row("jax", status="unsupported", reason="not installed"),
+    ]
+    ((key, found),) = choices(cells(frame(*rows)))
+    assert key == {"run_id": "run", "model": "net", "pass": "inference", "batch_size": 1, "setting": ""}
+    assert found.winner is not None
+    assert found.winner["variant"] == "ort"
+    assert [cell["variant"] for cell in found.tied] == ["compiled"]
+    assert found.runner_up is not None
+    assert found.runner_up["variant"] == "compiled"
+    why = {(loser.cell["variant"], loser.cell["precision"]): loser.reasons for loser in found.losers}
+    assert [reason.code for reason in why["compiled", "fp32"]] == ["unclear"]
+    assert [reason.code for reason in why["eager", "fp32"]] == ["worse"]
+    assert why["ort", "fp16"] == (Reason("over", "ort fp16", 2e-2, MAX_ERROR, figure="error"),)
+    assert [reason.code for reason in why["ort", "int8"]] == ["uncalibrated"]
+    assert [reason.code for reason in why["jax", "fp32"]] == ["not-measured"]
+    assert found.replicates_to_settle is None, "2 % would take more than a hundred"
+    apart = choose(cells(frame(row("compiled", ms=4.4), row("ort", ms=5.0))))
+    assert apart.replicates_to_settle == 3
+
+
+def test_what_is_much_faster_by_its_median_is_not_given_up_for_a_cheaper_start():
+    rows = [row("compiled", ms=4.0, load_s=60.0), row("ort", ms=5.0, load_s=1.0, latency_low_ms=2.0)]
+    found = choose(cells(frame(*rows)))
+    assert found.winner is not None
+    assert found.winner["variant"] == "compiled"
+    assert [cell["variant"] for cell in found.tied] == ["ort"]
+
+
+def test_a_cheaper_start_wins_no_tie_against_one_that_is_proven_faster():
+    rows = [
+        row("compiled", ms=4.9, load_s=60.0, latency_low_ms=4.0, latency_high_ms=6.0),
+        row("jax", ms=5.0, load_s=30.0, latency_low_ms=4.99, latency_high_ms=5.01),
+        row("ort", ms=5.12, load_s=1.0, latency_low_ms=5.11, latency_high_ms=5.13),
+    ]
+    found = choose(cells(frame(*(each | {"clock": "event", "latency_spread": 1e-4} for each in rows))))
+    assert found.winner is not None
+    assert found.winner["variant"] == "jax", "ort starts sooner, but is slower than jax"
+    assert {loser.cell["variant"]: loser.reasons[0].code for loser in found.losers} == {
+        "compiled": "unclear",
+        "ort": "worse",
+    }
+
+
+def test_int8_without_calibration_and_larger_errors_win_where_they_are_asked_for():
+    rows = cells(frame(row(ms=10.0), row("ort", "int8", ms=1.0, calibrated=False, rel_l2_error=0.05)))
+    for asked in (
+        choose(rows, limits=[Limit("error", 0.1)]),
+        choose(rows, limits=[Limit("error", 0.1)], allow_uncalibrated=True),
+    ):
+        assert asked.winner is not None
+        assert asked.winner["precision"] == "int8"
+    usual = choose(rows, allow_uncalibrated=True)
+    assert usual.winner is not None
+    assert usual.winner["variant"] == "eager", "its error is above 1e-2"
+
+
+def test_a_percentile_is_never_below_the_median():
+    rows = cells(frame(row(ms=10.0), row("ort", ms=2.0), row("compiled", ms=3.0, latency_p99_ms=4.0)))
+    found = choose(rows, limits=[Limit("latency_p99_ms", 5.0)])
+    why = {loser.cell["variant"]: loser.reasons[0] for loser in found.losers}
+    assert found.winner is not None
+    assert found.winner["variant"] == "compiled"
+    assert (why["eager"].code, why["eager"].value, why["eager"].limit) == ("over", 10.0, 5.0)
+    assert why["ort"].code == "unknown"
+    assert str(why["ort"]) == "p99 needs 662 samples, has 100"
+
+
+def test_where_nothing_meets_the_limits_the_nearest_is_named():
+    found = choose(cells(frame(row(ms=10.0), row("ort", ms=6.0))), limits=[Limit("latency_ms", 5.0)])
+    assert found.winner is None
+    assert found.nearest is not None
+    assert found.nearest["variant"] == "ort"
+
+
+def test_every_figure_with_an_interval_has_its_columns():
+    for name in WITH_ENDS:
+        assert {name, *ends_of(name)} <= set(RESULTS)
+    assert ends_of("latency_ms") == ("latency_low_ms", "latency_high_ms")
+    assert ends_of("throughput") == ("throughput_low", "throughput_high")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (Reason("worse", value=4.83, low=4.5, high=5.6, figure="latency_ms"), "4.8× slower (4.5–5.6)"),
+        (Reason("worse", value=4.83, low=4.81, high=4.84, figure="latency_ms"), "4.8× slower"),
+        (
+            Reason("unclear", value=1.05, low=0.9, high=1.2, figure="throughput"),
+            "1.05× lower throughput (0.90–1.20), not told apart",
+        ),
+        (
+            Reason("over", value=1810.0, limit=1500.0, figure="peak_memory_mib"),
+            "memory 1,810 MiB, over the limit of 1,500 MiB",
+        ),
+        (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
+        (Reason("uncalibrated"), "8 bits without calibration data; admit it with --allow-uncalibrated"),
+        (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
+    ],
+)
+def test_a_reason_has_one_template(reason: Reason, words: str):
+    assert str(reason) == words

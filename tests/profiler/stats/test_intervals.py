@@ -1,0 +1,172 @@
+"""Intervals and verdicts on simulated cells: how often they hold the truth, and how often they err."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from profiler.stats.intervals import (
+    UNMEASURED,
+    Processes,
+    Spread,
+    Verdict,
+    common_spread,
+    deviations,
+    figure_interval,
+    pooled,
+    ratio_interval,
+    replicates_to_settle,
+    spread_reach,
+    upper_bound,
+    verdict,
+)
+
+TRIALS = 2000
+
+
+def measured(log_medians: np.ndarray, sd: np.ndarray, free: np.ndarray, **more: np.ndarray) -> Processes:
+    """Cells of processes with these log medians, shape (cells, processes), whose own intervals are no wider."""
+    cells, count = log_medians.shape
+    nothing = np.zeros(cells)
+    variance = log_medians.var(axis=1, ddof=1) if count > 1 else np.full(cells, np.nan)
+    named = {"below": nothing, "above": nothing, "is_base": nothing, "common_sd": nothing, "common_free": nothing}
+    return Processes(
+        middle=np.median(log_medians, axis=1),
+        count=np.full(cells, float(count)),
+        variance=variance,
+        sd=sd,
+        free=free,
+        **(named | more),
+    )
+
+
+def shares(base: Processes, own: Processes, truth: float, within: float) -> tuple[float, float]:
+    """How often the ratio's interval holds the truth, and how often the verdict tells the two apart."""
+    sides = [tuple(np.exp(part) for part in (side.middle, *side.interval())) for side in (base, own)]
+    _, low, high = ratio_interval(*sides)
+    told = [verdict(a, b, within) in (Verdict.FASTER, Verdict.SLOWER) for a, b in zip(low, high, strict=True)]
+    return float(((low <= truth) & (truth <= high)).mean()), float(np.mean(told))
+
+
+@pytest.mark.parametrize("sd", [0.003, 0.1])
+@pytest.mark.parametrize("bases", [1, 2, 6])
+def test_one_process_a_side_leans_on_the_spread_of_the_bases(sd: float, bases: int):
+    rng = np.random.default_rng(0)
+    found = rng.normal(0, sd, (TRIALS, bases, 3))
+    free = np.full(TRIALS, 2.0 * bases)
+    spread = np.sqrt(found.var(axis=2, ddof=1).mean(axis=1))
+    sides = [measured(rng.normal(0, sd, (TRIALS, 1)), spread, free) for _ in range(2)]
+    held, told = shares(*sides, truth=1.0, within=0.03 if sd > 0.03 else 0.01)
+    assert held >= 0.93
+    assert told <= 0.05
+
+
+def test_a_base_of_three_processes_is_narrower_than_one_process():
+    rng = np.random.default_rng(1)
+    sd, truth = 0.05, 2.0
+    found = rng.normal(0, sd, (TRIALS, 4, 3))
+    spread, free = np.sqrt(found.var(axis=2, ddof=1).mean(axis=1)), np.full(TRIALS, 8.0)
+    base = measured(math.log(truth) + found[:, 0], spread, free, is_base=np.ones(TRIALS))
+    own = measured(rng.normal(0, sd, (TRIALS, 1)), spread, free)
+    held, told = shares(base, own, truth, within=0.03)
+    assert held >= 0.93
+    assert told >= 0.99, "twice as fast is told apart"
+    low, high = base.interval()
+    assert np.median(high - low) < 0.75 * np.median(2 * spread_reach(spread, free))
+
+
+@pytest.mark.parametrize("configurations", [4, 16])
+def test_three_replicates_a_side_rely_on_their_own_spread(configurations: int):
+    """The spread varies by configuration, mostly between 0.4 and 2.7 %; the machine's is that of noisy bases."""
+    rng = np.random.default_rng(2)
+    held, told, found = [], [], []
+    for _ in range(TRIALS // configurations):
+        sds = 0.01 * np.exp(rng.normal(0, 0.7, configurations))
+        logs = rng.normal(0, sds[:, None], (configurations, 3))
+        sd, free = common_spread(logs.var(axis=1, ddof=1), np.full(configurations, 3.0))
+        common = {"common_sd": np.full(configurations, sd), "common_free": np.full(configurations, free)}
+        cells = measured(logs, np.full(configurations, 0.15), np.full(configurations, 4.0), **common)
+        others = measured(
+            rng.normal(0, sds[:, None], (configurations, 3)),
+            np.full(configurations, 0.15),
+            np.full(configurations, 4.0),
+            **common,
+        )
+        for truth, into in ((1.0, told), (1.05, found)):
+            shifted = measured(
+                logs + math.log(truth), np.full(configurations, 0.15), np.full(configurations, 4.0), **common
+            )
+            share, differ = shares(shifted, others, truth, within=0.01)
+            held.append(share)
+            into.append(differ)
+        assert cells.count.size == configurations
+    assert np.mean(held) >= 0.93
+    assert np.mean(told) <= 0.05
+    assert np.mean(found) >= (0.7 if configurations == 16 else 0.3), "5 % are found"
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ((1.02, 1.1), Verdict.FASTER),
+        ((0.8, 0.98), Verdict.SLOWER),
+        ((0.995, 1.005), Verdict.EQUIVALENT),
+        ((0.9, 1.2), Verdict.UNCLEAR),
+        ((1.005, 1.1), Verdict.UNCLEAR),
+    ],
+)
+def test_verdicts_are_read_off_the_interval(ends: tuple[float, float], expected: Verdict):
+    assert verdict(*ends, within=0.01) is expected
+
+
+def test_an_interval_is_the_hull_of_all_that_is_known():
+    rng = np.random.default_rng(3)
+    samples = rng.normal(10, 0.2, 400)
+    middle = float(np.median(samples))
+    alone = figure_interval(middle, samples, between=0.0)
+    assert 9.9 < alone.low < middle < alone.high < 10.1
+    spread = figure_interval(middle, samples, between=math.log(1.1))
+    assert (spread.low, spread.high) == pytest.approx((middle / 1.1, middle * 1.1))
+    assert figure_interval(middle, samples, 0.0, others=[13.0]).high == 13.0
+    moved = np.concatenate([samples[:200], samples[200:] + 3])
+    hull = figure_interval(float(np.median(moved)), moved, 0.0)
+    assert hull.low < 10.1
+    assert hull.high > 12.9
+    beside = np.concatenate([samples[:100], samples[:300] + 5])
+    assert figure_interval(float(np.median(beside)), beside[::-1], 0.0, beside_work=0.0).low < 10.2
+    assert figure_interval(8.0, [8.0] * 9, 0.0, beside_work=0.25).low == 6.0, "a quarter of the time was others'"
+    assert figure_interval(8.0, [8.0] * 9, 0.0, beside_work=1.0).low == pytest.approx(0.08)
+    assert figure_interval(5.0, [], 0.0) == figure_interval(5.0, [5.0, 5.0], 0.0), "too few samples add nothing"
+
+
+@pytest.mark.parametrize("size", [3, 5, 12])
+def test_few_samples_have_an_interval_that_holds(size: int):
+    rng = np.random.default_rng(4)
+    held = [
+        (interval.low <= 1 <= interval.high)
+        for samples in np.exp(rng.normal(0, 0.05, (1000, size)))
+        for interval in [figure_interval(float(np.median(samples)), samples, 0.0)]
+    ]
+    assert np.mean(held) >= 0.93
+
+
+def test_what_narrows_a_comparison():
+    assert replicates_to_settle(1.1, 0.95, 1.27, within=0.03, replicates=1) == 5
+    assert replicates_to_settle(1.0301, 0.5, 2.0, within=0.03, replicates=1) is None, "no number of replicates"
+    assert pooled(0.0, 0.0) is None
+    squares, free = deviations([[1.0, 1.1, 0.9], [2.0], [5.0, 5.5]])
+    assert free == 3
+    assert pooled(squares, free) == Spread(math.sqrt(squares / 3), 3.0)
+    assert UNMEASURED.host.reach > UNMEASURED.device.reach
+
+
+@pytest.mark.parametrize("items", [8, 64])
+def test_the_bound_of_an_error_holds_for_a_further_item(items: int):
+    rng = np.random.default_rng(5)
+    errors = np.exp(rng.normal(math.log(2e-3), 0.8, (TRIALS, items + 1)))
+    held = np.mean([row[-1] <= upper_bound(row[:-1]) for row in errors])
+    assert 0.93 <= held <= 0.995
+    assert upper_bound([0.0, 0.1]) == 0.1
+    assert upper_bound([0.2]) == 0.2
