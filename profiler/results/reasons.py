@@ -17,7 +17,7 @@ COMPARATIVES = {
     "energy_mj_per_item": ("more energy", "less energy"),
     "usd_per_million_items": ("more expensive", "cheaper"),
 }
-"""By objective what the worse and the better one of two is so many times."""
+"""By objective the words for the worse and the better one of two."""
 _UNMEASURED = {
     "usd_per_million_items": "no price; give --usd-per-hour",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
