@@ -3,9 +3,7 @@
 Three runs of benchmarks/ab.yaml, three replicates each: A, B, which is the same again, and C, every call of which is
 slowed on purpose (benchmarks/slowed). B should not differ from A, and C be slower, each in 95 % of the cells.
 
-    PYTHONPATH=. python benchmarks/ab.py                  the runs take turns, a replicate each: A B C, C B A, A B C
-    PYTHONPATH=. python benchmarks/ab.py --in-a-row       one whole run after the other, as two runs of a user are
-    PYTHONPATH=. python benchmarks/ab.py --output DIR     keep the runs there
+    PYTHONPATH=. python benchmarks/ab.py [--output DIR]      the runs take turns: A B C, C B A, A B C
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
@@ -37,7 +35,6 @@ ASKED = 0.95
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--in-a-row", action="store_true", help="one whole run after the other")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     parser.add_argument("--config", type=Path, default=HERE / "ab.yaml", help="a job with replicates: 3")
     parser.add_argument("--output", type=Path, help="a folder for the runs; by default they are not kept")
@@ -47,28 +44,24 @@ def main() -> int:
         if any((output / side).exists() for side in SIDES):
             sys.exit(f"{output}: there are runs already; give another folder")
         runs: dict[str, Path] = {}
-        for side, replicates in turns(options.in_a_row):
-            run_turn(options, output, side, replicates, runs)
+        for side, replicate in turns():
+            run_turn(options, output, side, replicate, runs)
         return 0 if judge(runs) else 1
 
 
-def turns(in_a_row: bool) -> list[tuple[str, tuple[int, ...]]]:
-    """Which side measures which replicates, in order; the order of the sides turns round, none is always last."""
-    if in_a_row:
-        return [(side, tuple(range(REPLICATES))) for side in SIDES]
-    return [(side, (n,)) for n in range(REPLICATES) for side in (SIDES[::-1] if n % 2 else SIDES)]
+def turns() -> list[tuple[str, int]]:
+    """Return which side measures which replicate, in order; the order of the sides turns round."""
+    return [(side, n) for n in range(REPLICATES) for side in (SIDES[::-1] if n % 2 else SIDES)]
 
 
-def run_turn(
-    options: argparse.Namespace, output: Path, side: str, replicates: Sequence[int], runs: dict[str, Path]
-) -> None:
+def run_turn(options: argparse.Namespace, output: Path, side: str, replicate: int, runs: dict[str, Path]) -> None:
     """Start the side's run, or go on with it."""
     command = [sys.executable, "-m", "profiler"]
     if side in runs:
         command += ["--resume", str(runs[side]), "--device", options.device]
     else:
         command += [str(options.config), "--device", options.device, "--output", str(output / side)]
-    command += ["--machine", f"label={side}", "--only", ",".join(f"replicate={n}" for n in replicates)]
+    command += ["--machine", f"label={side}", "--only", f"replicate={replicate}"]
     print(" ".join(command), flush=True)
     variables = slowing(output, runs) if side == "C" else {}
     done = subprocess.run(command, env=os.environ | variables, check=False, stdout=subprocess.PIPE, text=True)
@@ -78,7 +71,7 @@ def run_turn(
 
 
 def slowing(output: Path, runs: Mapping[str, Path]) -> dict[str, str]:
-    """The environment in which every session is slowed, by a share of the device times of A."""
+    """Return the environment in which every session is slowed, by a share of the device times of A."""
     rows = pl.read_parquet(runs["A"] / "results.parquet").filter(status="ok")
     times = {
         key_of({**row, "options": json.loads(row["options"])}): row["gpu_ms"] or row["latency_ms"]
@@ -92,7 +85,7 @@ def slowing(output: Path, runs: Mapping[str, Path]) -> dict[str, str]:
 
 
 def judge(runs: Mapping[str, Path]) -> bool:
-    """Print what compare says of B and of C, and whether it says so often enough."""
+    """Print what compare says of B and of C; return True if it says so often enough."""
     results = read_runs([runs[side] for side in SIDES]).results.collect()
     cells = compare(results, by="machine", base="A").drop_nulls("ratio")
     device = str(results["device"][0])

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,12 @@ import polars as pl
 from exporters.whole_file import write_whole
 from profiler.job.config import load_config
 from profiler.nvml import visible_gpus
-from profiler.published.printed import MARKED, legend, marks
+from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.results.cells import OK, compared
-from profiler.results.columns import Group, factor, kind_of_warning, names
+from profiler.results.columns import Group, factor, names
 from profiler.results.ends import ends_of
 from profiler.results.run_folder import RunFolder
 from profiler.results.unfinished import is_unfinished, so_far
-from profiler.results.warning_kinds import meaning
-from profiler.submit.cleaning import Cleaner, Run, read_run, write_data
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name, prose
 from profiler.tables.writers import markdown, parquet
@@ -48,9 +47,6 @@ OPERATOR = re.compile(
     r"(?P<aten>aten[.:]+\w+)|an implementation for (?P<lacking>\w+)|while running (?P<running>\w+) node"
 )
 """Where a reason names one: torch's, or ONNX Runtime's."""
-FEW = 10
-"""Up to so many models are named."""
-KINDS = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
 
 
 def main() -> None:
@@ -96,12 +92,12 @@ def measure(job: Path, output: Path, devices: Sequence[str], models: Sequence[st
 
 
 def shares(items: Sequence[Any], devices: Sequence[str]) -> dict[str, list[Any]]:
-    """Every device's part, in turn; of cores that are fewer than devices all."""
+    """Deal items to devices in turn; too few for all, every device gets all."""
     return {device: list(items[place :: len(devices)]) or list(items) for place, device in enumerate(devices)}
 
 
 def _measuring(job: Path, output: Path, device: str, only: str) -> list[str]:
-    """What measures a device's share, or goes on with it."""
+    """Return the command that measures a device's share, or resumes it."""
     folder = output / device.replace(":", "")
     runs = sorted(path.parent for path in folder.glob("*/bench.yaml"))
     start = ["--resume", str(runs[-1])] if runs else [str(job), "--output", str(folder)]
@@ -127,7 +123,7 @@ def _side_by_side(commands: dict[str, list[str]], cores: dict[str, list[int]], o
 
 
 def families() -> Callable[[str], str]:
-    """What says of a model's name in which of timm's families it is: the file that has it."""
+    """Return a function from a model's name to its timm family: the file that defines it."""
     from timm.models import _registry
 
     known: dict[str, str] = _registry._model_to_module
@@ -135,27 +131,24 @@ def families() -> Callable[[str], str]:
 
 
 def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: Path) -> None:
-    """Write README.md, results.parquet, seconds.parquet and the job of the runs and of what is there. Exits where those
-    are of different machines or versions."""
-    runs = [_read(folder) for folder in folders]
-    clean = Cleaner(runs)
-    rows, seconds = whole(clean.results(pl.concat([run.results for run in runs]))), seconds_of(folders)
+    """Write page, rows, seconds and job of the runs and of what is there. Exits where machines or versions differ."""
+    runs = clean([_read(folder) for folder in folders])
+    rows, seconds = whole(pl.concat([run.results for run in runs])), seconds_of(folders)
     if (into / "results.parquet").exists():
         rows = added(pl.read_parquet(into / "results.parquet"), rows)
         seconds = added(pl.read_parquet(into / "seconds.parquet"), seconds)
     if mixed := [fact for fact in ("machine", *names(Group.VERSIONS)) if rows[fact].n_unique() > 1]:
         sys.exit(f"atlas: {', '.join(mixed)} differ between these runs, or from what {into} has; give another folder")
     seconds = seconds.join(rows, "model", how="semi")
-    job = clean.job(runs[0].job)
-    write_data(into, rows, clean.environment(runs[0].environment), {"bench.yaml": job})
+    write_run(into, [replace(runs[0], results=rows)])
     write_whole(into / "seconds.parquet", parquet(seconds))
     of = len(load_config(folders[0] / "bench.yaml").models)
     family = pl.col("model").map_elements(family_of, pl.String)
-    (into / "README.md").write_text(page(rows.with_columns(family=family), seconds, of))
+    write_whole(into / "README.md", page(rows.with_columns(family=family), seconds, of))
 
 
 def _read(folder: Path) -> Run:
-    """A run; of one that was cut off what its journal holds, without tables in its folder that would be old later."""
+    """Read a run; of one that was cut off what its journal holds, without tables that would be old later."""
     if not is_unfinished(folder):
         return read_run(folder)
     with tempfile.TemporaryDirectory() as scratch:
@@ -166,17 +159,17 @@ def _read(folder: Path) -> Run:
 
 
 def whole(rows: pl.DataFrame) -> pl.DataFrame:
-    """Those of the models that have a row in every variant: a run that was cut off has begun one more."""
+    """Keep models with a row in every variant: a run that was cut off has begun one more."""
     return rows.filter(pl.col("variant").n_unique().over("model") == rows["variant"].n_unique())
 
 
 def added(page: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
-    """What the page has, but for models that were measured again, and what was measured."""
+    """Replace the page's rows of models that were measured again."""
     return pl.concat([page.join(measured, "model", how="anti"), measured], how="diagonal_relaxed")
 
 
 def seconds_of(folders: Sequence[Path]) -> pl.DataFrame:
-    """Wall seconds of each case by phase, as journals have them: columns model, engine, phase, seconds."""
+    """Return wall seconds of each case by phase from the journals: model, engine, phase, seconds."""
     results = [result for folder in folders for result in RunFolder(folder).results().values()]
     return pl.DataFrame(
         [
@@ -190,7 +183,7 @@ def seconds_of(folders: Sequence[Path]) -> pl.DataFrame:
 
 
 def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
-    """The page as Markdown; `rows` are results with the column family, of a job with so many models."""
+    """Write the page; `rows` are results with the column family, `job` counts the job's models."""
     models, families = rows["model"].n_unique(), rows["family"].n_unique()
     left = f" The other {job - models} of the job's {job} models have not been measured yet." if job > models else ""
     first = rows.row(0, named=True)
@@ -203,7 +196,6 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
         f"were measured.{left} The data is in [results.parquet](results.parquet), the job in [bench.yaml](bench.yaml).",
         *_section("How many run", passes(rows)),
         *_section("Why some do not, by operator", failures(rows)),
-        *_section("What the rows warn of", warned(rows)),
         *_section(
             "The fastest runtime by family",
             fastest(rows, "latency_ms"),
@@ -222,9 +214,7 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame, job: int) -> str:
             "Mean wall seconds of a cell's own process. Graphs and references were prepared ahead, and so was what "
             "torch.compile keeps on disk: `build` is what it still has to do with that.",
         ),
-        *_section(
-            "Every model", cells(rows), f"Milliseconds of a call; without one the row's status. {legend(MARKED)}."
-        ),
+        *_section("Every model", cells(rows), "Milliseconds of a call; without one the row's status."),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -234,7 +224,7 @@ def _section(title: str, table: Table, text: str = "") -> list[str]:
 
 
 def passes(rows: pl.DataFrame) -> Table:
-    """By engine how many cells are of each status."""
+    """Count the cells of each status by runtime."""
     statuses = rows["status"].unique().sort().to_list()
     counts = rows.group_by("variant", maintain_order=True).agg(
         pl.len().alias("cells"),
@@ -251,14 +241,14 @@ def passes(rows: pl.DataFrame) -> Table:
 
 
 def operator(reason: str) -> str:
-    """The operator that a reason names, else how it begins."""
+    """Extract the operator that a reason names, else its beginning."""
     if match := OPERATOR.search(reason):
         return match[str(match.lastgroup)]
     return re.split(r"[;.,(]", re.sub(r"^(model '[^']*'|\w*Error): ", "", reason))[0][:80].strip()
 
 
 def failures(rows: pl.DataFrame) -> Table:
-    """What is not ok, by runtime and operator, with one whole reason."""
+    """Group failures by runtime and operator, with one whole reason."""
     bad = rows.filter(~OK).with_columns(
         pl.col("reason").fill_null(""), operator=pl.col("reason").fill_null("").map_elements(operator, pl.String)
     )
@@ -276,24 +266,8 @@ def failures(rows: pl.DataFrame) -> Table:
     return Table("failures", "", groups.sort("cells", descending=True, maintain_order=True), fields)
 
 
-def warned(rows: pl.DataFrame) -> Table:
-    """By kind of warning how many of a variant's rows with figures carry it, and whose they are where those are few."""
-    variants = rows["variant"].unique(maintain_order=True).to_list()
-    carried = rows.filter(OK).select("model", "variant", kind=KINDS.list.unique()).explode("kind").drop_nulls("kind")
-    models = pl.col("model").unique().sort()
-    counts = carried.group_by("kind").agg(
-        *((pl.col("variant") == variant).sum().alias(variant) for variant in variants),
-        models=pl.when(models.len() <= FEW).then(models.str.join(", ")),
-    )
-    meanings = pl.col("kind").map_elements(lambda kind: meaning(kind, ""), pl.String)
-    figures = (figure(variant, variant, numbers.whole) for variant in variants)
-    fields = [name("Warning", "kind"), *figures, prose("Models", "models"), prose("Meaning", "meaning")]
-    return Table("warned", "", counts.with_columns(meaning=meanings).sort("kind"), fields)
-
-
 def fastest(rows: pl.DataFrame, column: str) -> Table:
-    """By family the geometric mean of each variant's milliseconds, over models that have them in all of them, the
-    fastest, and how many times as long the second fastest takes, with the interval."""
+    """Show each family's geometric mean milliseconds by variant, over models that ran in all, and who leads."""
     ends = ends_of(column)
     whole = (OK & pl.col(column).is_not_null()).all().over("model")
     arms = {name: (pl.col(name) / pl.col(column)).log() for name in ends}
@@ -325,7 +299,7 @@ def fastest(rows: pl.DataFrame, column: str) -> Table:
 
 
 def spent(seconds: pl.DataFrame) -> Table:
-    """By phase the mean seconds of a cell in each variant, and their sums."""
+    """Average the seconds of a cell by phase and variant, with their sums."""
     variants = seconds["engine"].unique(maintain_order=True).to_list()
     cells_of = dict(seconds.filter(phase="open").group_by("engine").len().iter_rows())
     sums = seconds.group_by("engine", "phase", maintain_order=True).agg(pl.col("seconds").sum())
@@ -338,10 +312,10 @@ def spent(seconds: pl.DataFrame) -> Table:
 
 
 def cells(rows: pl.DataFrame) -> Table:
-    """A row a model: of each variant the milliseconds with their marks, or the status."""
+    """List every model with each variant's milliseconds, or its status."""
     variants = rows["variant"].unique(maintain_order=True).to_list()
     ms = pl.col("latency_ms").map_elements(lambda value: numbers.ms([value])[0], pl.String)
-    cell = pl.when(OK).then(pl.concat_str(ms, marks(KINDS), separator=" ", ignore_nulls=True)).otherwise("status")
+    cell = pl.when(OK).then(ms).otherwise("status")
     wide = rows.with_columns(cell=cell).pivot(
         "variant", index=["family", "model"], values="cell", aggregate_function="first"
     )

@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def write_graph(path: Path, blocks: int) -> None:
-    """The module's twin with weights of its own, each written as it is drawn."""
+    """Write the module's twin with weights of its own, each as it is drawn."""
     generator, nodes, weights = np.random.default_rng(0), [], []
     with path.with_suffix(".data").open("wb") as file:
 
@@ -121,7 +121,7 @@ def write_graph(path: Path, blocks: int) -> None:
 
 
 def watched(child: subprocess.Popen[bytes]) -> tuple[dict[str, tuple[int, int, float, float]], int]:
-    """The peak of each process of the child's tree, by the file that it prints to, which says what it does.
+    """Return the peak of each process of the child's tree, by the file that it prints to, which says what it does.
 
     Of each its own bytes, the mapped ones, and when it was first and last seen; then the peak of all own ones together.
     """

@@ -1,4 +1,4 @@
-"""How a run of 2,000 tiny cases grows: the parent's memory, and what each case takes beyond its own measuring.
+"""Measure how a run of 2,000 tiny cases grows: the parent's memory, and each case's time beyond its own measuring.
 
     python benchmarks/long_run.py [CASES]
 
@@ -44,7 +44,7 @@ budget: {{seconds: 0.001, min_samples: 3, repeats: 0}}
 
 
 class Watch(PlainDisplay):
-    """The display of a run that keeps when each case ended, and the memory that the parent had then."""
+    """Keep when each case ended, and the parent's memory then."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -66,7 +66,7 @@ class Watch(PlainDisplay):
 
 
 def resident() -> float:
-    """Megabytes of memory that this process has."""
+    """Return this process's memory in megabytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
@@ -86,13 +86,13 @@ def main() -> int:
 
 
 def write_job(place: Path, cases: int) -> Path:
-    """The job of at least so many cases."""
+    """Write a job of at least so many cases."""
     (place / "job.yaml").write_text(_JOB.format(replicates=-(-cases // 4)))
     return place / "job.yaml"
 
 
 def run(place: Path, cases: int) -> tuple[Watch, float]:
-    """Measure that many; returns what was watched, and the megabytes at the run's end."""
+    """Measure that many; return what was watched, and the megabytes at the run's end."""
     os.environ["PROFILER_CACHE"] = str(place / "cache")
     config = load_config(write_job(place, cases), "cpu")
     with libraries() as facts, (place / "out").open("w") as out:

@@ -1,10 +1,9 @@
-"""What enters: nothing. What leaves: how long compare and report take over 100,000 cases, and in how much memory.
+"""Measure how long compare and report take over 100,000 cases, and in how much memory.
 
 Two runs of one machine are made up: three processes a cell, a hundred raw samples a case, ten million in all. Each
 command is run as a whole process on two cores, as a user would; the target is 10 s and 2 GB.
 
-    python benchmarks/tables.py            both commands
-    python benchmarks/tables.py --keep DIR the runs stay there
+    python benchmarks/tables.py
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TOLD = ("case_id", "engine", "is_base", "status", "reason", "warnings")
 
 
 def make_runs(folder: Path) -> list[Path]:
-    """Two runs inside `folder`, the second with other noise; some cells of it failed."""
+    """Write two runs inside `folder`, the second with other noise and some failed cells."""
     return [_make_run(folder / f"20260101T00000{n}Z-made-{n:04x}", seed=n) for n in range(2)]
 
 
@@ -58,7 +57,7 @@ def _make_run(folder: Path, seed: int) -> Path:
 
 
 def _rows(cells: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Rows as a GPU's run has them, from cells with a median `ms` and whether they are `ok`."""
+    """Make rows as a GPU's run has them, from cells with a median `ms` and the flag `ok`."""
     proof = {"compute_types": {"float32": 53}, "cuda_graph": False, "library": "torch 2.11.0", "tf32": False}
     same = {
         "run_id": run_id, "suite": "made", "device": "cuda", "model_kind": "canonical", "options": "{}",
@@ -92,7 +91,7 @@ def _rows(cells: pl.DataFrame, run_id: str) -> pl.DataFrame:
 
 
 def _samples(rows: pl.DataFrame, medians: np.ndarray, rng: np.random.Generator) -> pl.DataFrame:
-    """Every case's samples on every clock, with the noise of a process around its median."""
+    """Draw every case's samples on every clock, with the noise of a process around its median."""
     parts = []
     for clock, count in SAMPLES_PER_CASE.items():
         ms = (medians[:, None] * np.exp(rng.normal(0, _NOISE, (rows.height, count)))).ravel()
@@ -103,7 +102,7 @@ def _samples(rows: pl.DataFrame, medians: np.ndarray, rng: np.random.Generator) 
 
 
 def measure(command: list[str], folder: Path) -> tuple[float, float, float, int]:
-    """Wall and CPU seconds, peak resident MiB and exit code of a whole process on two cores."""
+    """Return wall and CPU seconds, peak resident MiB and exit code of a whole process on two cores."""
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     started = time.perf_counter()
     with (folder / "output.txt").open("w") as output:
@@ -121,7 +120,6 @@ def measure(command: list[str], folder: Path) -> tuple[float, float, float, int]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measures compare and report over 100,000 cases.")
-    parser.add_argument("--keep", type=Path, help="make the runs here, and leave them")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
@@ -129,7 +127,7 @@ def main() -> int:
         return 0
     over = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
+        folder = Path(temporary)
         # In a process of its own: a child's peak counts what its parent had when it was born.
         subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)
         runs = sorted(str(path) for path in folder.iterdir() if path.is_dir())

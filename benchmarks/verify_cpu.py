@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float, float | None]:
-    """Each tool's median over the rounds in microseconds, the median difference of ours to the plain loop, parity."""
+    """Return each tool's median in microseconds, our median difference to the plain loop, and parity."""
     import torch
     from torch.utils.benchmark import Timer
 
@@ -139,7 +139,7 @@ def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float, floa
 
 
 def _parity(task: Task, session: Any, outputs: Any) -> float | None:
-    """Our relative L2 error over that of the plain call's outputs in numpy; None in engines whose call returns none."""
+    """Return our relative L2 error over the plain call's in numpy; None in engines whose call returns no outputs."""
     from profiler.results.result import Result
     from profiler.worker import checks
 
@@ -153,7 +153,7 @@ def _parity(task: Task, session: Any, outputs: Any) -> float | None:
 
 
 def _loop(call: Callable[[], Any], call_ms: float) -> float:
-    """Milliseconds of a call: the median over blocks of calls that last half a millisecond, or of single ones."""
+    """Time a call in milliseconds: the median over blocks of calls that last half a millisecond, or of single ones."""
     size = max(1, round(0.5 / call_ms))
     found, end = [], time.perf_counter() + SECONDS
     while True:
@@ -202,10 +202,7 @@ PLAIN: dict[str, Callable[[Any], Callable[[], Any]]] = {
 
 
 def _benchmark_app(task: Task) -> float:
-    """What OpenVINO's own tool says of a call, in microseconds, in a process of its own.
-
-    A mean, since of its median it gives two decimals of a millisecond.
-    """
+    """Return the mean microseconds of OpenVINO's own tool; its median has only two decimals of a millisecond."""
     shapes = ",".join(f"[{task.case.batch_size},{','.join(map(str, spec.shape[1:]))}]" for spec in task.prepared.specs)
     with tempfile.TemporaryDirectory() as folder:
         command = ["benchmark_app", "-m", str(task.prepared.onnx["fp32"].path), "-d", "CPU", "-api", "sync", "-t", "2",

@@ -79,7 +79,7 @@ class Row:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """By RATIOS how far off we are, of what was measured and can be compared; our L2 error over numpy's own."""
+        """Return by RATIOS how far off we are, where both were measured, and our L2 error over numpy's."""
         ms = dict(self.ms)
         if host_bound({name: [value] for name, value in ms.items()}):
             ms.pop("plain", None)
@@ -95,7 +95,7 @@ class Row:
 
     @property
     def words(self) -> dict[str, str]:
-        """The ratios as printed."""
+        """Return the ratios as printed."""
         return {name: f"{value:.2f}" if name == "parity" else f"{value:+.2%}" for name, value in self.ratios.items()}
 
 
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) -> list[Row]:
-    """Two processes a cell, the script's and the other tools'; each row is printed and written as it comes."""
+    """Measure a cell in two processes, the script's and the other tools'; print and write each row as it comes."""
     rows: list[Row] = []
     head = "".join(f"{name:>14}" for name in (*COLUMNS, *RATIOS, "parity"))
     print(f"{'':<38}{head}")
@@ -172,7 +172,7 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
 
 
 def spread(task: Task, repeats: int, logs: Path) -> bool:
-    """The same cell in fresh processes: the median absolute deviation of their medians; whether all of them ran."""
+    """Print the median absolute deviation of a cell's medians in fresh processes; return False if one failed."""
     found = []
     for _ in range(repeats):
         outcome = run(task, "time_ours", logs)
@@ -197,7 +197,7 @@ def run(task: Task, function: str, logs: Path) -> Outcome:
 
 
 def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, float], bool]:
-    """The median SM clock while each tool ran, and whether the card was at its power limit in any of them."""
+    """Return the median SM clock while each tool ran, and True if the card was at its power limit."""
     names = [name for name in entered if name in TOOLS]
     mhz, capped = {}, False
     for name, end in zip(names, [*(entered[name] for name in names[1:]), entered["exit"]], strict=True):
@@ -210,19 +210,19 @@ def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, floa
 
 
 def functions_of(task: Task) -> Sequence[str]:
-    """What runs of a cell, each in a process of its own; a script only where it has a module to time."""
+    """Name the functions that run for a cell, each in its own process; the script needs a module to time."""
     plain = task.case.engine in ("eager", "compiled") and task.prepared.reference is not None
     return ("time_plain", "time_cell") if plain else ("time_cell",)
 
 
 def time_ours(task: Task, report: Report) -> dict[str, float]:
-    """Our own clocks alone."""
+    """Time the cell on our own clocks alone."""
     session, clock, call_ms = _open(task)
     return _ours(session, clock, task.budget, call_ms)
 
 
 def time_cell(task: Task, report: Report) -> dict[str, float]:
-    """Every tool on one session; ours first and, once more, last."""
+    """Time one session with every tool; ours first and, once more, last."""
     import torch
     import triton
     from torch.utils.benchmark import Timer
@@ -254,7 +254,7 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
 
 
 def time_plain(task: Task, report: Report) -> dict[str, float]:
-    """The plain script's latency of a module, and numpy's error of its outputs."""
+    """Return the plain script's latency of a module, and numpy's error of its outputs."""
     import torch
 
     from profiler.worker.task import make_job
@@ -271,7 +271,7 @@ def time_plain(task: Task, report: Report) -> dict[str, float]:
 
 
 def _error(task: Task, session: Any) -> float:
-    """Our own relative L2 error of the session's outputs; 0 without a reference."""
+    """Return our relative L2 error of the session's outputs; 0 without a reference."""
     from profiler.results.result import Result
     from profiler.worker import checks
 
@@ -300,7 +300,7 @@ def _ours(session: Any, clock: Any, budget: Budget, call_ms: float) -> dict[str,
 
 
 def _gated(name: str, session: Any, clock: Any, found: dict[str, float]) -> dict[str, float]:
-    """By that name the gated clock alone, over about 0.2 s; nothing where no gate could hold a call."""
+    """Time about 0.2 s on the gated clock, under that name; nothing where no gate could hold a call."""
     if "gpu" not in found:
         return {}
     calls = max(10, int(200 / (2 * found["enqueue"] + found["gpu"])))

@@ -21,7 +21,7 @@ _QUEUED, _LEAD_IN = 20, 2
 
 
 def module_call(job: Any, compiled: bool = False) -> Callable[[], Any]:
-    """A call of the module with the job's weights, inputs and options, in inference mode, on the job's device."""
+    """Return a call of the module with the job's weights, inputs and options, in inference mode, on its device."""
     import torch
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(job.precision, torch.float32)
@@ -48,7 +48,7 @@ def module_call(job: Any, compiled: bool = False) -> Callable[[], Any]:
 
 
 def arrays(result: Any) -> list[np.ndarray]:
-    """The tensors of a result in their order: of a tensor, a tuple, a dict or a ModelOutput."""
+    """List the tensors of a result in order: of a tensor, a tuple, a dict or a ModelOutput."""
     if isinstance(result, Mapping):
         result = list(result.values())
     if isinstance(result, list | tuple):
@@ -72,7 +72,7 @@ def numpy_error(outputs: list[np.ndarray], reference: Path) -> float:
 
 
 def replayed_ms(call: Callable[[], Any]) -> float:
-    """Median milliseconds of a replay of the call's own CUDA graph, recorded and replayed on the current stream."""
+    """Return the median milliseconds of a replay of the call's own CUDA graph, on the current stream."""
     import torch
 
     for _ in range(3):
@@ -85,7 +85,7 @@ def replayed_ms(call: Callable[[], Any]) -> float:
 
 
 def event_ms(call: Callable[[], Any], seconds: float = 0.6) -> float:
-    """Median milliseconds from one event to the next, with a call between them and more calls queued behind it.
+    """Return the median milliseconds between events around one call, with more calls queued behind it.
 
     A call that is awaited before the next begins would have the host's time to its first launch in it.
     """

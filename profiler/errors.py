@@ -23,11 +23,6 @@ def resuming(run: Path) -> str:
     return f"{PROGRAM} --resume {shlex.quote(str(run))}"
 
 
-def measuring_again(run: Path | str) -> str:
-    """The command that measures what of the run is still disturbed, each case once the machine is quiet."""
-    return f"{resuming(Path(run))} --retry {WHEN_IDLE}"
-
-
 def measuring_anew(job: Path | str, only: str, options: str) -> str:
     """The command that measures into a run of its own what the conditions let through of the job, or all of it."""
     conditions = f" \\\n  --only {shlex.quote(only)}" if only else ""

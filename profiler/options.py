@@ -131,7 +131,6 @@ class Report:
 
     runs: Sequence[str] = _argument("Folders of runs, patterns such as 'results/*', or addresses")
     output: Path | None = _option("File or folder; else the run's own folder, for several runs this one")
-    study: str | None = _option("Next to a published benchmark's figures instead, such as cnn-benchmarks")
     only: Sequence[str] = _only()
 
 
@@ -216,26 +215,12 @@ class Suites:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Print finished runs next to a published benchmark's figures, and who is how many times faster."""
+    """Print finished runs next to a published benchmark's figures; --into publishes them."""
 
     runs: Sequence[str] = _argument("Folders of finished runs, of one or several machines")
-    study: str | None = _option("cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")
-    into: Path | None = _option("Folder for the tables; without it they are only printed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submit:
-    """Check finished runs of suites, and write what may be published of them: no host, user, folder or variable."""
-
-    runs: Sequence[str] = _argument("Folders of finished runs, one a suite and machine", metavar="RUN...")
-    into: Path = _option(
-        "Folder of the machines; each run goes to <machine>/<suite> in it", default=Path("docs/results/suites")
-    )
-    most_disturbed: float = _option(
-        "Refuse a run of whose rows other work disturbed a larger share", default=0.2, min=0, max=1
-    )
-    incomplete: bool = _option(
-        "Take a run that was cut off, too; the list of runs says which cases it lacks", default=False
+    study: str | None = _option("cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study; by default the suite's")
+    into: Path | None = _option(
+        "Publish runs of suites in this folder, such as docs/results/suites: no host, user or path of the machine"
     )
 
 
@@ -273,7 +258,6 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "models": (Models, "profiler.listings:list_models"),
     "suites": (Suites, "profiler.listings:list_suites"),
     "published": (Published, "profiler.published.command:execute"),
-    "submit": (Submit, "profiler.submit.command:execute"),
     "cache": (Cache, "profiler.listings:cache"),
     "environment": (Environment, "profiler.listings:print_environment"),
 }

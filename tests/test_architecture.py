@@ -20,11 +20,9 @@ ORDER = (
     *("profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
     *("profiler.published.studies", "profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
-    # How charts look, and their axes: pictures of a published benchmark have those of a report.
-    *("profiler.report.palette", "profiler.report.chart_specs"),
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended
     # is exported by what prepares a run and builds an engine.
-    *("profiler.published", "profiler.submit", "profiler.compare", "profiler.report", "profiler.run"),
+    *("profiler.published", "profiler.compare", "profiler.report", "profiler.run"),
     *("profiler.build", "profiler.recommend", "profiler.doctor"),
     *("profiler.layers", "profiler.query", "profiler.listings"),
     *("profiler.cli", "profiler.__main__", "profiler", "benchmarks"),
@@ -33,7 +31,6 @@ ORDER = (
 WITH_POLARS = (
     *("profiler.stats", "profiler.tables", "profiler.results", "profiler.published", "profiler.compare"),
     *(
-        "profiler.submit",
         "profiler.report",
         "profiler.run",
         "profiler.recommend",
@@ -354,7 +351,7 @@ LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
 """What must not be slow to import, the lightest first."""
 PARENT = (
     *("job.plan", "listings", "build", "layers", "query", "run.runner"),
-    *(f"{room}.command" for room in ("published", "submit", "compare", "report", "run", "recommend")),
+    *(f"{room}.command" for room in ("published", "compare", "report", "run", "recommend")),
 )
 """What runs in the parent process: every command."""
 

@@ -1,8 +1,10 @@
-"""Print and write the tables of a published benchmark with the results of runs among its figures, and conclusions."""
+"""Print runs next to a published benchmark's figures, and publish runs of suites as folders with a page a suite."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,80 +13,80 @@ from rich.console import Console
 from rich.text import Text
 
 from exporters.whole_file import write_whole
+from profiler.bundled import jobs
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import settings
+from profiler.job.config import load_config
 from profiler.options import Published as Options
-from profiler.published import page
-from profiler.published.claims.evidence import Evidence
-from profiler.published.machines import Environment
-from profiler.published.printed import Printed
+from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.published.references import network_names
-from profiler.published.studies import STUDIES
-from profiler.published.tables import LAYERS, markdown, published_tables
+from profiler.published.studies import STUDIES, Study
+from profiler.published.tables import LAYERS, MATRIX, Environment, published_tables, statements
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import listed
-from profiler.tables.writers import print_table
+from profiler.tables.table import Section, Table, prose, words
+from profiler.tables.writers import MARK, escape_markdown, markdown, markdown_section, print_section, slug
 
-NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
+_LEAD = (
+    f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time of a column, among the "
+    "published rows and among ours."
+)
+_NOTHING = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print runs next to a study's figures. Raises ConfigError for an unknown study, or a folder that holds no run."""
-    if options.study is None:
-        raise ConfigError(f"--study: say next to which figures: {', '.join(STUDIES)}")
-    check_choice("--study", options.study, STUDIES)
+    """Print runs next to a study's figures, and publish them. Raises ConfigError for what cannot be used."""
+    if options.study is not None:
+        check_choice("--study", options.study, STUDIES)
     runs = read_runs(options.runs)
-    environments = [run.environment for run in runs.runs]
-    if not present(console, options.study, runs.results.collect(), environments, options.into):
-        raise ConfigError(NO_ROWS.format(options.study))
+    results, environments = runs.results.collect(), [run.environment for run in runs.runs]
+    suites = results["suite"].unique().sort().to_list()
+    studies = {suite: options.study or study_of(suite) for suite in suites}
+    parts = {study: [suite for suite in suites if studies[suite] == study] for study in studies.values()}
+    shown = [
+        present(console, study, results.filter(pl.col("suite").is_in(suites)), environments)
+        for study, suites in parts.items()
+    ]
+    if not any(shown):
+        raise ConfigError(_NOTHING.format(listed(parts)))
+    if options.into is not None:
+        for target in publish([Path(run.address) for run in runs.runs], options.into):
+            console.print(Text(f"Written: {target}"), soft_wrap=True)
+        write_pages(options.into)
+        console.print(Text(f"Pages: {options.into / 'README.md'}"), soft_wrap=True)
     return 0
 
 
 def present(
-    console: Console, study: str, results: pl.DataFrame, environments: Sequence[Environment], into: Path | None
+    console: Console,
+    study: str,
+    results: pl.DataFrame,
+    environments: Sequence[Environment],
+    into: Path | None = None,
 ) -> bool:
-    """Print the study's tables and its most telling conclusions; write all of them into the folder `into`.
-
-    Returns whether there was anything: there is no table for results of other networks only.
-    """
-    tables = published_tables(study, results, environments)
-    if not tables:
-        return False
-    evidence = Evidence(study, results)
-    if into is not None:
-        write(into, evidence, tables)
-    for table in tables:
-        print_published(console, table)
-    page.show(console, evidence)
-    if into is not None:
-        where = f"All tables and comparisons: {into / 'published.md'}, {into / 'conclusions.md'}"
-        console.print(Text(where, style="dim"), soft_wrap=True)
-    return True
+    """Print the study's tables that have rows of ours; write all as `into`/published.md. Returns False without any."""
+    sections = published_tables(study, results, environments)
+    for section in sections:
+        tables = [table for table in section.tables if any(table.flags(table.marked))]
+        if section.heading == MATRIX:
+            tables = [replace(table, frame=pl.DataFrame(table.frame).filter("ours")) for table in tables]
+        if tables:
+            print_section(console, replace(section, tables=tables))
+    if sections and into is not None:
+        write_whole(into / "published.md", page(study, sections))
+    return bool(sections)
 
 
-def write(folder: Path, evidence: Evidence, tables: Sequence[Printed]) -> None:
-    """Write the study's tables as published.md, as CSV and as pictures (published-<name>.csv, .svg); conclusions.md."""
-    # Altair takes half a second to import, which only those pay who draw.
-    from profiler.published import pictures
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        table.write(folder)
-    drawn = pictures.published_pictures(evidence.study, evidence.results)
-    pictures.write(folder, drawn)
-    images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}
-    write_whole(folder / "published.md", markdown(evidence.study, tables, images))
-    write_whole(folder / "conclusions.md", page.markdown(evidence))
+def page(study: str, sections: Sequence[Section]) -> str:
+    """Write the tables, and what the source states, as one page of Markdown."""
+    lead = _LEAD.format(link(STUDIES[study]))
+    title = f"# {escape_markdown(STUDIES[study].title)}: published and own figures"
+    return "\n".join([f"{title}\n\n{lead}\n", *map(markdown_section, (*sections, *statements(study)))])
 
 
-def nothing_compared(study: str, passes: Iterable[str]) -> str:
-    """Say why no row of a run that measured these passes is in the study's tables."""
-    compared = STUDIES[study].passes
-    if set(passes) & set(compared):
-        why = f"{study} has other networks: {listed(network_names(study))}"
-    else:
-        why = f"{study} compares {listed(compared)}; add `passes: [{', '.join(compared)}]`"
-    return f"Nothing of this run is comparable: {why}"
+def link(study: Study) -> str:
+    title = escape_markdown(study.title)
+    return f"[{title}]({study.address})" if study.address else f'"{title}"'
 
 
 def require(study: str | None) -> None:
@@ -94,21 +96,106 @@ def require(study: str | None) -> None:
 
 
 def covers(study: str, group: Mapping[str, Any]) -> bool:
-    """Whether a group of results, by its model or network, pass and setting, has its table among the study's."""
+    """Return whether a group of results, by its model or network, pass and setting, has a table among the study's."""
     layers = LAYERS if "layers" in STUDIES[study].tables else []
     networks = network_names(study) if group["pass"] in STUDIES[study].passes else {}
     model = group.get("network") or group["model"]
     return model in {*networks, *layers} and "optimizer" not in settings(group["setting"])
 
 
-def print_published(console: Console, printed: Printed) -> None:
-    """Print the table's sections that have rows of ours, which are marked."""
-    console.print()
-    console.print(Text(printed.title, style="bold underline"))
-    if printed.note:
-        console.print(Text(printed.note, style="dim"))
-    for table in printed.tables(note="brief"):
-        if any(table.flags("ours")):
-            print_table(console, table)
-    if printed.legend:
-        console.print(Text(printed.legend, style="dim"))
+def nothing_compared(study: str, passes: Iterable[str]) -> str:
+    """Explain why no row of a run that measured these passes is in the study's tables."""
+    compared = STUDIES[study].passes
+    if set(passes) & set(compared):
+        why = f"{study} has other networks: {listed(network_names(study))}"
+    else:
+        why = f"{study} compares {listed(compared)}; add `passes: [{', '.join(compared)}]`"
+    return f"Nothing of this run is comparable: {why}"
+
+
+def study_of(suite: str) -> str:
+    """Return the published benchmark of a suite. Raises ConfigError where it has none."""
+    file = jobs().get(suite)
+    if file is not None and (study := load_config(file, "cpu").published):
+        return study
+    raise ConfigError(f"'{suite}' is no suite: say next to which figures by --study: {', '.join(STUDIES)}")
+
+
+def publish(folders: Sequence[Path], into: Path) -> list[Path]:
+    """Write the cleaned runs of suites to <machine>/<suite>/. Raises ConfigError for a run that would mislead."""
+    runs = {into / slug(run.label or "") / str(run.results["suite"][0]): run for run in map(read_run, folders)}
+    for target, run in runs.items():
+        if problem := _problem(target, run):
+            raise ConfigError(f"{run.folder}: {problem}")
+    for target, run in runs.items():
+        # The suite has the job.
+        write_run(target, clean([replace(run, job="")]))
+    return list(runs)
+
+
+def _problem(target: Path, run: Run) -> str:
+    suite = str(run.results["suite"][0])
+    if suite not in jobs() or suite == "bench":
+        return f"its job '{suite}' is no suite: `python -m profiler suites` lists them"
+    if not slug(run.label or ""):
+        return "its machine has no name: resume it with --machine label=NAME"
+    seconds = load_config(jobs()[suite], "cpu" if run.environment.get("device") == "cpu" else "cuda").budget.seconds
+    if (run.environment.get("sampling_seconds") or seconds) < seconds:
+        return f"its cases were sampled for less than the suite's {seconds:g} s: run it without --quick"
+    for path in target.parent.glob("*/environment.json"):
+        there = read_run(path.parent).environment
+        if any(there.get(fact) != run.environment.get(fact) for fact in ("gpu", "cpu", "device")):
+            return f"another machine is called '{run.label}' in {path.parent}: resume it with another --machine label"
+    return ""
+
+
+def write_pages(folder: Path) -> None:
+    """Write a page a suite over all machines in the folder, and the README.md that leads to them."""
+    runs = [read_run(path.parent) for path in sorted(folder.glob("*/*/results.parquet"))]
+    by_suite: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.folder.name, run.environment.get("device") == "cpu")):
+        by_suite.setdefault(run.folder.name, []).append(run)
+    for suite, of_suite in by_suite.items():
+        read = read_runs([run.folder for run in of_suite])
+        environments = [run.environment for run in read.runs]
+        study = study_of(suite)
+        write_whole(folder / f"{suite}.md", page(study, published_tables(study, read.results.collect(), environments)))
+    write_whole(folder / "README.md", _index(by_suite))
+
+
+def _index(by_suite: Mapping[str, Sequence[Run]]) -> str:
+    suites = [
+        [f"[{suite}]({suite}.md)", link(STUDIES[study_of(suite)]), ", ".join(str(run.label) for run in of_suite)]
+        for suite, of_suite in by_suite.items()
+    ]
+    parts = [
+        "# The published benchmarks, run today",
+        f"One page a suite, with the rows of all machines among the published ones (marked {MARK}). "
+        "[Add your machine](../../../CONTRIBUTING.md).",
+        "\n".join(f"| {' | '.join(row)} |" for row in (["Suite", "Source", "Machines"], ["---"] * 3, *suites)),
+        "## The runs",
+        "A run's folder has every row (`results.parquet`) and the machine (`environment.json`).",
+        markdown(_listing(run for of_suite in by_suite.values() for run in of_suite)).rstrip(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _listing(runs: Iterable[Run]) -> Table:
+    """List the runs: their machines, statuses and commands."""
+    rows = []
+    for run in runs:
+        facts = run.environment
+        commands = [*facts.get("earlier_commands", []), facts.get("command")]
+        statuses = run.results["status"].value_counts(sort=True).rows()
+        rows.append(
+            {
+                "run": f"{run.folder.parent.name}/{run.folder.name}",
+                "machine": facts.get("gpu") or f"{facts.get('cpu')}, {facts.get('cpu_cores')} cores",
+                "software": f"torch {facts.get('torch_version')}, Python {facts.get('python')}",
+                "cases": ", ".join(f"{count} {status}" for status, count in statuses),
+                "command": ", then ".join(shlex.join(words) for words in commands if words),
+            }
+        )
+    names = ("run", "machine", "software", "cases")
+    fields = [words(name.capitalize(), name, link="run" if name == "run" else "") for name in names]
+    return Table("runs", "", pl.DataFrame(rows), [*fields, prose("Command", "command")])

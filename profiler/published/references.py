@@ -5,10 +5,6 @@ references/README.md explains the files, their columns and the slips of their so
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Any
-
 import polars as pl
 
 from exporters.single_layers import LAYERS
@@ -19,43 +15,38 @@ from profiler.results.columns import RESULTS
 from profiler.results.ends import ends_of
 
 FOLDER = bundled("references")
-PASSES = ("forward", "backward", "total")
 _NUMBERS = {
     **dict.fromkeys(("rank", "batch_size", "runs", "cuda_cores", "layers", "base_clock_mhz"), pl.Int64),
     **dict.fromkeys(("milliseconds", "low", "high", "memory_gb", "fp32_tflops"), pl.Float64),
     "memory_bandwidth_gb_per_s": pl.Float64,
 }
-_ROW = dict.fromkeys(
-    (
-        *("network", "published_network", "rank", "device", "batch_size", "gpu", "study", "framework_version"),
-        *("library", "library_version", "published_library", "implementation", "url"),
-    ),
-    pl.String,
-) | {"rank": pl.Int64, "batch_size": pl.Int64}
-"""What distinguishes the rows of a study's tables; its file may lack some."""
+_TIMES = {"forward": "forward_ms", "backward": "backward_ms", "total": "total_ms"}
+_TEXTS = (
+    *("network", "published_network", "device", "gpu", "study", "framework", "framework_version"),
+    *("library", "library_version", "published_library", "implementation", "url"),
+)
+_ROW = {**dict.fromkeys(_TEXTS, pl.String), "rank": pl.Int64, "batch_size": pl.Int64}
+"""Columns that tell a study's rows apart; its file may lack some."""
 _LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation", "url"]
 
 
 def read(name: str) -> pl.DataFrame:
-    """The file references/`name`.csv: counts Int64, measures Float64, all else text; an empty cell is null.
+    """Read references/`name`.csv: counts Int64, measures Float64, all else text; an empty cell is null.
 
-    A library's asterisks, which refer to footnotes, are left out. Raises ConfigError where the file is missing.
+    The asterisks of a library's name, which refer to footnotes, are left out. Raises ConfigError for a missing file.
     """
     path = FOLDER / f"{name}.csv"
     if not path.is_file():
-        raise ConfigError(
-            f"{path} is missing: this copy of the profiler is not complete; install it again, or leave published out "
-            "of the config"
-        )
+        raise ConfigError(f"{path} is missing: install the profiler again, or leave `published` out of the config")
     frame = pl.read_csv(path, infer_schema=False, schema_overrides=_NUMBERS)
     return frame.with_columns(pl.col("^published_library$").str.strip_chars("* "))
 
 
 def published_as_results(study: str) -> pl.DataFrame:
-    """references/<study>.csv as results: a row a network, machine and library, in training, fp32.
+    """Return references/<study>.csv as results: a row a network, machine and library, in training, fp32.
 
     Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock and no memory, and
-    an interval is the figure itself. Raises ConfigError for a study that is none.
+    an interval is the figure itself. Raises ConfigError for an unknown study.
     """
     if study not in STUDIES:
         raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, STUDIES)}")
@@ -63,10 +54,7 @@ def published_as_results(study: str) -> pl.DataFrame:
     same = {"run_id": study, "suite": study, "status": "ok", "precision": "fp32", "pass": "training", "replicate": 0}
     same |= {"setting": "", "is_base": False}
     rows = _rows(study).select(
-        "batch_size",
-        "device",
-        "forward_ms",
-        "backward_ms",
+        *("batch_size", "device", "forward_ms", "backward_ms"),
         *(pl.lit(value).alias(name) for name, value in same.items()),
         model="network",
         engine="library",
@@ -81,26 +69,21 @@ def published_as_results(study: str) -> pl.DataFrame:
 
 
 def networks(study: str) -> pl.DataFrame:
-    """One row a network, machine and library, in the printed order: `forward_ms`, `backward_ms` and `total_ms`.
+    """Return one row a network, machine and library, in the printed order: `forward_ms`, `backward_ms`, `total_ms`.
 
-    A table calls the library `library`; a sentence calls it `called`, and machine and library `setup`. `swept` marks
-    the rows of a study of batch sizes.
+    `swept` marks the rows of a study of batch sizes.
     """
-    row = STUDIES[study]
-    rows = _rows(study).with_columns(cpu=pl.when(device="cpu").then("gpu"), machine="gpu")
-    named = rows.with_columns(library=_text(row.library), called=_text(row.called or row.library))
-    return named.select(
-        *["network", "published_network", "rank", "device", "batch_size", "machine", "library", "implementation"],
-        "url",
-        *[f"{pass_}_ms" for pass_ in PASSES],
-        "called",
-        _text(row.setup or ("{machine} with {called}",)).alias("setup"),
-        (pl.col("study") == "minibatch").fill_null(value=False).alias("swept"),
+    library = pl.concat_str(STUDIES[study].library, separator=" ", ignore_nulls=True).replace("", "None")
+    rows = _rows(study).with_columns(library=library, machine="gpu")
+    return rows.select(
+        *("network", "published_network", "rank", "device", "batch_size", "machine", "library", "implementation"),
+        *("url", *_TIMES.values()),
+        swept=(pl.col("study") == "minibatch").fill_null(value=False),
     )
 
 
 def layers() -> pl.DataFrame:
-    """convnet-benchmarks' layers: one row a printed row of a table, with `L1` to `L5` and `total` in milliseconds.
+    """Return the layers of convnet-benchmarks: a printed row of a table each, `L1` to `L5` and `total` in milliseconds.
 
     `table` is `forward`, `backward`, `gradInput` or `gradWeight`; a cell without a plain number is null. The source's
     row `cherry-picking` is there as printed, although some of its cells are not the lowest.
@@ -111,18 +94,18 @@ def layers() -> pl.DataFrame:
 
 
 def layer_summary() -> pl.DataFrame:
-    """convnet-benchmarks' table of all five layers together: one row a library, `forward_ms` and so on.
+    """Return convnet-benchmarks' table of all five layers together: a row a library, `forward_ms` and so on.
 
     `total_printed` is the total as printed where that is no plain number.
     """
     cells = _layer_cells().filter(table="summary")
     printed = cells.filter(pl.col("pass") == "total").select("rank", total_printed="remark")
     wide = _by_pass(cells, _LAYER_ROW).join(printed, on="rank", maintain_order="left")
-    return wide.select(*_LAYER_ROW, *(f"{pass_}_ms" for pass_ in PASSES), "total_printed")
+    return wide.select(*_LAYER_ROW, *_TIMES.values(), "total_printed")
 
 
 def layer_shapes() -> pl.DataFrame:
-    """convnet-benchmarks' layers as printed: `layer`, `batch_size`, `input`, `maps`, `kernel` and `stride`."""
+    """Return convnet-benchmarks' layers as printed: `layer`, `batch_size`, `input`, `maps`, `kernel` and `stride`."""
     of_two = {name: (f"{name}_height", f"{name}_width") for name in ("input", "kernel", "stride")}
     sizes = {name: pl.format("{}x{}", *both) for name, both in of_two.items()}
     return read("convnet-layer-shapes").select(
@@ -131,89 +114,56 @@ def layer_shapes() -> pl.DataFrame:
 
 
 def hardware(study: str) -> pl.DataFrame:
-    """The GPUs' facts as printed: `gpu`, `cloud`, `instance`, `memory`, `architecture`, `cuda_cores` and so on.
+    """Return the GPUs' facts as printed: `gpu`, `cloud`, `instance`, `memory`, `architecture` and so on.
 
     `price` is in US dollars, with what the source says of it; `url` and `cloud_url` are its links.
     """
-    frame = read("hardware").filter(source=study)
-    less = pl.col("price_kind") == "less than"
-    price = pl.when(less).then(pl.format("less than {}", "price_usd"))
-    return frame.select(
-        *["gpu", "url", "cloud", "cloud_url", "instance"],
-        pl.format("{}GB {}", pl.col("memory_gb").cast(pl.Int64), "memory_type").alias("memory"),
-        *["architecture", "cuda_cores", "fp32_tflops", "base_clock_mhz"],
-        pl.col("memory_bandwidth_gb_per_s").alias("bandwidth_gb_s"),
-        "compute_capability",
-        price.otherwise(pl.format("{} ({})", "price_usd", "price_kind")).alias("price"),
-        pl.col("published_release_date").alias("release_date"),
-    )
-
-
-def machines(study: str) -> pl.DataFrame:
-    """The computers around the GPUs as printed: `machine` (the GPU), `cpu`, `cores`, `memory` and so on."""
-    frame = read("machines").filter(source=study)
-    several = pl.col("cpus").is_not_null()
-    cores = [
-        pl.when(several).then(pl.format("{} x {}", "cpus", "cores_per_cpu")).otherwise("cores_per_cpu"),
-        pl.format("{} threads", "threads"),
-    ]
-    return frame.select(
-        pl.col("gpu").fill_null("all published").alias("machine"),
-        pl.when(several).then(pl.format("{} x {}", "cpus", "cpu")).otherwise("cpu").alias("cpu"),
-        pl.concat_str(cores, separator=", ", ignore_nulls=True).replace("", None).alias("cores"),
-        "clock_ghz",
-        pl.format("{}GB", pl.col("memory_gb").cast(pl.Int64)).alias("memory"),
-        *["os", "cuda"],
-    )
+    price = pl.when(price_kind="less than").then(pl.format("less than {}", "price_usd"))
+    return read("hardware").filter(source=study).select(
+        *("gpu", "url", "cloud", "cloud_url", "instance", "architecture", "cuda_cores", "fp32_tflops"),
+        *("base_clock_mhz", "compute_capability"),
+        memory=pl.format("{}GB {}", pl.col("memory_gb").cast(pl.Int64), "memory_type"),
+        bandwidth_gb_s="memory_bandwidth_gb_per_s",
+        price=price.otherwise(pl.format("{} ({})", "price_usd", "price_kind")),
+        release_date="published_release_date",
+    )  # fmt: skip
 
 
 def overview(study: str) -> pl.DataFrame:
-    """The study's own list of networks as printed: `year`, `depth`, errors in percent, `milliseconds`, `citation`."""
-    frame = read("networks").filter(source=study)
-    frame = frame.with_columns(
-        depth=pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None),
+    """Return the study's list of networks as printed, with errors in percent."""
+    depth = pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None)
+    return read("networks").filter(source=study).select(
+        *("network", "published_network", "year", "top1_error_percent", "top5_error_percent", "milliseconds"),
+        depth=depth,
         citation=pl.format("[{}]", "citation"),
-    )
-    errors = ["top1_error_percent", "top5_error_percent"]
-    return frame.select("network", "published_network", "year", "depth", *errors, "milliseconds", "citation")
+    )  # fmt: skip
 
 
-def top5_errors(study: str) -> dict[str, float]:
-    """The study's own list of top-5 errors in percent, by network."""
-    rows = read("networks").filter(source=study).drop_nulls(["network", "top5_error_percent"])
-    return dict(rows.select("network", pl.col("top5_error_percent").cast(pl.Float64)).iter_rows())
-
-
-def claims(study: str) -> list[dict[str, Any]]:
-    """What the study states, a row of conclusions.csv each; `gpu`, `networks` and `pass` are lists."""
-    rows = read("conclusions").filter(source=study)
-    lists = [pl.col(name).str.split("; ").fill_null([]) for name in ("gpu", "networks", "pass")]
-    return rows.with_columns(lists).to_dicts()
+def claims(study: str) -> pl.DataFrame:
+    """Return what the study states: `statement`, the published rows' `verdict` on it, and their `answer`."""
+    return read("conclusions").filter(source=study).select("statement", "verdict", "answer")
 
 
 def network_names(study: str) -> dict[str, str]:
-    """The printed name of each network of the study by the catalog's, in the printed order.
+    """Map the catalog's names of the study's networks to the printed ones, in the printed order.
 
-    Those of studies.csv, which also has networks whose figures were printed as pictures, then those of the figures.
+    studies.csv comes first: it also has the networks whose figures were printed as pictures.
     """
     listed = read("studies").filter(pl.col("source") == study, pl.col("study") != "layers")
     # "ResNet-52" is a slip of the source, which references/README.md mentions.
     printed = pl.col("published_networks").str.replace("ResNet-52", "ResNet-152", literal=True)
-    pairs = listed.select(pl.col("networks").str.split("; "), printed.str.split("; ")).explode(
-        "networks", "published_networks"
-    )
-    figures = read(study).select("network", "published_network").rows()
+    pairs = listed.select(pl.col("networks").str.split("; "), printed.str.split("; "))
     names: dict[str, str] = {}
-    for network, name in (*pairs.rows(), *figures):
-        names.setdefault(network, name)
+    for frame in (pairs.explode(pairs.columns), read(study).select("network", "published_network")):
+        for network, name in frame.rows():
+            names.setdefault(network, name)
     return names
 
 
 def _rows(study: str) -> pl.DataFrame:
-    """A study's file, one row a network, machine and library, with a column a pass and all columns of _ROW."""
     frame = read(study)
     wide = _by_pass(frame, [name for name in _ROW if name in frame.columns])
-    times = dict.fromkeys((f"{pass_}_ms" for pass_ in PASSES), pl.Float64)
+    times = dict.fromkeys(_TIMES.values(), pl.Float64)
     return pl.concat([pl.DataFrame(schema={**_ROW, **times}), wide], how="diagonal")
 
 
@@ -221,14 +171,6 @@ def _layer_cells() -> pl.DataFrame:
     return read("convnet-layers").drop("library").rename({"gpu": "machine", "published_library": "library"})
 
 
-def _by_pass(frame: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+def _by_pass(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     wide = frame.pivot("pass", index=keys, values="milliseconds", maintain_order=True)
-    return wide.rename({pass_: f"{pass_}_ms" for pass_ in PASSES}, strict=False)
-
-
-def _text(templates: Sequence[str]) -> pl.Expr:
-    """The first of the templates whose columns a row has all of."""
-    texts = [
-        pl.format(re.sub(r"\{\w+\}", "{}", template), *re.findall(r"\{(\w+)\}", template)) for template in templates
-    ]
-    return pl.coalesce(texts)
+    return wide.rename(_TIMES, strict=False)

@@ -1,4 +1,4 @@
-"""List the published benchmarks: what each is called, which tables it has, and what they show."""
+"""List the published benchmarks: their names, tables, and how their figures were taken."""
 
 from __future__ import annotations
 
@@ -18,51 +18,35 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Study:
-    """A published benchmark, whose figures are in references/<name>.csv.
-
-    `library`, `called` and `setup` are templates over that file's columns; the first one counts whose columns are all
-    there. `{cpu}` is `{gpu}` in the rows of a CPU.
-    """
+    """A published benchmark, whose figures are in references/<name>.csv."""
 
     title: str
     address: str = ""
-    """Empty where the source gives none of its own."""
+    """Empty where the source gives no address of its own."""
     tables: tuple[str, ...] = ("networks",)
-    """Names of profiler.published.tables.TABLES; every study also has its machines and what the images cost."""
-    speed_of: str = ""
-    """Whose times its overview's column of speeds has."""
+    """Names of profiler.published.tables.TABLES."""
     columns: Mapping[str, str] = field(default_factory=lambda: _COLUMNS)
-    """Headings of its tables' first columns. `implementation`, where it is one, names the variant, not `library`."""
+    """Headings of its tables' first columns. With `implementation` among them, that column names the variant."""
     passes: tuple[Pass, ...] = ("training",)
-    """Training is a forward and a backward pass, inference the forward pass only."""
+    """Training is a forward and a backward pass, inference the forward pass alone."""
     batch_size: int | None = None
-    """Of all networks; None where each network has that of its published rows."""
-    library: tuple[str, ...] = ("{library} {library_version}", "{library}")
-    """What a table calls the library."""
-    called: tuple[str, ...] = ()
-    """What a sentence calls it, if it is not the same."""
-    setup: tuple[str, ...] = ()
-    """What a sentence calls a machine with its library, if it is not "machine with library"."""
+    """Of all networks; None where each network has the batch size of its published rows."""
+    library: tuple[str, ...] = ("library", "library_version")
+    """Columns of its file that name the library; a row without any is called "None"."""
     by_release: bool = False
-    """Whether machines are compared each with the newest release that ran a network, not with the fastest library."""
+    """Represent a machine by the newest release that ran a network, not by its fastest library."""
     input_gradient: tuple[str, ...] = ()
     """Networks whose backward pass went on to the gradient of the image."""
-    releases_of: str = ""
-    """Another study, whose rows the comparison of libraries needs too."""
     counterpart: tuple[str, ...] = ("eager",)
-    """The variant of ours, in fp32, that stands for the published library; the next one where a machine lacks it, such
-    as a CPU, where there is no cuDNN to search with."""
+    """Variants that stand for the published library in fp32; the first that a machine measured counts."""
 
 
 _CNN_BENCHMARKS = Study(
     "cnn-benchmarks",
     "https://github.com/jcjohnson/cnn-benchmarks",
-    columns={**_COLUMNS, "library": "cuDNN"},
     tables=("overview", "networks"),
-    speed_of="a Pascal Titan X with cuDNN 5.1",
-    library=("{library_version}", "None"),
-    called=("cuDNN {library_version}", "Torch without cuDNN"),
-    setup=("{gpu} with cuDNN {library_version}", "{cpu}", "{gpu} without cuDNN"),
+    columns={**_COLUMNS, "library": "cuDNN"},
+    library=("library_version",),
     by_release=True,
     # Its cuDNN searched for the fastest algorithms: utils.lua of its repository sets cudnn.benchmark.
     counterpart=("eager-benchmark", "eager"),
@@ -73,11 +57,7 @@ _CNN_BENCHMARKS = Study(
 STUDIES = {
     "cnn-benchmarks": _CNN_BENCHMARKS,
     "cloud-gpus": replace(
-        _CNN_BENCHMARKS,
-        title="GPU in the Cloud | cnn-benchmarks",
-        address="",
-        tables=("networks",),
-        releases_of="cnn-benchmarks",  # It has no rows of cuDNN 5.0.05 itself.
+        _CNN_BENCHMARKS, title="GPU in the Cloud | cnn-benchmarks", address="", tables=("networks", "cost")
     ),
     "convnet-benchmarks": Study(
         "convnet-benchmarks",
@@ -91,7 +71,7 @@ STUDIES = {
             "forward_ms": "forward (ms)",
             "backward_ms": "backward (ms)",
         },
-        library=("{published_library}",),
+        library=("published_library",),
         # In 2015 Torch's cuDNN had no switch for such a search.
         # updateGradInput of its benchmark.lua; the networks switched it off only in August 2015 (commit d2455f3).
         input_gradient=("alexnet-owt", "overfeat", "vgg11"),
@@ -102,11 +82,9 @@ STUDIES = {
         columns={"machine": "GPU", "library": "Framework"},
         passes=("training", "inference"),
         batch_size=64,
-        library=("TensorFlow {framework_version}, cuDNN {library_version}",),
+        library=("framework", "framework_version"),
         # TensorFlow searches unless told otherwise: TF_CUDNN_USE_AUTOTUNE in its tensorflow/core/util/use_cudnn.cc.
         counterpart=("eager-benchmark", "eager"),
     ),
 }
 """By the name that a config's `published` and the column `source` have."""
-PASSES = {"training": "forward and backward", "inference": "forward"}
-"""What the sources call our passes."""

@@ -1,369 +1,387 @@
-"""Make the tables of a study, of networks and of layers, with the rows of runs among its figures, ours marked.
+"""Make a study's tables with the rows of runs among its figures, ours marked, and one matrix of ratios.
 
-The published rows and ours are ranked together by time. A row of ours that was measured at another batch size than the
-published is ranked by its time per image, and the table says so.
+Published rows and ours are ranked together by their time per image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from itertools import repeat
+from typing import Any
 
 import polars as pl
 
 from exporters.single_layers import LAYERS as SHAPES
-from profiler.published import references, setups
-from profiler.published.machines import Environment, cost_table, hardware_table, host_table
-from profiler.published.printed import (
-    NOTES,
-    OWN,
-    SAME_BATCH,
-    Printed,
-    interval,
-    joined_kinds,
-    joined_notes,
-    label,
-    marks,
-    measure,
-    measures,
-    milliseconds,
-    per_image,
-)
-from profiler.published.studies import STUDIES, Study
+from profiler.published import references
+from profiler.published.studies import STUDIES
+from profiler.published.times import layer_times, own_times, per_image, ranked, represented, study_times
+from profiler.results.cells import compared
 from profiler.results.columns import place
-from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.tables.numbers import whole, words
-from profiler.tables.table import Field, figure
-from profiler.tables.writers import MARK, escape_markdown
+from profiler.tables import numbers
+from profiler.tables.numbers import compact, count, decimals, each, significant, whole
+from profiler.tables.table import Field, Section, Table, figure, prose, words
+from profiler.tables.writers import MARK
 
+Environment = Mapping[str, Any]
 LAYERS = list(SHAPES)
-COUNTERPART = ("eager-benchmark", "eager")
-"""As Study.counterpart: each library was printed at its best."""
-_LAYER_SECTIONS = {
-    "forward": "forward",
-    "backward": "backward (gradInput + gradWeight)",
-    "gradInput": "gradInput",
-    "gradWeight": "gradWeights",
+MATRIX = "How many times as fast"
+STATEMENTS = "What the source states, and what its rows say"
+_OWN = f"{MARK}\u00a0{{}}"
+"""The heading of a column of ours; on a terminal it does not break after the sign."""
+_LAYER_TABLES = {
+    "forward_ms": ("forward", "forward"),
+    "backward_ms": ("backward", "backward (gradInput + gradWeight)"),
+    "grad_input_ms": ("gradInput", "gradInput"),
+    "grad_weight_ms": ("gradWeight", "gradWeights"),
 }
-_TABLES = {
-    "forward_ms": "forward",
-    "backward_ms": "backward",
-    "grad_input_ms": "gradInput",
-    "grad_weight_ms": "gradWeight",
-}
-"""The published table that has a pass."""
-_SHAPES = [
-    *(label("layer", "Layer"), figure("Input", "input", words), figure("Batch-size", "batch_size", whole)),
-    *(figure("Feature maps", "maps", words), figure("Kernel Size", "kernel", words), figure("Stride", "stride", words)),
-    figure(OWN.format("Batch-size"), "own_batch_sizes", words),
-]
+"""By our column: the published table of a pass, and its heading."""
 _SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
-_SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
-_LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function", "url")]
-_ONE_LIBRARY = pl.when(pl.col("implementation").ne_missing("best per layer")).then(SAME_BATCH)
-"""The rows of which one can be the best; "best per layer" is put together of several."""
-_MARKED = pl.format("{}: {}", "layer", marks(pl.col("kinds")))
-"""A row's note with the marks of its warnings; null without any."""
-_CLOCK = (
-    "Own times are the device's, without gaps between launches, where those could be kept out; engines that run"
-    ' only inference have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
-    " precision."
-)
-_PICTURES = "The source printed its figures as pictures: only those in its text are here."
-_DEVICE_TIME = "Own times are the device's own where it is known; a call takes longer where the host sets it (h)."
-_BOLD = "**Bold** is the lowest time of a column, among the published rows and among the own ones."
+_ROW = ["machine", "library", "implementation", "batch_size", "ours"]
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
-_OVERVIEW = [
-    *(label("published_network", "Network"), figure("Year", "year", words), figure("Layers", "depth", words)),
-    figure("Top-1 error (%)", "top1_error_percent", words),
-    figure("Top-5 error (%)", "top5_error_percent", words),
-    figure("Speed (ms)", "milliseconds", measures),
-]
-_MARKS = pl.format("{}: marks", "column")
+_DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
+_PICTURES = "The source printed its figures as pictures: only those in its text are here."
+_measures = each(lambda value: _measure(value))
+_money = each(lambda value: compact(value, 3))
 
 
-def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printed]:
-    """The layers' shapes, the sums over all five, the breakdown by pass and the peak memory; only of L1 to L5.
+def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Section]:
+    """Return the study's tables to which the results have something to say, the matrix of ratios first.
 
-    None where no such layer was measured.
+    `environments` are those of the runs. Without a row of ours there is no table. Raises ConfigError where references/
+    is missing.
     """
-    mine = _own(results)
-    return [] if mine.is_empty() else [_shapes(mine), _sums(mine), _breakdown(mine), _memory(mine)]
-
-
-def layer_times(results: pl.DataFrame) -> pl.DataFrame:
-    """Forward, gradInput and gradWeight together: published and own rows, as conclusions.compare takes them."""
-    columns = ["setup", "machine", "software", "ending", "called", "implementation", "device"]
-    columns += ["network", "published_network", "library", "precision", "batch_size", "total_ms", "clock"]
-    keys = ["machine", "library", "implementation", "batch_size"]
-    of_both = pl.col("table").is_in(["forward", "backward"])
-    passes = references.layers().filter(of_both, pl.col("library") != "cherry-picking")
-    long = passes.unpivot(LAYERS, index=["table", *keys], variable_name="layer")
-    total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
-    called = pl.format("{} ({})", "library", "implementation")
-    published = long.group_by(*keys, "layer", maintain_order=True).agg(total_ms=total)
-    published = published.with_columns(
-        called=called, setup=pl.format("{} with {}", "machine", called), device=pl.lit("cuda"), ours=pl.lit(False)
-    )
-    per_image = pl.col("total_ms") / pl.col("batch_size")
-    rows = pl.concat([published, _own(results)], how="diagonal_relaxed").with_columns(
-        pl.coalesce("software", "called"),
-        pl.col("ending").fill_null(""),
-        pl.col("counterpart").fill_null(value=False),
-        network="layer",
-        published_network="layer",
-    )
-    ends = {end: pl.col(end) / pl.col("batch_size") for end in ("low_ms", "high_ms")}
-    return rows.select(*columns, "ours", "counterpart", ms=per_image, **ends)
-
-
-def _own(results: pl.DataFrame) -> pl.DataFrame:
-    """Return `layer_rows` with setup and library by name, then the best of each machine, precision and batch size."""
-    rows = layer_rows(results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
-    keys = ["machine", "device", "variant", "precision", "batch_size"]
-    times = setups.times(results.filter(model_kind="layer"))
-    times = times.with_columns(counterpart=setups.counterpart(COUNTERPART))
-    names = times.unique(keys, keep="first", maintain_order=True)
-    names = names.select(*keys, "setup", "counterpart", "software", "ending", called="library", library="runtime")
-    named = rows.join(names, on=keys, how="left", maintain_order="left")
-    # Where several variants ran.
-    group = ["machine", "precision", "batch_size"]
-    several = rows.group_by(group).agg(pl.col("variant").n_unique()).filter(pl.col("variant") > 1)
-    called = pl.format("best of ours, {}", "precision")
-    best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).join(several, on=group, how="semi")
-    best = best.with_columns(
-        library=called,
-        called=called,
-        setup=pl.format("{}, {}", "machine", called),
-        variant=pl.lit("best per layer"),
-    )
-    both = pl.concat([named, best], how="diagonal")
-    return both.with_columns(implementation=pl.col("variant"), ours=pl.lit(True))
-
-
-def _shapes(mine: pl.DataFrame) -> Printed:
-    """What is computed in each layer, as printed, and at which batch sizes here."""
-    sizes = mine.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
-    frame = references.layer_shapes().join(sizes, on="layer", how="left", maintain_order="left")
-    frame = frame.with_columns(ours=pl.col("own_batch_sizes").is_not_null())
-    return Printed("layer-shapes", "L1 to L5: shapes", frame, _SHAPES, marked=None)
-
-
-def _sums(mine: pl.DataFrame) -> Printed:
-    """Total, forward and backward of the five layers together."""
-    sums_of_all = [pl.when(pl.col(c).count() == len(LAYERS)).then(pl.col(c).sum()).alias(c) for c in _SUMS]
-    noted = mine.with_columns(_MARKED.alias(note) for note in NOTES)
-    sums = noted.group_by(*_SETUP, "ours", maintain_order=True).agg(*sums_of_all, joined_kinds(), *joined_notes())
-    sums = sums.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
-    published = references.layer_summary().with_columns(ours=pl.lit(False))
-    frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
-    texts = {"total_ms": "total_printed"}
-    times = [milliseconds(column, heading, texts.get(column, "")) for column, heading in _SUMS.items()]
-    return Printed(
-        "layers", "L1 to L5: forward + backprop", frame, _fields(frame, times), note=_CLOCK, contest=_ONE_LIBRARY
-    )
-
-
-def _breakdown(mine: pl.DataFrame) -> Printed:
-    """Every pass with a column a layer; what failed is blank, and the note says why."""
-    about = [*_SETUP, "ours", "layer", "status", "reason", "kinds"]
-    long = mine.rename(_TABLES).unpivot(list(_LAYER_SECTIONS), index=about, variable_name="table", value_name="ms")
-    failed, why = pl.when(pl.col("ms").is_null()), pl.format("{}: {}", "layer", "reason")
-    texts = zip(NOTES, (why, pl.when(status="oom").then(why).otherwise("layer")), strict=True)
-    long = long.with_columns(failed.then(text).otherwise(_MARKED).alias(note) for note, text in texts)
-    keys = ["table", *_SETUP, "ours"]
-    wide = long.pivot("layer", index=keys, values="ms", maintain_order=True, aggregate_function="first")
-    wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)
-    notes = long.group_by(keys).agg(pl.col("ms").is_not_null().any().alias("measured"), joined_kinds(), *joined_notes())
-    wide = wide.join(notes, on=keys, how="left", maintain_order="left")
-    wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
-    # What an engine cannot do at all is no row of the pass; the forward table says why.
-    wide = wide.filter(pl.col("measured") | (pl.col("table") == "forward")).drop("measured")
-    published = references.layers().with_columns(ours=pl.lit(False))
-    both = pl.concat([published, wide], how="diagonal_relaxed")
-    ranked = setups.ranked(both, "total", "table")
-    frame = ranked.sort(place("table", _LAYER_SECTIONS), maintain_order=True)
-    frame = frame.with_columns(section=pl.col("table").replace_strict(_LAYER_SECTIONS))
-    times = [*(milliseconds(layer, layer) for layer in LAYERS), milliseconds("total", "Total")]
-    title = "L1 to L5, by pass (ms)"
-    return Printed("layers-by-pass", title, frame, _fields(frame, times), "section", contest=_ONE_LIBRARY)
-
-
-def _memory(mine: pl.DataFrame) -> Printed:
-    """Peak memory of a layer's training pass, or of inference where only that was measured; nothing was published."""
-    rows = mine.drop_nulls("peak_memory_mib").with_columns(pl.col("peak_memory_mib").round(0).cast(pl.Int64))
-    wide = rows.pivot("layer", index=_SETUP, values="peak_memory_mib", maintain_order=True, aggregate_function="first")
-    frame = wide.with_columns(ours=pl.lit(True))
-    layers = [figure(layer, layer, whole) for layer in LAYERS if layer in frame.columns]
-    fields = [*_LABELS[:2], label("implementation", "Class/Function"), figure("Batch", "batch_size", whole), *layers]
-    return Printed("layer-memory", "L1 to L5: peak memory (MiB)", frame, fields)
-
-
-def _fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
-    return [*_LABELS, *times, *(per_image("Per image") if frame["batch_size"].n_unique() > 1 else [])]
-
-
-def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
-    """Every table of the study to which the results have something to say; `environments` are the runs' own.
-
-    Without an own row among the figures there are none, of the machines neither.
-
-    Raises ConfigError where references/ is missing.
-    """
-    own = setups.network_cells(results)
-    tables = [table for form in STUDIES[name].tables for table in TABLES[form](name, own, results)]
-    if not any(table.frame["ours"].any() for table in tables):
+    times, layers = study_times(name, results), layer_times(results)
+    if not times["ours"].any() and ("layers" not in STUDIES[name].tables or layers.is_empty()):
         return []
-    tables += [table(name, own, environments) for table in (hardware_table, host_table, cost_table)]
-    return [table for table in tables if table.frame["ours"].any()]
+    made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
+    hardware = _hardware(name, own_times(results), environments)
+    return [section for section in (*matrix(name, times, layers), *made, *hardware) if section.tables]
 
 
-def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
-    """A row a network that the source lists, a column a machine of ours: its time with what stands for the library.
+def matrix(name: str, times: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
+    """Compare every own row with each published machine or library, and with what stands for it on our machines.
 
-    No table where none of ours has a time.
+    A cell is the geometric mean of the ratios over all networks that both ran, and their range, to the ends of the 95 %
+    intervals.
     """
-    published, study = references.overview(name), STUDIES[name]
-    rows = setups.network_times(name, own).filter("ours", "counterpart", ~pl.col("swept"))
-    rows = rows.filter(pl.col("pass") == "training").drop_nulls("total_ms")
+    study = STUDIES[name]
+    if "layers" in study.tables and not layers.is_empty():
+        times = pl.concat([times, _layer_totals(layers)], how="diagonal_relaxed")
+    rows = per_image(times).with_columns(key=pl.when("swept").then("batch_size"))
+    called = pl.concat_str("machine", "library", "implementation", separator=", ", ignore_nulls=True)
+    own = rows.filter("ours").drop_nulls("latency_ms").with_columns(
+        side=called if "implementation" in study.columns else pl.format("{}, {}", "machine", "library")
+    )  # fmt: skip
+    published = represented(rows.filter(~pl.col("ours")), study)
+    columns = pl.concat([published, own.filter("counterpart")], how="diagonal_relaxed")
+    both = pl.concat([own, published], how="diagonal_relaxed").join(
+        columns, on=["network", "pass", "key", "device"], suffix="_base", nulls_equal=True, maintain_order="left_right"
+    )
+    both = both.filter(pl.col("side") != pl.col("side_base"))
+    ratios = both.hstack(compared(both)).group_by("side", "ours", "side_base", maintain_order=True).agg(
+        middle=pl.col("factor").log().mean().exp(), low=pl.col("factor_low").min(), high=pl.col("factor_high").max()
+    )  # fmt: skip
+    if ratios.is_empty():
+        return []
+    wide = ratios.pivot("side_base", index=["side", "ours"], values=["middle", "low", "high"], maintain_order=True)
+    ours = dict(columns.select("side", "ours").rows())
+    bases = [side for side in ours if f"middle_{side}" in wide.columns]
+    fields = [
+        figure(_OWN.format(side) if ours[side] else side, tuple(f"{part}_{side}" for part in ("middle", "low", "high")),
+               numbers.factors)
+        for side in bases
+    ]  # fmt: skip
+    text = (
+        "The row's speed over the column's: geometric mean over all networks that both ran, with the range of the "
+        "ratios, intervals included; per image, GPUs and CPUs apart."
+    )
+    table = Table("matrix", "", wide, [_label("side", "×"), *fields], marked="ours")
+    return [Section(MATRIX, [text], [table])]
+
+
+def statements(name: str) -> list[Section]:
+    """List the source's statements with their verdicts and what these rest on (references/conclusions.csv)."""
+    fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
+    return [Section(STATEMENTS, (), [Table("statements", "", references.claims(name), fields)])]
+
+
+def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
+    """List the source's networks, with a column a machine of ours: its time with what stands for the library."""
+    rows = times.filter("ours", "counterpart", ~pl.col("swept"), pl.col("pass") == "training").drop_nulls("total_ms")
     if rows.is_empty():
         return []
-    usual = study.batch_size or references.networks(name)["batch_size"][0]
-    several = (pl.len().over("machine", "network", "batch_size") > 1).any().over("machine")
-    at = pl.when(pl.col("batch_size") != usual).then(pl.format(", {} images", "batch_size")).otherwise(pl.lit(""))
-    called = pl.concat_str(pl.when(several).then("setup").otherwise("machine"), at)
-    rows = rows.with_columns(column=pl.format("{} (ms)", called))
-    wide = rows.pivot("column", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
-    columns = rows["column"].unique(maintain_order=True)
-    of_marks = rows.with_columns(column=_MARKS, marks=marks(pl.col("kinds")))
-    signs = of_marks.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
-    kinds = rows.group_by("network").agg(joined_kinds())
-    frame = published
-    for more in (wide, signs, kinds):
-        frame = frame.join(more, on="network", how="left", maintain_order="left")
-    frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
-
-    def marked(times: Iterable[float | None], signs: Iterable[str | None]) -> list[str]:
-        cells = (() if time is None else (measure(time), sign) for time, sign in zip(times, signs, strict=True))
-        return [" ".join(filter(None, parts)) for parts in cells]
-
-    speeds = [figure(OWN.format(column), (column, f"{column}: marks"), marked) for column in columns]
-    found = rows["setup"].unique(maintain_order=True)
-    note = f"Times are of a forward and a backward pass of {usual} images; ours: {'; '.join(found)}."
-    if study.speed_of:
-        note += f" Speed is that of {study.speed_of}."
-    fields = [*_OVERVIEW, *speeds, label("citation", "Citation")]
-    return [Printed("overview", "The networks", frame, fields, note=note, marked=None)]
+    wide = rows.pivot("machine", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
+    machines = rows["machine"].unique(maintain_order=True)
+    fields = [
+        *(_label("published_network", "Network"), words("Year", "year"), words("Layers", "depth")),
+        words("Top-1 error (%)", "top1_error_percent"),
+        words("Top-5 error (%)", "top5_error_percent"),
+        figure("Speed, Pascal Titan X (ms)", "milliseconds", _measures),
+        *(figure(_OWN.format(f"{machine} (ms)"), machine, _measures) for machine in machines),
+        _label("citation", "Citation"),
+    ]
+    frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left")
+    return [Section("The networks", (), [Table("overview", "", frame, fields)])]
 
 
-def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
-    """A section a network, a row a setup: the times of its passes."""
+def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
+    """Show a table a network, a row a machine and library: the times of its passes."""
     study = STUDIES[name]
-    rows = setups.network_times(name, own).filter(pl.col("pass") == "training", ~pl.col("swept"))
-    inner = ["pass", "swept", "software", "ending", "device_ms", "clock"]
-    frame = setups.ranked(rows.drop(inner), "total_ms", "network")
-    frame = frame.sort(place("network", references.network_names(name)), maintain_order=True)
+    rows = times.filter(pl.col("pass") == "training", ~pl.col("swept"))
+    rows = ranked(rows, "total_ms", "network").sort(
+        place("network", references.network_names(name)), maintain_order=True
+    )
     links = {"implementation": "url"}
     fields = [
-        milliseconds(column, heading) if column.endswith("_ms") else label(column, heading, links.get(column, ""))
+        _milliseconds(column, heading) if column.endswith("_ms") else _label(column, heading, links.get(column, ""))
         for column, heading in study.columns.items()
     ]
-    fields.append(interval("low_ms", "high_ms"))
-    fields.append(replace(milliseconds("gpu_ms", "Device (ms)"), expendable=2))
-    note = ""
-    if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
-        fields += per_image("Per image (ms)")
-        note = "Batch sizes differ: ranked by the time per image."
-    title = f"{study.title}: forward and backward pass"
-    return [Printed("networks", title, frame, fields, "published_network", note, contest=SAME_BATCH)]
+    fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), _intervals, unit="ms", expendable=1))
+    fields.append(_milliseconds("gpu_ms", "Device (ms)", expendable=2))
+    text = []
+    if rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"].max() != 1:
+        fields += _batch("Per image (ms)")
+        text = ["Batch sizes differ: ranked by the time per image."]
+    return [_section(f"{study.title}: forward and backward pass", text, rows, fields, "published_network")]
 
 
-def framework_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
-    """A section a pass, a row a setup, a column a network, blank where that ran out of memory."""
-    rows = _of_both_passes(name, own).filter(~pl.col("swept"))
+def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
+    """Show a table a pass, a row a machine and library, a column a network."""
+    rows = times.filter(~pl.col("swept")).with_columns(
+        section=pl.col("pass").replace(_SECTIONS),
+        place=(pl.col("total_ms") / pl.col("batch_size")).rank().over("pass", "network"),
+        note=pl.format("{}: {}", "published_network", "note"),
+    )
     keys = ["section", "machine", "library", "batch_size", "ours"]
-    ranked = rows.with_columns(
-        *(pl.format("{}: {}", "published_network", note).alias(note) for note in NOTES),
-        place=pl.col("per_item_ms").rank().over("section", "network"),
-    )
-    about = ranked.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), joined_kinds(), *joined_notes())
-    wide = rows.pivot("published_network", index=keys, values="ms", maintain_order=True, aggregate_function="first")
-    frame = wide.join(about, on=keys).sort("section", "place", nulls_last=True)
-    fields = [label(column, heading) for column, heading in STUDIES[name].columns.items()]
-    title = "GPU vs Framework vs Network: milliseconds"
-    if frame["batch_size"].n_unique() > 1:
-        fields.append(figure("Batch", "batch_size", whole))
-    else:
-        title += f", {STUDIES[name].batch_size} samples per minibatch"
-    fields += [milliseconds(network, network) for network in rows["published_network"].unique(maintain_order=True)]
-    return [Printed("frameworks", title, frame, fields, "section", _PICTURES, data=rows, contest=SAME_BATCH)]
+    about = rows.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), _notes())
+    wide = rows.pivot("published_network", index=keys, values="total_ms", maintain_order=True, aggregate_function="min")
+    frame = wide.join(about, on=keys, nulls_equal=True).sort("section", "place", nulls_last=True)
+    fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
+    fields += [figure("Batch", "batch_size", whole)] if frame["batch_size"].n_unique() > 1 else []
+    fields += [_milliseconds(network, network) for network in rows["published_network"].unique(maintain_order=True)]
+    title = f"GPU vs Framework vs Network: milliseconds, {STUDIES[name].batch_size} samples per minibatch"
+    return [_section(title, [_PICTURES], frame, fields, "section")]
 
 
-def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
-    """A section a network, a row a setup and pass, a column a batch size: milliseconds per sample."""
-    # Small batches leave the device waiting for the host.
-    on_device = pl.col("device_ms") / pl.col("batch_size")
-    swept = _of_both_passes(name, own).filter("swept").with_columns(per_item_ms=on_device)
+def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
+    """Show a table a network, a row a machine, library and pass, a column a batch size."""
+    rows = times.filter("swept", pl.col("swept").any().over("network") & pl.col("ours").any().over("network"))
+    rows = rows.with_columns(
+        section=pl.col("pass").replace(_SECTIONS),
+        ms=pl.col("device_ms") / pl.col("batch_size"),
+        note=pl.format("{}: {}", "batch_size", "note"),
+    ).sort("batch_size", maintain_order=True)
+    if rows.is_empty():
+        return []
     keys = ["published_network", "machine", "library", "section", "ours"]
-    noted = swept.drop_nulls("note").sort("batch_size", maintain_order=True)
-    size, listed = pl.col("batch_size"), pl.col("batch_size").cast(pl.String).str.join(", ")
-    # What failed at a size is not repeated for larger ones.
-    sizes = pl.when(pl.col("per_item_ms").is_null().all()).then(size.min().cast(pl.String)).otherwise(listed)
-    notes = (
-        noted.group_by(*keys, *NOTES, maintain_order=True)
-        .agg(joined_kinds(), at=sizes)
-        .with_columns(pl.format("{} at {}", note, "at").alias(note) for note in NOTES)
-        .group_by(keys)
-        .agg(joined_kinds(), *joined_notes())
-    )
-    by_size = swept.sort("batch_size", maintain_order=True).with_columns(pl.col("batch_size").cast(pl.String))
-    # Of runs that differ only in the machine's price, the faster.
-    wide = by_size.pivot("batch_size", index=keys, values="per_item_ms", maintain_order=True, aggregate_function="min")
-    order = swept.select("published_network").unique(maintain_order=True)
-    frame = order.join(wide, on="published_network", maintain_order="left_right").join(
-        notes, on=keys, how="left", maintain_order="left"
-    )
-    fields = [label(column, heading) for column, heading in STUDIES[name].columns.items()]
-    fields.append(label("section", "Pass"))
-    fields += [milliseconds(size, size) for size in by_size["batch_size"].unique(maintain_order=True)]
+    wide = rows.pivot("batch_size", index=keys, values="ms", maintain_order=True, aggregate_function="min")
+    frame = wide.join(rows.group_by(keys).agg(_notes()), on=keys, maintain_order="left")
+    frame = frame.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
+    fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
+    fields += [
+        _label("section", "Pass"),
+        *(_milliseconds(f"{size}", f"{size}") for size in rows["batch_size"].unique(maintain_order=True)),
+    ]
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
-    same_pass = pl.format("{} {}", "ours", "section")
-    note = f"{_PICTURES} {_DEVICE_TIME}" if swept["gpu_ms"].count() else _PICTURES
-    return [Printed("minibatch", title, frame, fields, "published_network", note, data=swept, contest=same_pass)]
+    return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "published_network")]
 
 
-TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame], list[Printed]]] = {
-    "overview": overview_table,
-    "networks": network_table,
-    "layers": layer_tables,
-    "frameworks": framework_table,
-    "minibatch": minibatch_table,
-}
-"""What makes them, given a study's name, the runs' times (`setups.times`) and their results."""
+def _layers(_: str, __: pl.DataFrame, own: pl.DataFrame, ___: pl.DataFrame) -> list[Section]:
+    """Show the layers' shapes, the sums over all five and every pass; only of L1 to L5."""
+    return [] if own.is_empty() else [_shapes(own), _layer_sums(own), _layer_passes(own)]
 
 
-def link(study: Study) -> str:
-    """Its title in Markdown, which leads to its address if it has one."""
-    title = escape_markdown(study.title)
-    return f"[{title}]({study.address})" if study.address else title
+def _shapes(own: pl.DataFrame) -> Section:
+    sizes = own.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
+    frame = references.layer_shapes().join(sizes, on="layer", how="left", maintain_order="left")
+    printed = {"layer": "Layer", "input": "Input", "batch_size": "Batch-size", "maps": "Feature maps"}
+    printed |= {"kernel": "Kernel Size", "stride": "Stride", "own_batch_sizes": _OWN.format("Batch-size")}
+    fields = [words(heading, column) for column, heading in printed.items()]
+    return Section("L1 to L5: shapes", (), [Table("layer-shapes", "", frame, fields)])
 
 
-def markdown(name: str, tables: Sequence[Printed], pictures: Mapping[str, Sequence[str]]) -> str:
-    """The tables as one page, each below its pictures, which are paragraphs by the name of the table."""
-    study = STUDIES[name]
-    source = link(study) if study.address else f'"{link(study)}"'
-    title = f"# {escape_markdown(study.title)}: published and own figures"
-    lead = f"{title}\n\nOwn rows are marked {MARK}; the others are {source}'s. {_BOLD}\n"
-    return "\n".join([lead, *(table.markdown(pictures.get(table.name, ())) for table in tables)])
+def _layer_sums(own: pl.DataFrame) -> Section:
+    sums = [pl.when(pl.col(name).count() == len(LAYERS)).then(pl.col(name).sum()).alias(name) for name in _SUMS]
+    own = own.group_by(_ROW, maintain_order=True).agg(*sums, _notes())
+    own = own.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
+    published = references.layer_summary().with_columns(ours=pl.lit(value=False))
+    frame = ranked(pl.concat([published, own], how="diagonal_relaxed"), "total_ms")
+    text = f"{_DEVICE_TIME} Engines that run only inference have a forward time."
+    fields = [_milliseconds(name, heading, "total_printed" * (name == "total_ms")) for name, heading in _SUMS.items()]
+    return _section("L1 to L5: forward + backprop", [text], frame, _layer_fields(frame, fields))
 
 
-def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
-    """The rows of the study's networks, with the heading of their pass in `section`."""
-    return setups.network_times(name, own).select(
-        *("machine", "library", "setup", "batch_size", "network", "pass"),
-        pl.col("total_ms").alias("ms"),
-        *("swept", "counterpart", "device", "note", "ours", "per_item_ms", "published_network"),
-        *("gpu_ms", "device_ms", "low_ms", "high_ms", "samples", "kinds"),
-        pl.col("pass").replace(_SECTIONS).alias("section"),
-        "brief",
+def _layer_passes(own: pl.DataFrame) -> Section:
+    """Show every pass with a column a layer."""
+    long = own.rename({column: table for column, (table, _) in _LAYER_TABLES.items()}).unpivot(
+        [table for table, _ in _LAYER_TABLES.values()], index=[*_ROW, "layer", "note"], variable_name="table"
     )
+    keys = ["table", *_ROW]
+    wide = long.pivot("layer", index=keys, values="value", maintain_order=True, aggregate_function="first")
+    wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)
+    about = long.group_by(keys).agg(pl.col("value").is_not_null().any().alias("measured"), _notes())
+    wide = wide.join(about, on=keys, maintain_order="left")
+    # An engine without a backward pass has no row there; the forward table says why.
+    wide = wide.filter(pl.col("measured") | (pl.col("table") == "forward"))
+    wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
+    published = references.layers().with_columns(ours=pl.lit(value=False))
+    frame = ranked(pl.concat([published, wide], how="diagonal_relaxed"), "total", "table")
+    headings = dict(_LAYER_TABLES.values())
+    frame = frame.sort(place("table", headings), maintain_order=True)
+    frame = frame.with_columns(section=pl.col("table").replace_strict(headings))
+    fields = [*(_milliseconds(layer, layer) for layer in LAYERS), _milliseconds("total", "Total")]
+    return _section("L1 to L5, by pass (ms)", (), frame, _layer_fields(frame, fields), "section")
+
+
+def _layer_fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
+    labels = [_label("machine", "GPU"), _label("library", "Library"), _label("implementation", "Class/Function", "url")]
+    return [*labels, *times, *(_batch("Per image (ms)") if frame["batch_size"].n_unique() > 1 else [])]
+
+
+def _layer_totals(own: pl.DataFrame) -> pl.DataFrame:
+    """Return the layers as rows of `study_times`: forward, gradInput and gradWeight together."""
+    both = references.layers().filter(pl.col("table").is_in(["forward", "backward"]))
+    keys = ["machine", "library", "implementation", "batch_size", "layer"]
+    long = both.filter(pl.col("library") != "cherry-picking").unpivot(
+        LAYERS, index=["table", *keys[:-1]], variable_name="layer"
+    )
+    total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
+    published = long.group_by(keys, maintain_order=True).agg(total_ms=total)
+    published = published.with_columns(
+        ours=pl.lit(value=False), counterpart=pl.lit(value=False), low_ms="total_ms", high_ms="total_ms"
+    )
+    rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed")
+    return rows.select(
+        *("machine", "library", "implementation", "batch_size", "total_ms", "low_ms", "high_ms", "clock", "ours"),
+        "counterpart",
+        pl.lit("training").alias("pass"),
+        device=pl.col("device").fill_null("cuda"),
+        network="layer",
+        swept=pl.lit(value=False),
+    )
+
+
+def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
+    """Show a table a network, cheapest first: own rows whose price or energy is known."""
+    names = references.network_names(name)
+    known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
+    rows = own_times(results).filter(known, pl.col("model").is_in(list(names)))
+    rows = rows.with_columns(joules=pl.col("energy_mj_per_item") / 1e3, section=pl.col("model").replace(names))
+    rows = rows.sort(place("model", names), "usd_per_million_items", "joules", nulls_last=True)
+    fields = [
+        *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("library", "Library")),
+        *(figure("USD/h", "usd_per_hour", _money), figure("Batch", "batch_size", whole)),
+        *(figure("Images/s", "throughput", numbers.rates), figure("USD/1M images", "usd_per_million_items", _money)),
+        figure("J/image", "joules", _money),
+    ]
+    text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
+    return [_section("What a million images cost", [text], rows, fields, "section")] if rows.height else []
+
+
+def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> list[Section]:
+    """List the published GPUs and, before them, what runs knew of their machines."""
+    rows = []
+    for row in own.unique("machine", keep="first", maintain_order=True).iter_rows(named=True):
+        machine = row["machine"]
+        facts = next((f for f in environments if machine in (f.get("machine"), f.get("gpu"), f.get("cpu"))), {})
+        roofs = facts.get("roofs") or {}
+        mebibytes = facts.get("gpu_memory_mib" if row["device"] == "cuda" else "memory_mib")
+        rows.append({
+            "gpu": machine, "cloud": row["cloud"], "instance": row["instance"],
+            "memory": f"{count(mebibytes / 1024)}GiB" if mebibytes else None,
+            "fp32_tflops": roofs.get("fp32_tflops"), "bandwidth_gb_s": roofs.get("copy_gb_s"),
+            "compute_capability": facts.get("compute_capability"),
+            "price": f"{compact(row['usd_per_hour'])} an hour" if row["usd_per_hour"] else None, "ours": True,
+        })  # fmt: skip
+    published = references.hardware(name).with_columns(ours=pl.lit(value=False))
+    frame = pl.concat([pl.DataFrame(rows, schema=published.schema), published])
+    fields = [
+        *(_label("gpu", "GPU", "url"), words("Cloud", "cloud", link="cloud_url"), words("Instance Name", "instance")),
+        *(words("Memory", "memory"), words("Architecture", "architecture"), figure("CUDA Cores", "cuda_cores", whole)),
+        *(figure("FP32 TFLOPS", "fp32_tflops", _measures), figure("Base Clock (MHz)", "base_clock_mhz", whole)),
+        *(figure("Bandwidth (GB/s)", "bandwidth_gb_s", _measures), words("Compute Capability", "compute_capability")),
+        *(words("Price (USD)", "price"), words("Release Date", "release_date")),
+    ]
+    text = "Own TFLOPS were measured in matrix products, own bandwidth in a copy (bytes read and written)."
+    return [_section("The machines", [text], frame, fields)]
+
+
+TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame, pl.DataFrame], list[Section]]] = {
+    "overview": _overview,
+    "networks": _networks,
+    "layers": _layers,
+    "frameworks": _frameworks,
+    "minibatch": _minibatch,
+    "cost": _cost,
+}
+"""Given a study's name, `study_times`, `layer_times` and the results."""
+
+
+def _section(
+    title: str, text: Sequence[str], frame: pl.DataFrame, fields: Sequence[Field], section: str | None = None
+) -> Section:
+    """Split a frame into tables by the column `section`: own rows marked (without any none), lowest times bold."""
+    if "note" in frame.columns:
+        fields = [*fields, prose("Note", "note")]
+    parts = (
+        [("", frame)]
+        if section is None
+        else [(str(key), rows) for (key,), rows in frame.group_by(section, maintain_order=True)]
+    )
+    tables = [Table(title, part, rows, fields, marked="ours", bold=_lowest(rows, fields)) for part, rows in parts]
+    return Section(title, text, tables if frame["ours"].any() else [])
+
+
+def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]]:
+    """Find the lowest of each contested column, among the published rows and among our own, of one batch size."""
+    names = [field.columns[0] for field in fields if field.contested]
+    if "implementation" in rows.columns:
+        # "best per layer" is put together of several libraries.
+        rows = rows.with_columns(
+            pl.when(pl.col("implementation").ne_missing("best per layer")).then(name).alias(name) for name in names
+        )
+    group = [name for name in ("ours", "batch_size", "pass", "section") if name in rows.columns]
+    lowest = [(pl.col(name) == pl.col(name).min()) & (pl.col(name).count() > 1) for name in names]
+    best = rows.select(one.over(group).fill_null(value=False) for one in lowest)
+    return best.to_dict(as_series=False) if names else {}
+
+
+def _notes() -> pl.Expr:
+    return pl.col("note").drop_nulls().unique(maintain_order=True).str.join("; ").replace("", None)
+
+
+def _label(column: str, heading: str, link: str = "") -> Field:
+    return words(heading, column, repeated=True, link=link)
+
+
+def _batch(heading: str) -> list[Field]:
+    return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", _measures)]
+
+
+def _milliseconds(column: str, heading: str, as_printed: str = "", **more: Any) -> Field:
+    """Declare a column of times, whose lowest stands out; `as_printed` names what replaces a missing number."""
+    columns = (column, "ours", as_printed) if as_printed else (column, "ours")
+    return figure(heading, columns, _times, contested=True, **more)
+
+
+def _times(
+    values: Iterable[float | None], ours: Iterable[bool], printed: Iterable[str | None] = repeat(None)
+) -> list[str]:
+    """Write published times that are all whole without decimals."""
+    rows = list(zip(values, ours, printed, strict=False))
+    plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
+    return [text or "" if v is None else count(v) if plain and not own else _measure(v) for v, own, text in rows]
+
+
+def _intervals(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
+    """Write both ends of own intervals; blank where three digits do not tell them apart."""
+    ends = [
+        [significant(end) for end in (a, b) if end is not None and own]
+        for a, b, own in zip(low, high, ours, strict=True)
+    ]
+    return ["–".join(both) if len(set(both)) == 2 else "" for both in ends]
+
+
+def _measure(value: float) -> str:
+    """Write two decimals, below 1 three, below 0.1 three digits."""
+    return compact(value, 3) if 0 < value < 0.1 else decimals(value, 3 if value < 1 else 2)

@@ -42,10 +42,6 @@ def _compose(options: Options, known: pl.DataFrame | None) -> Report:
     only, runs = parse_only(options.only), read_runs(options.runs)
     if only is not None:
         check_only(only, runs.results)
-    if options.study is not None:
-        from profiler.report import study  # It reads every published study, which other reports do without.
-
-        return study.compose(options.study, runs, only)
     data = gather(runs, only, known)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
@@ -54,7 +50,7 @@ def _compose(options: Options, known: pl.DataFrame | None) -> Report:
 
 def _target(options: Options) -> Path:
     """Return the file that is to be written. Raises ConfigError."""
-    name = f"report-{options.study}.html" if options.study else "report.html"
+    name = "report.html"
     if options.output is not None:
         is_file = options.output.suffix == ".html" and not options.output.is_dir()
         return options.output if is_file else options.output / name

@@ -380,8 +380,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
             return
         text = Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow")
         if present(console, study, results, [flat_environment(environment)], run.tables):
-            command = f"{PROGRAM} report {shlex.quote(str(run.path))} --study {study}"
-            text = Text(f"As a page with its pictures: {command}", style="dim")
+            text = Text(f"As a page: {run.tables / 'published.md'}", style="dim")
         console.print(text, soft_wrap=True)
 
     print_results(

@@ -81,7 +81,7 @@ def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
 def test_an_option_of_another_command_says_whose_it_is() -> None:
     asked = CliRunner().invoke(cli.app, ["resnet18", "--study", "x"], env={"COLUMNS": "200"})
     assert asked.exit_code == 2
-    assert "No such option: --study. Other commands have it: report, published" in asked.output
+    assert "No such option: --study. Other commands have it: python -m profiler published --help" in asked.output
     assert "Possible options" not in asked.output
 
 

@@ -32,7 +32,6 @@ READERS: dict[str, dict[str, Any]] = {
     "query": {"sql": "select * from results"},
     "layers": {},
     "published": {"study": STUDY},
-    "submit": {},
 }
 
 
@@ -40,7 +39,9 @@ READERS: dict[str, dict[str, Any]] = {
 def run(tmp_path: Path) -> Path:
     """A run of a suite, and beside it a file that is none of its business."""
     (tmp_path / "secret.txt").write_text(SECRET)
-    return Path(shutil.copytree(SUITE, tmp_path / "run"))
+    folder = Path(shutil.copytree(SUITE, tmp_path / "run"))
+    (folder / "bench.yaml").write_text("models: [alexnet]\nengines: [eager]\n")
+    return folder
 
 
 def execute(reader: str, run: Path) -> None:
