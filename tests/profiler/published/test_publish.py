@@ -1,0 +1,179 @@
+"""Runs of suites are published without a trace of whose machine it was, and the published pages are current."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from benchmarks.publish import page as page_of_run
+from engines.base import Warning
+from profiler.errors import ConfigError
+from profiler.job.config import load_config
+from profiler.job.plan import make_plan
+from profiler.listings import SUITES
+from profiler.options import Published
+from profiler.published.cleaning import clean, read_run
+from profiler.published.command import execute, write_pages
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+FOLDERS = sorted(path.parent for path in RESULTS.rglob("results.parquet"))
+SUITE = "convnet-benchmarks"
+HOME, HOST = "/home/jdoe/src", "tower-7.lab.example"
+ENVIRONMENT = {
+    "gpu": None, "host": HOST, "user": "jroe", "device": "cpu", "torch_version": "2.12.1", "gpu_uuid": "GPU-secret",
+    "cpu": "Some Processor 9000", "cpu_cores": 4, "memory_mib": 64_000.0, "python": "3.12.3", "platform": "Linux-6.8",
+    "command": [f"{HOME}/profiler/__main__.py", SUITE, "--output", "/scratch/jdoe/runs", "--machine", "label=Tower"],
+    "variables": {"OMP_NUM_THREADS": "4"}, "machine": {"label": "Tower"}, "sampling_seconds": 3.0,
+}  # fmt: skip
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write a run of the suite on a CPU, with a warning in its first row and facts in place of its own."""
+
+    def write(warning: Warning | None = None, suite: str = SUITE, **facts: Any) -> Path:
+        config = load_config(SUITES / f"{SUITE}.yaml", "cpu", {"device": "cpu"})
+        run = RunFolder.create(tmp_path / "results")
+        cases, environment = make_plan(config, "cpu"), {**ENVIRONMENT, **facts}
+        run.write_config(config.model_copy(update={"suite": suite, "output": tmp_path / "results"}))
+        run.write_environment(environment)
+        for number, case in enumerate(cases):
+            ms = 100.0 + number
+            result = Result(case.id, "ok", clock="host", throughput=1e3 * case.batch_size / ms)
+            result.samples, result.figures = {"host": [ms] * 40}, {"forward_ms": ms / 3, "backward_ms": 2 * ms / 3}
+            result.warnings += [warning] if warning and not number else []
+            run.append(result)
+        run.write_parquet(suite, cases, environment)
+        return run.path
+
+    return write
+
+
+def published(into: Path | None, *runs: Path, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    assert execute(Published(runs=list(map(str, runs)), into=into, **options), console) == 0
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make: Make, tmp_path: Path) -> None:
+    gone = Warning("no-layers", f"see {HOME}/x.log on {HOST}, says jdoe, {HOME}/runs/20261120T123125Z-tower-7-8c80/y")
+    run, into = make(gone), tmp_path / "suites"
+    assert f"Written: {into / 'tower' / SUITE}" in published(into, run)
+    folder = into / "tower" / SUITE
+    assert {path.name for path in folder.iterdir()} == {"results.parquet", "environment.json"}
+    results = pl.read_parquet(folder / "results.parquet")
+    text = results.with_columns(pl.col("warnings").list.join("\n")).select(pl.col(pl.String)).write_csv()
+    text += (folder / "environment.json").read_text()
+    private = ("jdoe", "jroe", "tower-7", "scratch", "OMP_NUM_THREADS", "GPU-secret", str(tmp_path))
+    assert [word for word in private if word in text] == []
+    assert re.findall(r"(?<![\w.~/<-])~?/\w[\w.-]*", text) == []
+    assert results["warnings"][0].to_list() == ["no-layers: see x.log on host, says user, y"]
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["command"] == ["python", "-m", "profiler", SUITE, "--machine", "label=Tower"]
+    # Every figure is there, and what is published can be published again, unchanged.
+    numbers = pl.col(pl.Float64, pl.Int64)
+    assert results.select(numbers).equals(read_run(run).results.select(numbers))
+    files = {path: path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    published(into, folder)
+    assert files == {path: path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    assert "| ▸ Tower |" in (into / f"{SUITE}.md").read_text()
+    assert f"[tower/{SUITE}](tower/{SUITE})" in (into / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (f"{HOME}/profiler/__main__.py /elsewhere/suites/gpu-study.yaml", "gpu-study.yaml"),
+        ("/opt/bin/runtime-profiler gpu-study --output=/x --device cuda:3", "gpu-study --device cuda"),
+        ("/x/profiler/__main__.py --resume /y/20261122T154559Z-tower-7-bdff --retry", "--resume results/<run> --retry"),
+        ("/x/profiler/__main__.py vgg16 --only model=vgg16 --device=cpu", "vgg16 --only model=vgg16 --device cpu"),
+    ],
+)
+def test_a_recorded_command_is_one_that_a_reader_can_type(make: Make, words: str, typed: str) -> None:
+    (run,) = clean([read_run(make(command=words.split()))])
+    assert run.environment["command"] == ["python", "-m", "profiler", *typed.split()]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"suite": "mine"}, "its job 'mine' is no suite"),
+        ({"machine": {}}, "its machine has no name"),
+        ({"sampling_seconds": 0.1}, "run it without --quick"),
+        ({"cpu": "Another"}, "another machine is called 'Tower'"),
+    ],
+)
+def test_a_run_that_would_mislead_is_refused(make: Make, tmp_path: Path, facts: dict[str, Any], message: str) -> None:
+    into = tmp_path / "suites"
+    other = into / "tower" / "gpu-study"
+    other.mkdir(parents=True)
+    (other / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    shutil.copy(RESULTS / "suites" / "2-core-xeon" / "gpu-study" / "results.parquet", other)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        published(into, make(**facts), study=SUITE)
+    assert not (into / "tower" / SUITE).exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "study", "message"),
+    [
+        (["nowhere"], "cnn-benchmark", "did you mean 'cnn-benchmarks'"),
+        (["nowhere"], None, "there is no such folder"),
+        ([str(RESULTS / "h200-vit")], None, "say next to which figures by --study"),
+        ([str(RESULTS / "h200-vit")], "cnn-benchmarks", "no row of these runs fits a table of cnn-benchmarks"),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error(runs: list[str], study: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        execute(Published(runs=runs, study=study), Console(file=io.StringIO()))
+
+
+# What lies in docs/results.
+
+
+def test_the_pages_of_the_suites_are_what_their_data_give(tmp_path: Path) -> None:
+    into = Path(shutil.copytree(RESULTS / "suites", tmp_path / "suites"))
+    for page in into.glob("*.md"):
+        page.unlink()
+    write_pages(into)
+    for page in (RESULTS / "suites").glob("*.md"):
+        mend = "run: python -m profiler published docs/results/suites/*/* --into docs/results/suites"
+        assert page.read_text() == (into / page.name).read_text(), mend
+
+
+@pytest.mark.parametrize("folder", ["h200", "h200-vit", "zoo/h200", "zoo/cpu"])
+def test_the_page_of_a_run_is_what_its_data_give(folder: str) -> None:
+    text = (RESULTS / folder / "README.md").read_text()
+    mend = f"run: python benchmarks/publish.py docs/results/{folder} --into docs/results/{folder}"
+    assert text == page_of_run([read_run(RESULTS / folder)]), mend
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(RESULTS)))
+def test_a_published_run_names_nothing_private(folder: Path) -> None:
+    run = read_run(folder)
+    (cleaned,) = clean([run])
+    assert cleaned.results.equals(run.results)
+    assert (cleaned.environment, cleaned.job) == (run.environment, run.job)
+    assert {path.name for path in folder.iterdir() if not path.is_dir()} <= {
+        *("results.parquet", "environment.json", "bench.yaml", "README.md"),
+        *("seconds.parquet", "layers.md", "verification.md", "verification.csv"),
+    }
+
+
+def test_no_link_on_a_published_page_is_dead() -> None:
+    for page in RESULTS.rglob("*.md"):
+        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+        assert dead == [], page

@@ -1,0 +1,371 @@
+"""Tables in the published form, of made-up results and the real references: published rows and ours together."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from published_rows import case, frame, layer
+from rich.console import Console
+
+from exporters.catalog import CATALOG
+from exporters.single_layers import LAYERS as SHAPES
+from profiler.errors import ConfigError
+from profiler.published import references
+from profiler.published.command import covers, nothing_compared, page, present, require
+from profiler.published.references import published_as_results
+from profiler.published.studies import STUDIES
+from profiler.published.tables import MATRIX, published_tables
+from profiler.published.times import own_times, study_times
+from profiler.results.columns import RESULTS
+from profiler.tables.writers import markdown
+
+ENVIRONMENT = {
+    "machine": "H200", "gpu_memory_mib": 143_771.0, "compute_capability": "9.0",
+    "roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8},
+}  # fmt: skip
+LAYERS = [layer(f"L{i}", (1.0 * i, 2.0, 3.0)) for i in range(1, 6)]
+CPU = {"machine": "a CPU", "device": "cpu", "cudnn": None}
+
+
+def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
+    """Return the cells of every line below the heading that begins so, each table's title before it."""
+    sections = published_tables(study, frame(*cases), [ENVIRONMENT])
+    (section,) = [section for section in sections if section.heading.startswith(heading)]
+    found = []
+    for table in section.tables:
+        found += [[table.title], *(line[2:-2].split(" | ") for line in markdown(table).splitlines())]
+    return found
+
+
+def headings(study: str, *cases: dict[str, Any]) -> list[str]:
+    return [section.heading for section in published_tables(study, frame(*cases), [ENVIRONMENT])]
+
+
+# The references as frames.
+
+
+@pytest.mark.parametrize(
+    ("study", "rows", "network", "rank", "expected"),
+    [
+        ("cnn-benchmarks", 116, "vgg16", 1, ("GTX 1080 Ti", "5.1.10", 128.14)),
+        ("cnn-benchmarks", 116, "vgg16", 9, ("Pascal Titan X", "None", 358.53)),
+        ("cloud-gpus", 66, "alexnet", 4, ("Tesla M60", "5.1.10", 35.32)),
+        ("convnet-benchmarks", 12, "vgg11", 4, ("Titan Black", "Torch-7", 841)),
+    ],
+)
+def test_a_networks_row_is_as_printed(
+    study: str, rows: int, network: str, rank: int, expected: tuple[Any, ...]
+) -> None:
+    found = references.networks(study)
+    assert found.height == rows
+    sums = found.select(pl.col("forward_ms") + pl.col("backward_ms") - pl.col("total_ms")).to_series()
+    assert sums.abs().max() <= 1.001  # type: ignore[operator]
+    assert set(found["network"]) <= set(references.network_names(study)) <= set(CATALOG)
+    assert found.filter(network=network, rank=rank).select("machine", "library", "total_ms").row(0) == expected
+    as_results = published_as_results(study)
+    assert as_results.height == found["total_ms"].count()
+    assert dict(as_results.schema) == RESULTS
+
+
+def test_layers_and_hardware_are_the_printed_tables() -> None:
+    layers = references.layers()
+    (best,) = layers.filter(table="gradWeight", library="cherry-picking").select("L1", "L5", "total").rows()
+    assert (layers.height, best) == (4 * 12, (199, 21, 372))
+    (ccv,) = references.layer_summary().filter(library="ccv").to_dicts()
+    assert (ccv["forward_ms"], ccv["backward_ms"], ccv["total_printed"]) == (809, None, "809+bw")
+    for row in references.layer_shapes().to_dicts():
+        own = SHAPES[row["layer"]]
+        channels, *size = own.input
+        assert (row["input"], row["maps"]) == ("{}x{}".format(*size), f"{channels}->{own.out_channels}")
+        assert (row["kernel"], row["stride"]) == ("{}x{}".format(*own.kernel), "{}x{}".format(*own.stride))
+    (k80,) = references.hardware("cloud-gpus").filter(gpu="Tesla K80").to_dicts()
+    assert (k80["instance"], k80["memory"]) == ("p2, NCx, K80", "12GB GDDR5")
+    times = references.networks("gpu-study").select("network", "batch_size", "total_ms").rows()
+    assert times == [("vgg16", 64, 420.28), ("vgg16", 128, 899.86)]
+
+
+def test_unknown_and_missing_figures_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'cnn-benchmarks'"):
+        published_as_results("cnn-benchmark")
+    require(None)
+    monkeypatch.setattr(references, "FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match="is missing"):
+        require("gpu-study")
+
+
+# How a library is called.
+
+
+@pytest.mark.parametrize(
+    ("more", "called"),
+    [
+        ({}, "PyTorch 2.11 eager fp32, cuDNN 9.19"),
+        ({"variant": "eager-tuned", "precision": "fp16"}, "PyTorch 2.11 eager-tuned fp16, cuDNN 9.19"),
+        ({"variant": "eager-nocudnn", "options": '{"cudnn": false}'}, "PyTorch 2.11 eager-nocudnn fp32, no cuDNN"),
+        ({"engine": "ort", "variant": "mine", "pass": "inference"}, "ONNX Runtime 1.31 mine fp32, cuDNN 9.19"),
+        ({"engine": "trt", "variant": "trt", "tensorrt_version": "11.4.0.106"}, "TensorRT 11.4 trt fp32"),
+        (CPU, "PyTorch 2.11 eager fp32"),
+        ({"cudnn": "8902"}, "PyTorch 2.11 eager fp32, cuDNN 8.9"),
+        ({"head": "cross-entropy", "setting": ""}, "PyTorch 2.11 eager fp32, cuDNN 9.19, with loss"),
+        ({"model": "mine", "network": "resnet50"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, as mine"),
+    ],
+)
+def test_a_library_is_called_by_all_that_tells_it_from_another(more: dict[str, Any], called: str) -> None:
+    assert own_times(frame(case(**{"model": "resnet50", **more})))["library"].to_list() == [called]
+
+
+@pytest.mark.parametrize(
+    ("study", "model", "pass_", "computed", "says"),
+    [
+        ("cnn-benchmarks", "vgg16", "training", True, ""),
+        ("cnn-benchmarks", "vgg16", "training", None, ", without the image's gradient"),
+        ("cnn-benchmarks", "resnet50", "training", True, ", with the image's gradient"),
+        ("gpu-study", "vgg16", "training", True, ", with the image's gradient"),
+        ("gpu-study", "vgg16", "inference", None, ""),
+        ("cloud-gpus", "alexnet", "training", False, ", without the image's gradient"),
+    ],
+)
+def test_a_row_says_where_it_computed_the_images_gradient_otherwise_than_the_study(
+    study: str, model: str, pass_: str, computed: bool | None, says: str
+) -> None:
+    own = study_times(study, frame(case(model, **{"pass": pass_, "input_gradient": computed}))).filter("ours")
+    assert own["library"].to_list() == [f"PyTorch 2.11 eager fp32, cuDNN 9.19{says}"]
+
+
+# Networks.
+
+
+def test_networks_are_the_published_form_with_ours_ranked_marked_and_the_best_bold() -> None:
+    found = lines("cnn-benchmarks", "cnn-benchmarks", case("alexnet", ms=13.9), case("alexnet", precision="tf32"))
+    assert found[:6] == [
+        ["AlexNet"],
+        ["GPU", "cuDNN", "Forward (ms)", "Backward (ms)", "Total (ms)"],
+        ["---", "---", "---:", "---:", "---:"],
+        ["▸ H200", "PyTorch 2.11 eager tf32, cuDNN 9.19", "**1.00**", "**2.00**", "**3.00**"],
+        ["GTX 1080 Ti", "5.1.10", "**4.31**", "9.58", "**13.89**"],
+        ["▸ H200", "PyTorch 2.11 eager fp32, cuDNN 9.19", "4.63", "9.27", "13.90"],
+    ]
+    printed = references.networks("cnn-benchmarks").height
+    assert len(found) == printed + 2 + 3 * 10, "networks of which nothing is ours are as printed"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # Replicates are one row, and a failed one leaves the others.
+        ([*(case("vgg16", ms=ms, replicate=i) for i, ms in enumerate((1.0, 2.0, 9.0))),
+          case("vgg16", ms=None, replicate=3)], [("vgg16", 2.0, None)]),
+        ([case("vgg16"), case("mine", network="vgg16", ms=2.0)], [("vgg16", 3.0, None), ("vgg16", 2.0, None)]),
+        ([case("resnet200", ms=None, status="oom", reason="CUDA error")], [("resnet200", None, "out of memory")]),
+        ([case("resnet200", ms=None, status="crashed")], [("resnet200", None, "crashed")]),
+        ([case("vgg16", warnings=["host-bound: a", "outliers: b"])], [("vgg16", 3.0, "host-bound")]),
+        # What is no forward and backward pass of its networks, without an update, is left out.
+        ([case("alexnet"), case("alexnet", **{"pass": "inference"}), case("overfeat"), case("alexnet", optimizer="sgd"),
+          case("alexnet", model_kind="layer")], [("alexnet", 3.0, None)]),
+        # The published batch size, or what there is.
+        ([case("vgg16"), case("vgg16", batch_size=1)], [("vgg16", 3.0, None)]),
+        ([case("vgg16", batch_size=1)], [("vgg16", 3.0, None)]),
+    ],
+)  # fmt: skip
+def test_own_rows_of_a_study(rows: list[dict[str, Any]], expected: list[tuple[Any, ...]]) -> None:
+    own = study_times("cnn-benchmarks", frame(*rows)).filter("ours")
+    assert own.select("network", "total_ms", "note").rows() == expected
+
+
+def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
+    found = lines("cnn-benchmarks", "cnn-benchmarks", case("vgg16", ms=20.0, batch_size=2))
+    vgg16 = found[found.index(["VGG-16"]) :]
+    assert vgg16[1][-2:] == ["Batch", "Per image (ms)"]
+    # 10 ms an image: slower than 128.14 / 16, 128.62 / 16 and 157.39 / 16.
+    assert [row[0].startswith("▸") for row in vgg16[3:7]] == [False, False, False, True]
+
+
+def test_an_own_row_has_its_interval_and_the_devices_time() -> None:
+    known = {"latency_low_ms": 1.9, "latency_high_ms": 2.2, "gpu_ms": 1.5}
+    found = lines("cnn-benchmarks", "cnn-benchmarks", case("resnet50", ms=2.0, **known), case("vgg16"))
+    rows = found[found.index(["ResNet-50"]) :]
+    assert rows[1][5:] == ["95 %, ms", "Device (ms)"]
+    assert (rows[3][5:], rows[4][5:]) == (["1.90–2.20", "1.50"], ["", ""])
+
+
+def test_the_library_tables_have_their_class_and_whole_milliseconds() -> None:
+    ours = case("alexnet-owt", "eager-channels-last", ms=12.345, batch_size=128)
+    found = lines("convnet-benchmarks", "convnet-benchmarks", ours)
+    address = "https://github.com/soumith/cuda-convnet2.torch/blob/master/cudaconv3/src/filter_acts.cu"
+    assert found[1] == ["GPU", "Library", "Class/Function", "Time (ms)", "forward (ms)", "backward (ms)"]
+    assert ["Titan Black", "cuda-convnet2", f"[ConvLayer]({address})", "**275**", "**88**", "**187**"] in found
+    assert found[3][2:] == ["eager-channels-last", "12.35", "4.12", "8.23"]
+
+
+def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours() -> None:
+    rows = [
+        case("vgg16", ms=9.0), case("vgg16", "eager-benchmark", ms=8.0), case("vgg16", precision="tf32", ms=1.0),
+        case("resnet50", ms=7.0, **CPU),
+    ]  # fmt: skip
+    found = lines("cnn-benchmarks", "The networks", *rows)
+    assert found[1][5:7] == ["▸ H200 (ms)", "▸ a CPU (ms)"]
+    assert ["VGG-16", "16", "27.00", "8.80", "128.62", "8.00", "", "\\[3]"] in found
+    assert ["VGG Net", "2014", "11 to 19", "7.3", ""] in lines(
+        "gpu-study", "The networks", case("overfeat", batch_size=64)
+    )
+
+
+def test_the_machines_stand_among_the_published() -> None:
+    rented = {"cloud": "Some Cloud", "instance": "big", "usd_per_hour": 7.2, "usd_per_million_items": 1.5}
+    rows = [
+        case("alexnet", **rented, energy_mj_per_item=720.0),
+        case("alexnet", precision="tf32", **rented | {"usd_per_million_items": 1.0}),
+    ]
+    found = lines("cloud-gpus", "The machines", *rows)
+    assert found[3][:5] == ["▸ H200", "Some Cloud", "big", "140GiB", ""]
+    assert "7.2 an hour" in found[3]
+    assert "[Google Cloud](https://cloud.google.com)" in str(found)
+    costs = lines("cloud-gpus", "What a million", *rows)
+    assert [row[-2:] for row in costs[3:]] == [["1", ""], ["1.5", "0.72"]]
+    assert "What a million images cost" not in headings("cloud-gpus", case("alexnet"))
+
+
+# Layers, frameworks, minibatches.
+
+
+def test_layers_have_their_shapes_sums_and_a_table_a_pass() -> None:
+    failed = case("L3", "eager-benchmark", ms=None, model_kind="layer", batch_size=128, reason="no", head=None)
+    sums = lines("convnet-benchmarks", "L1 to L5: forward + backprop", *LAYERS)
+    assert sums[3][:6] == ["▸ H200", "PyTorch 2.11 fp32, cuDNN 9.19", "eager", "40.00", "15.00", "25.00"]
+    assert ["809+bw", "809", ""] in [row[3:6] for row in sums]
+    passes = lines("convnet-benchmarks", "L1 to L5, by pass", *LAYERS, failed)
+    titles = [row[0] for row in passes if len(row) == 1]
+    assert titles == ["forward", "backward (gradInput + gradWeight)", "gradInput", "gradWeights"]
+    assert passes[3][2:9] == ["eager", *(f"{i}.00" for i in range(1, 6)), "15.00"], "one alone is no best"
+    assert [row[-1] for row in passes if "eager-benchmark" in row] == ["L3: no"], "the other passes have no row of it"
+    assert lines("convnet-benchmarks", "L1 to L5: shapes", *LAYERS[:4])[-2:] == [
+        ["L4", "16x16", "128", "128->128", "7x7", "1x1", "128"],
+        ["L5", "13x13", "128", "384->384", "3x3", "1x1", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heading", "file", "rows"),
+    [
+        ("convnet-benchmarks", "convnet-benchmarks", [case("vgg11", batch_size=32)]),
+        ("L1 to L5: forward + backprop", "convnet-layers", LAYERS),
+    ],
+)
+def test_of_the_published_figures_those_are_bold_that_the_source_set_bold(
+    heading: str, file: str, rows: list[dict[str, Any]]
+) -> None:
+    bold = references.read(file).filter(emphasis="bold")["milliseconds"].to_list()
+    found = [cell for row in lines("convnet-benchmarks", heading, *rows) if "▸" not in row[0] for cell in row]
+    assert sorted(float(c.strip("*").replace(",", "")) for c in found if c.startswith("**")) == sorted(bold)
+
+
+def test_the_study_of_frameworks_has_a_column_a_network() -> None:
+    same = {"batch_size": 64, "input_gradient": False}
+    rows = [
+        case("vgg16", ms=100.0, **same), case("vgg16", ms=30.0, **same, **{"pass": "inference"}),
+        case("alexnet", ms=10.0, **same), case("resnet152", ms=None, status="oom", **same),
+    ]  # fmt: skip
+    found = lines("gpu-study", "GPU vs Framework", *rows)
+    assert found[:2] == [["forward"], ["GPU", "Framework", "Oxford VGG"]]
+    both = found[found.index(["forward + backward"]) :]
+    assert both[1] == ["GPU", "Framework", "AlexNet", "Oxford VGG", "Note"]
+    assert [row[2:] for row in both[3:]] == [
+        ["10.00", "100.00", "ResNet-152: out of memory"],
+        ["", "420.28", ""],
+    ]
+    assert "Minibatch" not in str(headings("gpu-study", *rows))
+
+
+def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:
+    def swept(batch: int, ms: float | None, **more: Any) -> dict[str, Any]:
+        return case("vgg16", ms=ms, batch_size=batch, **more)
+
+    rows = [swept(32, 320.0, gpu_ms=64.0), swept(64, 64.0), swept(128, None, status="oom")]
+    # The same machine at another price is one row, the faster.
+    rows += [swept(size, 10.0 * size, usd_per_hour=3.0) for size in (32, 64, 256)]
+    found = lines("gpu-study", "Minibatch", *rows)
+    assert found[1] == ["GPU", "Framework", "Pass", "32", "64", "128", "256", "Note"]
+    cells = [[cell.strip("*") for cell in row[3:]] for row in found[3:]]
+    assert cells == [["2.00", "1.00", "", "10.00", "128: out of memory"], ["", "6.57", "7.03", "", ""]]
+    assert not any(heading.startswith("GPU vs") for heading in headings("gpu-study", *rows))
+
+
+# The matrix of ratios.
+
+
+def test_the_matrix_compares_with_each_published_machine_and_our_counterpart() -> None:
+    ends = {"latency_low_ms": 6.9, "latency_high_ms": 7.0}
+    rows = [
+        case("alexnet", "eager-benchmark", ms=6.945, **ends), case("vgg16", "eager-benchmark", ms=12.814),
+        case("alexnet", "eager-tuned", ms=3.4725), case("vgg16", ms=1000.0, **CPU),
+    ]  # fmt: skip
+    found = lines("cnn-benchmarks", MATRIX, *rows)
+    matrix = {row[0]: dict(zip(found[1], row, strict=True)) for row in found[3:]}
+    own = "▸ H200, PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19"
+    assert matrix[own]["GTX 1080 Ti"] == "4.5 (2.0–10.0)", "geometric mean, least and greatest end"
+    tuned = matrix["▸ H200, PyTorch 2.11 eager-tuned fp32, cuDNN 9.19"]
+    assert tuned[own].startswith("2.0"), "over what both ran"
+    assert matrix["Pascal Titan X"]["GTX 1080 Ti"].startswith("0.99 (0.94")
+    cpu = matrix["▸ a CPU, PyTorch 2.11 eager fp32"]
+    assert (cpu["GTX 1080 Ti"], cpu["CPU: Dual Xeon E5-2630 v3"]) == ("", "8.5"), "a GPU and a CPU are not compared"
+
+
+def test_a_study_of_one_machine_is_compared_by_library_over_networks_and_layers() -> None:
+    found = lines("convnet-benchmarks", MATRIX, *LAYERS)
+    matrix = {row[0]: dict(zip(found[1], row, strict=True)) for row in found[3:]}
+    assert matrix["▸ H200, PyTorch 2.11 fp32, cuDNN 9.19, eager"]["cuda-convnet2, ConvLayer"]
+    assert "cherry-picking, best per layer" not in matrix
+
+
+# The page and the terminal.
+
+
+def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    assert present(console, "cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT], tmp_path)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "AlexNet" not in printed, "of which nothing is ours"
+    assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
+    text = (tmp_path / "published.md").read_text()
+    assert text == page(
+        "cnn-benchmarks", published_tables("cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT])
+    )
+    assert "**AlexNet**" in text
+    claims = references.claims("cnn-benchmarks")
+    assert claims.height > 10
+    for row in claims.to_dicts():
+        assert f"| {row['verdict']} | {row['statement'][:20]}" in text.replace("\\", "")
+
+
+@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("rows", [[], [case("alexnet", **{"pass": "other"})]])
+def test_without_a_row_of_its_own_nothing_is_said(study: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    console = Console(file=io.StringIO())
+    assert present(console, study, frame(*rows), [ENVIRONMENT], tmp_path) is False
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("study", "model", "pass_", "setting", "expected"),
+    [
+        ("cnn-benchmarks", "vgg16", "training", "head=logits", True),
+        ("cnn-benchmarks", "vgg16", "inference", "", False),
+        ("cnn-benchmarks", "mine", "training", "", False),
+        ("cnn-benchmarks", "vgg16", "training", "optimizer=sgd", False),
+        ("gpu-study", "vgg16", "inference", "", True),
+        ("convnet-benchmarks", "L2", "inference", "", True),
+    ],
+)
+def test_a_group_is_printed_once(study: str, model: str, pass_: str, setting: str, expected: bool) -> None:
+    assert covers(study, {"model": model, "network": None, "pass": pass_, "setting": setting}) is expected
+
+
+def test_a_run_of_another_pass_is_told_what_to_add() -> None:
+    assert "passes: [training]" in nothing_compared("cnn-benchmarks", ["inference"])
+    assert "other networks: alexnet, " in nothing_compared("cnn-benchmarks", ["training"])
