@@ -36,7 +36,8 @@ def runs(results: pl.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> lis
         part.write_parquet(folders[-1] / "results.parquet")
         facts = {"gpu": "NVIDIA H200", "device": "cuda", "cpu": "Xeon", "command": ["/x/__main__.py", "bench.yaml"]}
         (folders[-1] / "environment.json").write_text(json.dumps(facts))
-        (folders[-1] / "bench.yaml").write_text("models: [alexnet]\ndevice: cuda:3\nimport_from:\n- /root/secret\noutput: /scratch/runs\n")
+        job = "models: [alexnet]\ndevice: cuda:3\nimport_from:\n- /root/secret\noutput: /scratch/runs\n"
+        (folders[-1] / "bench.yaml").write_text(job)
     return folders
 
 
