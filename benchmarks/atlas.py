@@ -34,9 +34,9 @@ from profiler.nvml import visible_gpus
 from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.results.cells import OK, compared
 from profiler.results.columns import Group, factor, names
-from profiler.results.ends import ends_of
+from profiler.results.reading import is_unfinished, so_far
+from profiler.results.result import ends_of
 from profiler.results.run_folder import RunFolder
-from profiler.results.unfinished import is_unfinished, so_far
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name, prose
 from profiler.tables.writers import markdown, parquet

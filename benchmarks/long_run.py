@@ -25,8 +25,7 @@ from profiler.job.plan import make_plan
 from profiler.machine import Target, describe
 from profiler.processes.forkserver import libraries
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder
-from profiler.results.run_lock import writing
+from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases
 from profiler.run.progress import PlainDisplay
 from profiler.run.runner import Runner

@@ -19,10 +19,9 @@ from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
 from profiler.published.cleaning import Run, clean, read_run, write_run
-from profiler.results.cells import GROUP, OK, cells
+from profiler.results.cells import GROUP, OK, cells, not_measured
 from profiler.results.choice import cell_name, choices
 from profiler.results.columns import Group, factor, field, names
-from profiler.results.problems import not_measured
 from profiler.tables import numbers
 from profiler.tables.table import Field, Table, figure, prose, words
 from profiler.tables.writers import escape_markdown, markdown

@@ -12,7 +12,7 @@ from rich.text import Text
 from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import setting_words
 from profiler.options import Layers as Options
-from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
+from profiler.results.layers import Profiled, groups, names, profiled, together
 from profiler.results.reading import read_runs
 from profiler.results.result import LAYERS_AT_MOST
 from profiler.tables.numbers import decimals, each, percent, shares, whole

@@ -16,9 +16,7 @@ from rich.text import Text
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import cells
-from profiler.results.environment import flat
-from profiler.results.reading import UNREADABLE, Runs, read_runs
-from profiler.results.run_files import first_line
+from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs
 from profiler.tables.numbers import count, counted, listed
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS, deliver, parquet, print_table

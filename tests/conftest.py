@@ -38,7 +38,7 @@ from profiler.job.config import Config, load_config
 from profiler.machine import usable_cores
 from profiler.nvml import visible_gpus
 from profiler.processes import process
-from profiler.results.wall_time import WallTime
+from profiler.results.result import WallTime
 from profiler.run import command as run_command
 from profiler.run import device_lock
 from profiler.run.device_lock import DeviceLock

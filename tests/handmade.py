@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from profiler.results.columns import RESULTS, SAMPLES, whole_row
-from profiler.results.ends import ends_of
+from profiler.results.result import ends_of
 from profiler.stats.intervals import Spread, figure_interval
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]

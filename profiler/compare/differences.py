@@ -11,9 +11,8 @@ from engines.catalog import ENGINES
 from exporters.source import MAY_COMPUTE_THE_SAME, Identity
 from profiler.errors import ConfigError
 from profiler.results.columns import Group, names
-from profiler.results.environment import flat, versions_of_others
-from profiler.results.reading import Runs
-from profiler.results.run_files import printable
+from profiler.results.reading import Runs, flat, versions_of_others
+from profiler.results.result import printable
 from profiler.results.run_folder import RunFolder
 from profiler.tables.numbers import compact
 
@@ -76,7 +75,7 @@ def _recorded_models(runs: Runs) -> tuple[dict[str, dict[str, Identity]], list[s
     notes = []
     for run in runs.runs:
         try:
-            models = {} if "://" in run.address else RunFolder(Path(run.address)).read_models()
+            models = RunFolder(Path(run.address)).read_models()
             identities = {subject: model.identity for subject, model in models.items()}
             found |= dict.fromkeys(run.run_ids, identities)
         except ConfigError:

@@ -38,8 +38,7 @@ from profiler.options import Doctor as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.temporary import own_folder
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder
-from profiler.results.run_lock import writing
+from profiler.results.run_folder import RunFolder, writing
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.measure import run_job
 from profiler.run.progress import PlainDisplay

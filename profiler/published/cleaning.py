@@ -13,8 +13,8 @@ import polars as pl
 
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
-from profiler.results.reading import read_results
-from profiler.results.run_files import first_line, read_json, read_text
+from profiler.results.reading import first_line, read_results
+from profiler.results.run_folder import read_json, read_text
 from profiler.tables.writers import parquet
 
 _PUBLIC = (

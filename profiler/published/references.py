@@ -12,7 +12,7 @@ from profiler.bundled import bundled
 from profiler.errors import ConfigError, nearest
 from profiler.published.studies import STUDIES
 from profiler.results.columns import RESULTS
-from profiler.results.ends import ends_of
+from profiler.results.result import ends_of
 
 FOLDER = bundled("references")
 _NUMBERS = {

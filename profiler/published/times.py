@@ -11,11 +11,10 @@ from engines.catalog import known
 from exporters.single_layers import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
-from profiler.results.cells import OK, cells
+from profiler.results.cells import OK, OUT_OF_MEMORY, cells
 from profiler.results.columns import Group, names, place
-from profiler.results.layer_passes import layer_rows
-from profiler.results.problems import OUT_OF_MEMORY
-from profiler.results.run_files import json_object
+from profiler.results.layers import layer_rows
+from profiler.results.reading import json_object
 from profiler.tables.numbers import natural
 
 LEAST_BATCHES = 3

@@ -14,13 +14,13 @@ import polars as pl
 from pydantic import BaseModel
 
 from profiler.job.case import setting_words
-from profiler.recommend.options import LIMITED_BY, OBJECTIVES, Request
+from profiler.recommend.options import OBJECTIVES, Request
 from profiler.results.cells import cells
 from profiler.results.choice import HIGHER, Choice, Limit, Loser, cell_name, choose
-from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names
-from profiler.results.ends import WITH_ENDS, ends_of
-from profiler.results.environment import versions_of_others
+from profiler.results.columns import COLUMNS, DERIVED, LIMITED_BY, Group, columns, names
+from profiler.results.reading import versions_of_others
 from profiler.results.reasons import Reason
+from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import KINDS
 from profiler.tables import numbers
 

@@ -30,10 +30,8 @@ from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
 from profiler.recommend.answer import Answer
 from profiler.recommend.artifact_papers import write_papers
-from profiler.results.own_runs import without_foreign_code
-from profiler.results.reading import Run
-from profiler.results.run_files import check_readable, json_object
-from profiler.results.run_folder import RunFolder
+from profiler.results.reading import Run, json_object
+from profiler.results.run_folder import RunFolder, check_readable, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.prepare import Stages, failure, prepare_graphs
 from profiler.run.progress import open_display
@@ -87,8 +85,6 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     path = Path(run.address) / "bench.yaml"
     if known(row["engine"]).deployment is None:
         raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
-    if "://" in run.address:
-        raise ConfigError(f"--export: {run.address} is an object store; copy the run here first")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if path.is_file():
         check_readable(path)

@@ -15,8 +15,8 @@ from engines.deployment import Deployed
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.recommend.answer import Answer, Candidate
+from profiler.results.reading import json_object
 from profiler.results.reasons import amount
-from profiler.results.run_files import json_object
 
 _COMMANDS = """To run it in a fresh environment:
 

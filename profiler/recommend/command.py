@@ -126,7 +126,7 @@ def _measuring(
 def _weights(choice: Choice, folders: Mapping[str, str]) -> list[Footnote]:
     """Return a footnote where the winner's run says that the model's weights are random."""
     folder = folders.get(choice.winner["run_ids"][0], "") if choice.winner else ""
-    if choice.winner is None or "://" in folder:
+    if choice.winner is None:
         return []
     model = choice.winner["model"]
     try:

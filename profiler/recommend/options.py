@@ -17,21 +17,13 @@ from profiler.errors import PROGRAM, ConfigError, check_choice, nearest
 from profiler.job.conditions import Filter
 from profiler.options import Recommend as Options
 from profiler.results.choice import Limit
-from profiler.results.columns import COLUMNS
+from profiler.results.columns import COLUMNS, LIMITED_BY
 from profiler.results.reading import chosen as matching
 from profiler.stats.samples import PERCENTILE_NEEDS
 
 FORMATS = ("text", "md", "json")
 OBJECTIVES = {column.objective: column.name for column in COLUMNS.values() if column.objective}
 """By objective the figure that is to be as good as possible."""
-LIMITED_BY = {
-    **{column.name: "--max-latency-ms" for column in COLUMNS.values() if column.percentile},
-    "latency_ms": "--max-latency-ms",
-    "throughput": "--min-throughput",
-    "peak_memory_mib": "--max-memory-mib",
-    "error": "--max-error",
-}
-"""By figure the option that limits it."""
 _RESTRICTED: Mapping[str, tuple[str, Callable[[Any], pl.Expr]]] = {
     "--batch": ("batch_sizes", pl.col("batch_size").is_in),
     "--precision": ("precisions", pl.col("precision").is_in),
@@ -82,10 +74,11 @@ def check(options: Options) -> tuple[Limit, ...]:
     check_choice("--pass", options.pass_, PASSES)
     if options.export is not None and options.pass_ != "inference":
         raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
-    most = {"peak_memory_mib": options.max_memory_mib, "error": options.max_error}
-    given = {name: value for name, value in {"throughput": options.min_throughput, **most}.items() if value is not None}
     limits = [_latency(text.strip()) for texts in options.max_latency_ms for text in texts.split(",")]
-    limits += [Limit(name, _positive(LIMITED_BY[name], str(value), "another")) for name, value in given.items()]
+    for name, option in LIMITED_BY.items():
+        value = getattr(options, option.strip("-").replace("-", "_"))
+        if value is not None and option != "--max-latency-ms":
+            limits.append(Limit(name, _positive(option, str(value), "another")))
     return tuple(limits)
 
 

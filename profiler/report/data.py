@@ -11,11 +11,10 @@ import polars as pl
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.errors import PROGRAM
 from profiler.job.conditions import Filter
-from profiler.results.cells import CONFIGURATION, GROUP, OK, cells
+from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned
 from profiler.results.choice import Choice, choices
 from profiler.results.columns import parts, place
-from profiler.results.layer_profiles import Profiled, profiled, together
-from profiler.results.problems import not_measured, warned
+from profiler.results.layers import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.tables.numbers import count, natural
 

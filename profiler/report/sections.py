@@ -19,9 +19,8 @@ from profiler.report.charts import Chart
 from profiler.report.data import Data
 from profiler.report.tables import tables
 from profiler.results.choice import MAX_ERROR, Choice, cell_name
-from profiler.results.reading import Runs
-from profiler.results.run_files import read_text
-from profiler.results.wall_time import describe
+from profiler.results.reading import Runs, describe
+from profiler.results.run_folder import read_text
 from profiler.tables.numbers import count, error, times
 from profiler.tables.table import Table
 

@@ -13,7 +13,7 @@ from profiler.report.data import CONFIGURATION_KEY, KEY, Data
 from profiler.results.cells import CELLS
 from profiler.results.choice import Choice, cell_name
 from profiler.results.columns import DERIVED, Group, Shown, columns, factor, field, fields
-from profiler.results.layer_profiles import Profiled, groups
+from profiler.results.layers import Profiled, groups
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
 from profiler.tables.numbers import aligned, compact, each, errors, rates, whole

@@ -8,21 +8,28 @@ Answers select, sort and render cells; none of them judges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 
 from engines.catalog import ENGINES
-from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning
-from profiler.results.ends import WITH_ENDS, ends_of
-from profiler.results.set_up import set_up
+from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning, parts
+from profiler.results.result import WITH_ENDS, ends_of
 from profiler.stats import intervals
 from profiler.stats.intervals import Processes, common_spread, ratio_interval, spread_reach, verdict
 
+Row = Mapping[str, Any]
+Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 GROUP = ["model", "pass", "batch_size", "setting"]
 """A deployment chooses within a group."""
 CONFIGURATION = [*GROUP, "variant", "precision"]
+FAMILY = ["model", "variant", "pass", "precision", "setting"]
+"""What cells share that differ in their batch size."""
+LEAST_BATCHES = 3
+PROBLEM = ("status", "model", "variant", "pass", "precision", "reason")
+OUT_OF_MEMORY = "out of memory"
+_IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
 _OWN_VERSIONS = {e.version.column for e in ENGINES.values() if e.version and e.version.from_proof}
 _NOT_OF_BASES = {"options", "calibrated", *_OWN_VERSIONS}
@@ -32,18 +39,14 @@ _SUMMED, _ANY = ("samples", "error_items"), ("throttled",)
 CELLS: dict[str, pl.DataType] = {
     **{name: dtype for name, dtype in RESULTS.items() if name not in _NOT_MERGED},
     **dict.fromkeys(DERIVED, pl.Float64()),
-    "processes": pl.Int64(),
-    "failures": pl.Int64(),
-    "run_ids": pl.List(pl.String()),
-    "case_ids": pl.List(pl.String()),
-    "footnotes": pl.List(pl.String()),
+    **dict.fromkeys(("processes", "failures"), pl.Int64()),
+    **dict.fromkeys(("run_ids", "case_ids", "footnotes"), pl.List(pl.String())),
     "base": pl.String(),
     **dict.fromkeys(("factor", "factor_low", "factor_high"), pl.Float64()),
     "verdict": pl.String(),
 }
 """The columns of `cells`: those of a row, merged; how many processes gave figures and how many failed; the kinds of
 their warnings; and how the cell compares with its base."""
-Row = Mapping[str, Any]
 
 
 def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",)) -> pl.DataFrame:
@@ -55,18 +58,17 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     A figure is the median over the processes that gave it, a percentile only where each of them did; texts are those
     of the first process that gave figures. A cell without figures has the status and reason of its first row.
     """
-    rows = results.lazy().with_columns(**_derived()).collect().with_columns(_arms(results.lazy().collect()))
+    rows = results.lazy().with_columns(**_derived()).collect()
+    rows = rows.with_columns(_arms(rows))
     keys = [*by, *(name for name in CONFIGURATION if name not in by)]
+    kinds = kind_of_warning(pl.col("warnings").filter(OK).explode().drop_nulls())
     merged = rows.group_by(keys, maintain_order=True).agg(
         *(_merged(name) for name in CELLS if name in rows.columns and name not in keys),
-        OK.sum().cast(pl.Int64).alias("processes"),
-        (~OK).sum().cast(pl.Int64).alias("failures"),
-        pl.col("run_id").filter(OK | ~OK.any()).unique(maintain_order=True).alias("run_ids"),
-        pl.col("case_id").filter(OK | ~OK.any()).unique(maintain_order=True).alias("case_ids"),
-        kind_of_warning(pl.col("warnings").filter(OK).explode().drop_nulls())
-        .unique(maintain_order=True)
-        .alias("footnotes"),
+        *(pl.col(f"{n}_id").filter(OK | ~OK.any()).unique(maintain_order=True).alias(f"{n}_ids") for n in _IDS),
         *(part for name in WITH_ENDS for part in _processes(name)),
+        processes=OK.sum().cast(pl.Int64),
+        failures=(~OK).sum().cast(pl.Int64),
+        footnotes=kinds.unique(maintain_order=True),
     )
     for name in WITH_ENDS:
         merged = merged.with_columns(_ends(merged, name))
@@ -80,43 +82,99 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
     `factor_low`, `factor_high` and `verdict`, null where either lacks the figure. Without an interval the figure is
     taken as it is.
     """
-    low, high = ends_of(figure) if figure in WITH_ENDS else (figure, figure)
+    ends = ends_of(figure) if figure in WITH_ENDS else (figure, figure)
 
     def side(suffix: str) -> tuple[Any, Any, Any]:
-        middle, *ends = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, low, high))
-        found = [each.fill_null(middle).fill_null(float("nan")).to_numpy() for each in (middle, *ends)]
-        return found[0], found[1], found[2]
+        middle, low, high = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, *ends))
+        known = (each.fill_null(middle).fill_null(float("nan")).to_numpy() for each in (middle, low, high))
+        return tuple(known)  # type: ignore[return-value]
 
     is_rate = figure in COLUMNS and COLUMNS[figure].better == "more"
-    first, second = (side(own), side(base)) if is_rate else (side(base), side(own))
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio, least, most = ratio_interval(first, second)
+        ratio, least, most = ratio_interval(side(own if is_rate else base), side(base if is_rate else own))
     clocks = zip(both[f"clock{base}"], both[f"clock{own}"], strict=True)
     margins = [intervals.margin(one if one == other else None) for one, other in clocks]
-    verdicts = [
-        None if np.isnan(a) else str(verdict(a, b, within)) for a, b, within in zip(least, most, margins, strict=True)
-    ]
+    ends_and_margins = zip(least, most, margins, strict=True)
+    verdicts = [None if np.isnan(low) else str(verdict(low, high, within)) for low, high, within in ends_and_margins]
     figures = {"factor": ratio, "factor_low": least, "factor_high": most}
     return pl.DataFrame(figures).fill_nan(None).with_columns(pl.Series("verdict", verdicts, pl.String))
 
 
-def with_base(frame: pl.DataFrame, bases: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """Join each cell with its base, whose columns end in `_base`: its group's, or that of its `reference_model`."""
-    keys = [*(name for name in by if name not in _NOT_OF_BASES), "base_model"]
-    keys += [name for name in GROUP[1:] if name not in by]
-    bases = bases.with_columns(base_model="model").unique(keys, keep="first", maintain_order=True)
-    frame = frame.with_columns(base_model=pl.coalesce("reference_model", "model"))
-    return frame.join(bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
+def efficiency(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return a row a batch of each family of three batches or more: an item's latency, the share of the best rate.
+
+    `note` says why a batch was not measured.
+    """
+    several = pl.len().over(FAMILY) >= LEAST_BATCHES, OK.any().over(FAMILY)
+    rate = pl.col("throughput")
+    found = cells.filter(pl.col("model_kind").ne_missing("layer"), *several).with_columns(
+        ms_per_item=pl.col("latency_ms") / pl.col("batch_size"),
+        efficiency=rate / rate.max().over(FAMILY),
+        note=why_not(),
+    )
+    figures = ["latency_ms", "latency_low_ms", "latency_high_ms", "ms_per_item", "throughput", "efficiency"]
+    found = found.with_row_index("place").sort(pl.col("place").min().over(FAMILY), "batch_size")
+    return found.select(*FAMILY, "batch_size", *figures, "peak_memory_mib", "gpu_ms", "note", "footnotes")
+
+
+def largest(tries: pl.DataFrame) -> pl.DataFrame:
+    """Return a row a configuration: the largest batch that fits, null if none does, and the smallest that does not."""
+    size = pl.col("batch_size")
+    most = size.filter(OK).max()
+    refused = ~OK & (size > most.fill_null(0))
+    first = refused & (size == size.filter(refused).min())
+    why = pl.when(pl.col("reason").str.starts_with("not tried")).then("reason").otherwise(why_not())
+    return tries.group_by("run_id", *FAMILY, maintain_order=True).agg(
+        largest=most,
+        peak_memory_mib=pl.col("peak_memory_mib").filter(OK & (size == most)).first(),
+        refused=size.filter(first).first(),
+        why=why.filter(first).first(),
+    )
+
+
+def not_measured(results: Frame, by: Sequence[str] = PROBLEM, *more: pl.Expr) -> Frame:
+    """Return one row for all cases without figures that agree in `by`: their batch sizes, sorted, and `more`."""
+    cases = results.filter(~OK).group_by(by, maintain_order=True)
+    return cases.agg(pl.col("batch_size").unique().sort(), *more)
+
+
+def warned(results: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a kind of warning: how many `cases` carry it, their `case_ids`, and the first one as `example`."""
+    given = results.filter(OK).select("run_id", "case_id", example="warnings").explode("example").drop_nulls("example")
+    return given.group_by(kind=kind_of_warning(pl.col("example")), maintain_order=True).agg(
+        pl.struct("run_id", "case_id").n_unique().alias("cases"),
+        pl.col("case_id").unique(maintain_order=True).alias("case_ids"),
+        pl.first("example"),
+    )
+
+
+def why_not() -> pl.Expr:
+    """Return why a row has no figures; null where it has."""
+    why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
+    return pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(why)
 
 
 def _derived() -> dict[str, pl.Expr]:
-    error = pl.when(pl.col("pass") == "training").then("gradient_error").otherwise("rel_l2_error")
-    bound = pl.when(pl.col("pass") == "training").then("gradient_error")
-    return {
-        **set_up(),
-        "error": error,
-        "error_high": pl.coalesce(bound.otherwise("rel_l2_error_high"), error),
-    }
+    """Compute errors by pass, and set-up: once, kept for later, and at every start, in seconds.
+
+    An engine that compiles in the process that runs the model, as torch.compile does, builds at every start. Of
+    replicates the median of these sums counts, not the sum of the parts' medians: each is what one process took.
+    """
+    compiles = pl.col("engine").is_in([engine.name for engine in ENGINES.values() if engine.compiles])
+    whole, once = parts("set_up_s"), parts("once_s")
+
+    def seconds(names: Sequence[str]) -> pl.Expr:
+        return pl.when(pl.any_horizontal(pl.col(whole).is_not_null())).then(pl.sum_horizontal(names))
+
+    def split(kept: Sequence[str]) -> tuple[pl.Expr, pl.Expr]:
+        return seconds(kept), seconds([name for name in whole if name not in kept])
+
+    each_start, ahead = split([name for name in once if name != "build_s"]), split(once)
+    made = {name: pl.when(compiles).then(a).otherwise(b) for name, a, b in zip(_SPLIT, each_start, ahead, strict=True)}
+    in_training = pl.col("pass") == "training"
+    error = pl.when(in_training).then("gradient_error").otherwise("rel_l2_error")
+    bound = pl.when(in_training).then("gradient_error").otherwise("rel_l2_error_high")
+    return {"set_up_s": seconds(whole), **made, "error": error, "error_high": pl.coalesce(bound, error)}
 
 
 def _merged(name: str) -> pl.Expr:
@@ -138,16 +196,15 @@ def _spread_of(name: str) -> str:
 
 
 def _arms(rows: pl.DataFrame) -> list[pl.Series]:
-    """What each row's interval reaches beyond the spread between processes, on the log scale."""
+    """Return what each row's interval reaches beyond the spread between processes, on the log scale."""
     found = []
     for name in WITH_ENDS:
         sd, free = (rows[f"{_spread_of(name)}{end}"].fill_null(0.0).to_numpy() for end in ("", "_free"))
         reach = spread_reach(sd, free) * (1 + 1e-9)
-        middle = rows[name].fill_null(float("nan")).to_numpy()
+        middle = rows[name].fill_null(float("nan"))
         for end, arm in zip(ends_of(name), ("below", "above"), strict=True):
-            with np.errstate(divide="ignore", invalid="ignore"):
-                own = np.nan_to_num(np.abs(np.log(rows[end].fill_null(rows[name]).fill_null(float("nan")) / middle)))
-            found.append(pl.Series(f"{name} {arm}", np.where(own > reach, own, 0.0)))
+            own = (rows[end].fill_null(middle) / middle).log().abs().fill_nan(0.0).fill_null(0.0).to_numpy()
+            found.append(pl.Series(f"{name} {arm}", np.where((own > reach) & np.isfinite(own), own, 0.0)))
     return found
 
 
@@ -161,50 +218,45 @@ def _processes(name: str) -> list[pl.Expr]:
     ]
 
 
-def _ends(merged: pl.DataFrame, name: str) -> list[pl.Series]:
-    """The interval of each cell's figure."""
+def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
+    """Return the interval of each cell's figure."""
 
     def numbers(column: str, missing: float = 0.0) -> Any:
         return merged[column].cast(pl.Float64).fill_null(missing).to_numpy()
 
-    common = merged.select(pl.col("run_ids").list.len() == 1, run=pl.col("run_ids").list.first())
-    several = merged.filter(merged[f"{name} count"] > 1)
-    lent = {}
-    for run in several["run_ids"].list.first().drop_nulls().unique():
-        own = several.filter(pl.col("run_ids").list.len() == 1, pl.col("run_ids").list.first() == run)
-        lent[run] = common_spread(*(own[f"{name} {of}"].to_numpy() for of in ("variance", "count")))
-    of_run = np.array([lent.get(run, (0.0, 0.0)) if one else (0.0, 0.0) for one, run in common.iter_rows()]).reshape(
-        -1, 2
-    )
+    count, variance, is_known = numbers(f"{name} count"), numbers(f"{name} variance"), merged[name].fill_null(0) > 0
+    run = merged.select(pl.when(pl.col("run_ids").list.len() == 1).then(pl.col("run_ids").list.first()))["run_ids"]
+    common = np.zeros((len(merged), 2))
+    for own in (run.eq(one).fill_null(value=False).to_numpy() for one in run.drop_nulls().unique()):
+        common[own] = common_spread(variance[own & (count > 1)], count[own & (count > 1)])
     processes = Processes(
-        middle=np.log(np.where(numbers(name) > 0, numbers(name), 1.0)),
-        count=np.maximum(numbers(f"{name} count"), 1.0),
-        variance=numbers(f"{name} variance"),
+        middle=np.log(np.where(is_known, numbers(name), 1.0)),
+        count=np.maximum(count, 1.0),
+        variance=variance,
         below=numbers(f"{name} below"),
         above=numbers(f"{name} above"),
         sd=numbers(_spread_of(name)),
         free=numbers(f"{_spread_of(name)}_free", 1.0),
         is_base=numbers("is_base"),
-        common_sd=of_run[:, 0],
-        common_free=of_run[:, 1],
+        common_sd=common[:, 0],
+        common_free=common[:, 1],
     )
-    is_known = merged[name] > 0
-    return [
-        pl.Series(end, np.exp(values)).to_frame().select(pl.when(is_known).then(pl.col(end)))[end]
-        for end, values in zip(ends_of(name), processes.interval(), strict=True)
-    ]
+    ends = zip(ends_of(name), processes.interval(), strict=True)
+    return [pl.when(is_known).then(pl.Series(np.exp(values))).alias(end) for end, values in ends]
 
 
 def _against_bases(merged: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Join each cell with its base, its group's or that of its `reference_model`, and compare them."""
     is_base = pl.col("is_base").fill_null(value=False)
-    bases = merged.filter(is_base, OK)
-    both = with_base(merged, bases, by)
-    factors = compared(both)
-    known, own = pl.col("factor").is_not_null(), pl.col("is_base").fill_null(value=False)
-    name = pl.concat_str("variant_base", "precision_base", separator=" ")
-    of = (
-        pl.when(pl.col("reference_model").is_not_null()).then(pl.format("{} of {}", name, "base_model")).otherwise(name)
+    keys = [*(name for name in by if name not in _NOT_OF_BASES), "base_model"]
+    keys += [name for name in GROUP[1:] if name not in by]
+    bases = merged.filter(is_base, OK).with_columns(base_model="model").unique(keys, keep="first", maintain_order=True)
+    both = merged.with_columns(base_model=pl.coalesce("reference_model", "model")).join(
+        bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left"
     )
-    both = both.hstack(factors).with_columns(base=pl.when(known).then(of))
-    ends = [pl.when(own & known).then(1.0).otherwise(end).alias(end) for end in ("factor", "factor_low", "factor_high")]
-    return both.with_columns(*ends, verdict=pl.when(~own).then("verdict"))
+    both = both.hstack(compared(both))
+    known, refers = pl.col("factor").is_not_null(), pl.col("reference_model").is_not_null()
+    name = pl.concat_str("variant_base", "precision_base", separator=" ")
+    of = pl.when(refers).then(pl.format("{} of {}", name, "base_model")).otherwise(name)
+    ends = {end: pl.when(is_base & known).then(1.0).otherwise(end) for end in ("factor", "factor_low", "factor_high")}
+    return both.with_columns(**ends, base=pl.when(known).then(of), verdict=pl.when(~is_base).then("verdict"))

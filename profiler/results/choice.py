@@ -9,21 +9,19 @@ no other is proven to beat.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from engines.catalog import EIGHT_BITS
-from profiler.results.cells import GROUP, compared
-from profiler.results.columns import COLUMNS, DERIVED
-from profiler.results.ends import WITH_ENDS, ends_of
+from profiler.results.cells import GROUP, Row, compared
+from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
+from profiler.results.result import WITH_ENDS, ends_of
 from profiler.stats.intervals import margin, replicates_to_settle
 
-Row = Mapping[str, Any]
-FIGURES = {**COLUMNS, **DERIVED}
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
@@ -33,6 +31,8 @@ _CLOSE = 0.05
 """A figure without an interval is close to a limit that it meets by less than this share."""
 _BOUNDS = {"error": "error_high"}
 """What a limit of a figure is held against, where not the figure itself."""
+_CODES = {"faster": "worse", "slower": "better", None: "unclear"}
+"""By verdict on the best of two the code of the other one."""
 
 
 @dataclass(frozen=True)
@@ -126,30 +126,28 @@ class Choice:
     @property
     def replicates_to_settle(self) -> int | None:
         """Return how many replicates would part the winner from all that it is tied with; None where none would."""
-        tied = {id(cell) for cell in self.tied}
-        needed = [self._settling(loser) for loser in self.losers if id(loser.cell) in tied]
-        return max((number for number in needed if number), default=None) if None not in needed else None
-
-    def _settling(self, loser: Loser) -> int | None:
-        """The same of one loser; 0 where more replicates change nothing."""
-        reason = loser.reasons[0]
-        if reason.code != "unclear":
-            return 0
-        if self.winner is None or not reason.value or not reason.low or not reason.high:
-            return None
-        least = min(self.winner["processes"], loser.cell["processes"])
-        return replicates_to_settle(reason.value, reason.low, reason.high, margin(self.winner["clock"]), least)
+        tied, needed = {id(cell) for cell in self.tied}, [0]
+        for loser in self.losers:
+            reason = loser.reasons[0]
+            if self.winner is None or id(loser.cell) not in tied or reason.code != "unclear":
+                continue
+            if not reason.value or not reason.low or not reason.high:
+                return None
+            least, within = min(self.winner["processes"], loser.cell["processes"]), margin(self.winner["clock"])
+            number = replicates_to_settle(reason.value, reason.low, reason.high, within, least)
+            if number is None:
+                return None
+            needed.append(number)
+        return max(needed) or None
 
 
 def choose(
-    cells: pl.DataFrame,
-    figure: str = "latency_ms",
-    limits: Sequence[Limit] = (),
-    allow_uncalibrated: bool = False,
+    cells: pl.DataFrame, figure: str = "latency_ms", limits: Sequence[Limit] = (), allow_uncalibrated: bool = False
 ) -> Choice:
     """Choose among cells of one model and pass; they may be of several batches and machines."""
     asked = allow_uncalibrated or any(limit.figure == "error" for limit in limits)
-    usual = _usual_limits(cells, limits)
+    has_usual = all(limit.figure != "error" for limit in limits) and "inference" in cells["pass"]
+    usual = [Limit("error", MAX_ERROR)] if has_usual else []
     limits = (*limits, *usual)
     sign = -1 if figure in HIGHER else 1
     rows = cells.to_dicts()
@@ -161,11 +159,10 @@ def choose(
     fit = [row for row in ranked if id(row) not in barred]
     lost = [Loser(row, barred[id(row)]) for row in ranked if id(row) in barred]
     lost += [Loser(row, (Reason("unknown", cell_name(row), figure=figure),)) for row in measured if row[figure] is None]
-    lost += [
-        Loser(row, (Reason("not-measured", cell_name(row), text=f"{row['status']}: {row['reason'] or 'no reason'}"),))
-        for row in rows
-        if row["status"] != "ok"
-    ]
+    for row in rows:
+        if row["status"] != "ok":
+            text = f"{row['status']}: {row['reason'] or 'no reason'}"
+            lost.append(Loser(row, (Reason("not-measured", cell_name(row), text=text),)))
     if not fit:
         unasked = {id(row) for row in ranked if is_uncalibrated(row) and not asked}
         nearest = min(ranked, key=lambda row: (id(row) in unasked, _worst(row, limits)), default=None)
@@ -173,19 +170,20 @@ def choose(
     against_best = _against(fit, fit[0], figure)
     tied = [row for row, reason in zip(fit, against_best, strict=True) if reason.code != "worse"]
     near = [row for row in tied if abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) < _NEAR]
-    winner = next(row for row in sorted(near, key=_start) if _is_beaten_by_none(fit, row, figure))
+    # One with a narrow interval may be proven better although both are tied with the best.
+    unbeaten = (row for row in sorted(near, key=_start) if "better" not in {r.code for r in _against(fit, row, figure)})
+    winner = next(unbeaten)
     against_winner = _against(fit, winner, figure)
     beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_winner, strict=True) if row is not winner]
-    same = [
-        loser for loser in beaten if all(loser.cell[key] == winner[key] for key in ("batch_size", "setting", "machine"))
-    ]
+    place = ("batch_size", "setting", "machine")
+    runner = next((each for each in beaten if all(each.cell[key] == winner[key] for key in place)), None)
     return Choice(
         figure=figure,
         limits=limits,
         winner=winner,
         tied=tuple(row for row in tied if row is not winner),
-        runner_up=same[0].cell if same else None,
-        margin=same[0].reasons[0] if same else None,
+        runner_up=runner.cell if runner else None,
+        margin=runner.reasons[0] if runner else None,
         losers=(*beaten, *lost),
     )
 
@@ -207,13 +205,8 @@ def is_uncalibrated(cell: Row) -> bool:
     return cell["precision"] in EIGHT_BITS and not cell["calibrated"]
 
 
-def _usual_limits(cells: pl.DataFrame, limits: Iterable[Limit]) -> list[Limit]:
-    has_one = any(limit.figure == "error" for limit in limits)
-    return [] if has_one or "inference" not in cells["pass"] else [Limit("error", MAX_ERROR)]
-
-
 def _barred(row: Row, limits: Sequence[Limit], usual: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
-    """Why a cell may not be chosen. An error that was not measured misses no limit that nobody gave."""
+    """Return why a cell may not be chosen. An error that was not measured misses no limit that nobody gave."""
     missed = [limit.missed(row) for limit in limits if not (limit in usual and row["error"] is None)]
     barred = [Reason("uncalibrated", cell_name(row))] if is_uncalibrated(row) and not asked else []
     return tuple(reason for reason in (*barred, *missed) if reason is not None)
@@ -224,38 +217,23 @@ def _worst(row: Row, limits: Sequence[Limit]) -> float:
     return max((math.inf if value is None else limit.excess(value) for limit, value in values), default=0.0)
 
 
-def _is_beaten_by_none(rows: Sequence[Row], row: Row, figure: str) -> bool:
-    """Whether no row is proven better: one with a narrow interval may be that although both are tied with the best."""
-    return all(reason.code != "better" for reason in _against(rows, row, figure))
-
-
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
-    """How many times worse each row is than another one: code "worse", "better", "equivalent" or "unclear"."""
-    schema = dict.fromkeys((figure, *(ends_of(figure) if figure in WITH_ENDS else ())), pl.Float64)
-    frame = pl.DataFrame(
-        [{name: row[name] for name in (*schema, "clock")} for row in rows], schema | {"clock": pl.String}
-    )
-    other = pl.DataFrame([{f"{name}_base": best[name] for name in (*schema, "clock")}] * len(rows)).cast(
-        {f"{name}_base": dtype for name, dtype in (schema | {"clock": pl.String}).items()}
-    )
+    """Return how many times worse each row is than another one: "worse", "better", "equivalent" or "unclear"."""
+    types = dict.fromkeys((figure, *(ends_of(figure) if figure in WITH_ENDS else ())), pl.Float64()) | {
+        "clock": pl.String()
+    }
+    both = [{f"{name}{of}": row[name] for of, row in (("", row), ("_base", best)) for name in types} for row in rows]
+    schema = {f"{name}{of}": dtype for of in ("", "_base") for name, dtype in types.items()}
     # compared() tells how many times better the own figure is, so the best one takes the own place.
-    found = compared(frame.hstack(other), base="", own="_base", figure=figure)
-    codes = {"faster": "worse", "slower": "better", None: "unclear"}
-    return [
-        Reason(
-            codes.get(one["verdict"], one["verdict"]),
-            cell_name(row),
-            one["factor"],
-            None,
-            one["factor_low"],
-            one["factor_high"],
-            figure=figure,
-            other=cell_name(best),
-        )
-        for row, one in zip(rows, found.to_dicts(), strict=True)
-    ]
+    found = compared(pl.DataFrame(both, schema), base="", own="_base", figure=figure)
+    reasons = []
+    for row, (factor, low, high, verdict) in zip(rows, found.iter_rows(), strict=True):
+        code, name = _CODES.get(verdict, verdict), cell_name(row)
+        reasons.append(Reason(code, name, factor, None, low, high, figure=figure, other=cell_name(best)))
+    return reasons
 
 
 def _start(row: Row) -> tuple[float, float]:
-    """What decides a tie: seconds until it runs, then memory; unknown ones come last."""
-    return tuple(math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))  # type: ignore[return-value]
+    """Decide a tie by seconds until it runs, then by memory; unknown ones come last."""
+    seconds, memory = (math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))
+    return seconds, memory

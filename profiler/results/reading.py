@@ -1,29 +1,37 @@
-"""Read the folders of runs as one table each, lazily."""
+"""Read the folders of runs as one table each, lazily; of a run that has no tables yet what its journal holds."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
 
-from profiler.errors import ConfigError, nearest
+from engines.base import Phase
+from engines.catalog import ENGINES, Device
+from profiler.errors import ConfigError, nearest, resuming
 from profiler.job.conditions import Filter
+from profiler.job.config import load_config
+from profiler.job.plan import make_plan
 from profiler.results.cells import cells as merge
-from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES, Group, names
-from profiler.results.environment import flat_environment
-from profiler.results.run_files import check_readable, first_line, parse_json, read_json
-from profiler.results.unfinished import is_unfinished, so_far
+from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
+from profiler.results.result import WAIT, printable
+from profiler.results.row import ENVIRONMENT, flat_environment
+from profiler.results.run_folder import RunFolder, check_readable, read_json, writer
+from profiler.tables.numbers import counted, duration, percent
 
-Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 """What polars raises for a file that it cannot read; damaged bytes make some of its readers panic."""
-ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
-"""Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
-_GIVE = "give a run's folder, such as results/2026…, a pattern such as 'results/*', or an address such as s3://…"
+_FACTS = ("machine", "device", *ENVIRONMENT)
+"""Columns of the results that stand in for an environment.json that cannot be read."""
+_SCHEMAS = {"results": RESULTS, "samples": SAMPLES, "layers": LAYERS, "largest_batch": LARGEST_BATCH}
+_GIVE = "give a run's folder, such as results/2026…, or a pattern such as 'results/*'"
+_SPENT = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,), "waiting": (WAIT,)}
+"""What a run is for, and what its user asked it to wait for; the rest is the price of measuring."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +63,24 @@ class Runs:
 
     @property
     def environments(self) -> dict[str, dict[str, Any]]:
-        """By run id what environment.json says; the results' own columns where it cannot be read."""
+        """Return by run id what environment.json says; the results' own columns where it cannot be read."""
         return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
 
     def sampling_seconds(self, run_ids: Iterable[str]) -> list[float | None]:
-        """For how long the cases of these runs were sampled; None where that is not known."""
+        """Return for how long the cases of these runs were sampled; None where that is not known."""
         known = self.environments
         return [known.get(run_id, {}).get("sampling_seconds") for run_id in run_ids]
 
 
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
-    """The runs at these addresses: folders, patterns ("results/*"), or an object store's ("s3://bucket/results/*").
+    """Read the runs in these folders, or those of patterns such as "results/*".
 
-    A run id that is at two addresses counts once, at the first one. Raises ConfigError for an address that holds no
-    run, an empty one, or one that cannot be read.
+    A run id that is in two folders counts once, in the first one. Raises ConfigError for a folder that holds no run, an
+    empty one, or one that cannot be read.
     """
     notes: list[str] = []
     known: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
-    tables: dict[str, list[pl.LazyFrame]] = {"results": [], "samples": [], "layers": [], "largest_batch": []}
+    tables: dict[str, list[pl.LazyFrame]] = {name: [] for name in _SCHEMAS}
     for address in _folders(addresses, notes):
         written = _tables(address, notes)
         facts = _run_facts(written["results"], address)
@@ -88,10 +96,10 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         for name, frame in written.items():
             tables[name].append(frame.filter(pl.col("run_id").is_in(run_ids)) if twice else frame)
     runs = tuple(Run(address, name, *known[address]) for address, name in zip(known, _names(list(known)), strict=True))
-    samples = pl.concat(tables["samples"] or [pl.LazyFrame(schema=SAMPLES)])
-    layers = pl.concat(tables["layers"]) if tables["layers"] else None
-    tries = pl.concat([pl.LazyFrame(schema=LARGEST_BATCH), *tables["largest_batch"]])
-    return Runs(runs, pl.concat(tables["results"]), samples, layers, tries, tuple(notes))
+    results, samples, layers, tries = (
+        pl.concat([pl.LazyFrame(schema=schema), *tables[name]]) for name, schema in _SCHEMAS.items()
+    )
+    return Runs(runs, results, samples, layers if tables["layers"] else None, tries, tuple(notes))
 
 
 def read_results(address: str) -> pl.DataFrame:
@@ -110,7 +118,7 @@ def read_results(address: str) -> pl.DataFrame:
 def load(*runs: str | Path, cells: bool = False) -> tuple[pl.LazyFrame, pl.LazyFrame]:
     """Return results and samples of one or more runs, lazily: `results, samples = load("results/*")`.
 
-    Each argument is a run's folder, a pattern of folders, or an object store's address; errors as for `read_runs`.
+    Each argument is a run's folder or a pattern of folders; errors as for `read_runs`.
     With `cells` the first frame has one row a cell in place of one a process (profiler.results.cells).
     """
     read = read_runs(runs)
@@ -118,24 +126,24 @@ def load(*runs: str | Path, cells: bool = False) -> tuple[pl.LazyFrame, pl.LazyF
 
 
 def load_layers(*runs: str | Path) -> pl.LazyFrame:
-    """The layers of one or more runs that were made with --profile, lazily; arguments and errors as for `load`."""
+    """Return the layers of runs that were made with --profile, lazily; arguments and errors as for `load`."""
     layers = read_runs(runs).layers
     return pl.LazyFrame(schema=LAYERS) if layers is None else layers
 
 
 def load_largest_batches(*runs: str | Path) -> pl.LazyFrame:
-    """The tries of the search for the largest batch of one or more runs, lazily; arguments and errors as for `load`."""
+    """Return the tries of the search for the largest batch, lazily; arguments and errors as for `load`."""
     return read_runs(runs).largest_batches
 
 
 def chosen(conditions: Filter) -> pl.Expr:
-    """Which rows hold the conditions."""
+    """Return which rows hold the conditions."""
     tests = (pl.any_horizontal(pl.col(*columns).is_in(values)) for columns, values in conditions.tests())
     return pl.all_horizontal(pl.lit(value=True), *tests)
 
 
 def check_only(conditions: Filter, results: pl.LazyFrame) -> None:
-    """Raises ConfigError for a value that no row has, even beside others that some have: what was misspelt or not
+    """Raise ConfigError for a value that no row has, even beside others that some have: what was misspelt or not
     measured must not vanish in silence."""
     for columns, values in conditions.tests():
         there = results.select(columns).unique().collect()
@@ -146,15 +154,88 @@ def check_only(conditions: Filter, results: pl.LazyFrame) -> None:
                 raise ConfigError(f"{what}: no row of these runs matches{nearest(word, known) if known else ''}")
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Return whether the journal may hold more than the run's tables: another process measures, or there are none."""
+    if (folder / "results.parquet").is_file():
+        return writer(folder) is not None
+    return (folder / "bench.yaml").is_file()
+
+
+def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
+    """Return the tables of what a run's journal holds, as `RunFolder.frames`, and sentences on what is lacking.
+
+    Raises ConfigError where nothing has been measured yet, or the run's bench.yaml or journal cannot be read.
+    """
+    run = RunFolder(folder)
+    environment, who = run.read_environment(), writer(folder)
+    check_readable(folder / "bench.yaml")
+    try:
+        results = run.results()
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}; give another run's folder") from None
+    config = load_config(folder / "bench.yaml")  # As resolved for the run's device.
+    kind: Device = "cpu" if config.device == "cpu" else "cuda"
+    plan = make_plan(config, kind, hardware=environment.get("compute_capability"))
+    frames = run.frames(config.suite, plan, environment)
+    if frames["results"].is_empty():
+        raise ConfigError(f"{folder}: {_nothing(folder)}")
+    done = f"{sum(case.id in results for case in plan)} of {counted(len(plan), 'case')}"
+    ended = f"this run was ended early, after {done}; finish it: {resuming(folder)}"
+    return frames, [f"{folder}: {f'{who} measures into it; these are {done}' if who else ended}", *run.damages()]
+
+
+def flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Give its facts by keys such as "packages.torch", and before those of a mapping that mapping."""
+    for key, value in environment.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+
+
+def versions_of_others(engines: Iterable[str]) -> set[str]:
+    """Name the facts, by flat keys, of libraries without a part in rows of `engines`; PyTorch, which exports, has."""
+    keys: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, engine in ENGINES.items():
+        column, packages = (engine.version.column, engine.version.packages) if engine.version else ("", ())
+        names = (f"packages.{package}" for package in (*packages, *engine.packages))
+        keys[name in {*engines, "eager"}] |= {column, *names}
+    return keys[False] - keys[True]
+
+
+def describe(split: Mapping[str, float]) -> str:
+    """Say what a run's seconds went into, like "Took 78 s (measuring 33 %, building 39 %, other 28 %)"."""
+    total = sum(split.values())
+    shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _SPENT.items()}
+    known = {what: seconds for what, seconds in shares.items() if seconds} | {"other": total - sum(shares.values())}
+    parts = [f"{what} {percent(seconds / (total or 1.0))} %" for what, seconds in known.items()]
+    return f"Took {duration(total)} ({', '.join(parts)})"
+
+
+def first_line(error: BaseException) -> str:
+    """Say on one line what an error says."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """Parse a text column that holds a JSON object, such as a row's options; null is an empty one."""
+    return dict(printable(json.loads(text or "{}")))
+
+
+def _nothing(folder: Path) -> str:
+    if who := writer(folder):
+        return f"{who} has measured nothing yet; give another run's folder"
+    return f"this run was ended before it had measured anything; finish it: {resuming(folder)}"
+
+
 def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]:
-    """Every run's folder in the order given, patterns expanded. Raises ConfigError where there is none."""
+    """Give every run's folder in the order given, patterns expanded. Raises ConfigError where there is none."""
     if not addresses:
         raise ConfigError(f"no run is given; {_GIVE}")
     for given in map(str, addresses):
         address = given.rstrip("/") or given
-        if "://" in address:
-            yield from _in_a_store(address)
-        elif glob.has_magic(address) and not Path(address).is_dir():
+        if glob.has_magic(address) and not Path(address).is_dir():
             yield from _matching(address, notes)
         else:
             _check_folder(Path(address))
@@ -163,16 +244,12 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]
 
 def _matching(pattern: str, notes: list[str]) -> list[str]:
     found = []
-    given = Path(pattern)
-    start, parts = Path(given.anchor or "."), given.relative_to(given.anchor)
-    # Not glob.glob, which follows links, and so links in a circle for ever.
-    for folder in sorted(filter(Path.is_dir, start.glob(str(parts)))):
+    for folder in sorted(filter(Path.is_dir, map(Path, glob.glob(pattern)))):  # noqa: PTH207 -- any anchor
         try:
             _check_folder(folder)
+            found.append(str(folder))
         except ConfigError as error:
             notes.append(f"left out: {error}")
-            continue
-        found.append(str(folder))
     if not found:
         raise ConfigError(f"{pattern}: no folder with a results.parquet matches; {_GIVE}")
     return found
@@ -181,33 +258,22 @@ def _matching(pattern: str, notes: list[str]) -> list[str]:
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
         raise ConfigError(f"{folder}: there is no such folder; {_GIVE}")
-    if (folder / "results.parquet").is_file() or is_unfinished(folder):
-        return
-    raise ConfigError(f"{folder}: not a run folder (no results.parquet); {_GIVE}")
-
-
-def _in_a_store(address: str) -> list[str]:
-    """The folders that an object store's address or pattern means."""
-    if not glob.has_magic(address):
-        return [address]
-    try:
-        paths = pl.scan_parquet(f"{address}/results.parquet", include_file_paths="path", extra_columns="ignore")
-        found = paths.select(pl.col("path").unique()).collect().to_series().sort().to_list()
-    except UNREADABLE as error:
-        raise _unreadable(address, error) from None
-    return [path.removesuffix("/results.parquet") for path in found]
+    if not (folder / "results.parquet").is_file() and not is_unfinished(folder):
+        raise ConfigError(f"{folder}: not a run folder (no results.parquet); {_GIVE}")
+    journal = folder / "journal.jsonl"
+    if not (folder / "results.parquet").is_file() and not (journal.is_file() and journal.stat().st_size):
+        raise ConfigError(f"{folder}: {_nothing(folder)}")
 
 
 def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame]:
     """Read the files of a run, or what its journal holds so far; a table that the run lacks is left out."""
-    if "://" in address or not is_unfinished(Path(address)):
-        others = {"samples": SAMPLES, "layers": LAYERS, "largest_batch": LARGEST_BATCH}
-        found = {name: _scan_if_there(f"{address}/{name}.parquet", schema) for name, schema in others.items()}
-        there = {name: frame for name, frame in found.items() if frame is not None}
-        return {"results": read_results(address).lazy(), **there}
-    frames, lacking = so_far(Path(address))
-    notes.extend(lacking)
-    return {name: frame.lazy() for name, frame in frames.items() if name != "layers" or not frame.is_empty()}
+    if is_unfinished(Path(address)):
+        frames, lacking = so_far(Path(address))
+        notes.extend(lacking)
+        return {name: frame.lazy() for name, frame in frames.items() if name != "layers" or not frame.is_empty()}
+    paths = {name: f"{address}/{name}.parquet" for name in _SCHEMAS}
+    others = {name: _scan(path, _SCHEMAS[name]) for name, path in paths.items() if Path(path).is_file()}
+    return others | {"results": read_results(address).lazy()}
 
 
 def _scan(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
@@ -215,18 +281,16 @@ def _scan(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
 
     Raises ConfigError for a file that cannot be read, and for one that lacks a column or has it in another type.
     """
-    if "://" not in path:
-        check_readable(Path(path))
+    check_readable(Path(path))
     try:
         frame = pl.scan_parquet(path, glob=False)
         found = frame.collect_schema()
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
     for name, dtype in schema.items():
-        if name not in found:
-            raise ConfigError(f"{path}: this is no table of a run (it has no column {name}); {_GIVE}")
-        if found[name] != dtype:
-            raise ConfigError(f"{path}: the column {name} is of type {found[name]}, not {dtype}; give another run")
+        if found.get(name) != dtype:
+            there = f"of type {found[name]}, not {dtype}" if name in found else "not there"
+            raise ConfigError(f"{path}: this is no table of a run (column {name} is {there}); {_GIVE}")
     return frame.select(*schema)
 
 
@@ -234,19 +298,9 @@ def _unreadable(path: str, error: BaseException) -> ConfigError:
     return ConfigError(f"{path}: cannot be read: {first_line(error)}; {_GIVE}")
 
 
-def _scan_if_there(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame | None:
-    """A table that a run may lack, as one that was published without."""
-    if "://" not in path:
-        return _scan(path, schema) if Path(path).is_file() else None
-    try:
-        return _scan(path, schema)
-    except ConfigError:
-        return None
-
-
 def _run_facts(results: pl.LazyFrame, address: str) -> dict[str, dict[str, Any]]:
-    """By run id, in the order of the rows, what its rows say of the machine. Raises ConfigError without rows."""
-    facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT]
+    """Return by run id, in the order of the rows, what its rows say of the machine. Raises ConfigError without rows."""
+    facts = [pl.col(name).drop_nulls().first() for name in _FACTS]
     rows = results.group_by("run_id", maintain_order=True).agg(facts).collect().to_dicts()
     if not rows:
         raise ConfigError(f"{address}: this run is empty: results.parquet has no rows; {_GIVE}")
@@ -254,20 +308,18 @@ def _run_facts(results: pl.LazyFrame, address: str) -> dict[str, dict[str, Any]]
 
 
 def _environment(address: str, facts: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """environment.json with the results' facts where it lacks them; `machine` is what to call the machine."""
+    """Read environment.json, with the results' facts where it lacks them; `machine` is what to call the machine."""
     path = f"{address}/environment.json"
     try:
-        found = parse_json("\n".join(pl.read_lines(path).to_series())) if "://" in path else read_json(Path(path))
-        if not isinstance(found, dict):
-            raise ValueError("it holds no JSON object")
-    except (*UNREADABLE, ValueError) as error:
+        found = dict(read_json(Path(path)))
+    except (OSError, ValueError, TypeError) as error:
         notes.append(f"{path}: cannot be read ({first_line(error)}); the results' columns stand in for it")
         found = {}
     return flat_environment({**facts, **found}, facts["machine"])
 
 
 def _names(addresses: Sequence[str]) -> list[str]:
-    """The end of each address, as long as it needs to be unique."""
+    """Return the end of each address, as long as it needs to be unique."""
     parts = [[part for part in address.split("/") if part not in ("", ".")] or [address] for address in addresses]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-length:]) for p in parts]

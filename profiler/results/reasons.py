@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from profiler.results.columns import COLUMNS, DERIVED
+from profiler.results.columns import FIGURES
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
-FIGURES = {**COLUMNS, **DERIVED}
 COMPARATIVES = {
     "latency_ms": ("slower", "faster"),
     "throughput": ("lower throughput", "higher throughput"),
@@ -46,9 +45,7 @@ class Reason:
 def amount(figure: str, value: float, low: float | None = None, high: float | None = None) -> str:
     """Format a figure in its unit, with its range where that is wider than the last digit."""
     unit = FIGURES[figure].unit
-    if unit == "error":
-        return numbers.error(value)
-    return numbers.within(value, low, high, unit)
+    return numbers.error(value) if unit == "error" else numbers.within(value, low, high, unit)
 
 
 def noun(figure: str) -> str:
@@ -60,9 +57,9 @@ def bound(figure: str, value: float) -> str:
     return f"{noun(figure)} {'≥' if FIGURES[figure].better == 'more' else '≤'} {_given(figure, value)}"
 
 
-def _given(figure: str, value: float) -> str:
+def _given(figure: str, value: float | None) -> str:
     unit = FIGURES[figure].unit
-    return numbers.error(value) if unit == "error" else f"{value:,.10g} {unit}"
+    return numbers.error(value or 0) if unit == "error" else f"{value:,.10g} {unit}"
 
 
 def _worse(reason: Reason) -> str:
@@ -76,26 +73,19 @@ def _worse(reason: Reason) -> str:
 
 
 def _held(reason: Reason) -> str:
-    """Like "p99 latency 2.40 ms"; an error is held to its limit by its bound."""
-    assert reason.value is not None
+    """Say like "p99 latency 2.40 ms" what is held to a limit; of an error that is its bound."""
     what = "error bound" if reason.figure == "error" else noun(reason.figure)
-    return f"{what} {reason.text}{amount(reason.figure, reason.value, reason.low, reason.high)}"
+    return f"{what} {reason.text}{amount(reason.figure, reason.value or 0.0, reason.low, reason.high)}"
 
 
 def _missed(reason: Reason) -> str:
-    assert reason.limit is not None
     return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
 
 
 def _close(reason: Reason) -> str:
-    assert reason.value is not None and reason.limit is not None
-    side = "below" if reason.value < reason.limit else "above"
-    return f"{_held(reason)} is {numbers.percent(abs(1 - reason.value / reason.limit))} % {side} the limit"
-
-
-def _reaches(reason: Reason) -> str:
-    assert reason.limit is not None
-    return f"{_held(reason)} reaches over the limit of {_given(reason.figure, reason.limit)}"
+    value, limit = reason.value or 0.0, reason.limit or 1.0
+    side = "below" if value < limit else "above"
+    return f"{_held(reason)} is {numbers.percent(abs(1 - value / limit))} % {side} the limit"
 
 
 def _unknown(reason: Reason) -> str:
@@ -111,7 +101,7 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "unclear": lambda reason: f"{_worse(reason)}, not told apart",
     "equivalent": lambda reason: f"as good ({_worse(reason)})",
     "close": _close,
-    "reaches": _reaches,
+    "reaches": lambda reason: f"{_held(reason)} reaches over the limit of {_given(reason.figure, reason.limit)}",
     "over": _missed,
     "under": _missed,
     "unknown": _unknown,

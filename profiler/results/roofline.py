@@ -15,19 +15,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.base import Warning
-from exporters.single_layers import Conv2d, Layer
+from exporters.single_layers import Conv2d
 from profiler.job.case import Case
-from profiler.results.result import Figures, Result
-from profiler.stats.samples import median
+from profiler.results.result import Result
 from profiler.tables.numbers import milliseconds, times
 
 Roofs = Mapping[str, float]
 """`fp32_tflops`, `tf32_tflops`, `fp16_tflops`, `bf16_tflops` (10¹² FLOPs a second); `copy_gb_s` (10⁹ bytes read and
 written a second); `cache_mib`, the size of the last-level cache. What could not be measured is left out."""
-
-Limit = Literal["arithmetic", "memory"]
-Floor = tuple[float, Limit]
-"""The shortest time in ms that the roofs allow, and which limit binds."""
 
 MIB = 2**20
 _IMPOSSIBLE = 2.5
@@ -41,91 +36,75 @@ _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True)
 class Work:
-    """What one call must do at least. `moved_bytes` are its weights, inputs and outputs; None is unknown."""
+    """What one call must do at least: FLOPs and bytes of weights, inputs and outputs; None is unknown."""
 
-    flops_per_item: float | None
-    batch_size: int
+    flops: float | None
     moved_bytes: float | None
     precision: str | None
     """Whose roof holds."""
-
-
-@dataclass(frozen=True)
-class Excess:
-    """A time that is below its floor; `saved` is how many times below a row is still believed."""
-
-    fastest_ms: float
-    floor: Floor
     saved: float = _IMPOSSIBLE
-
-    @property
-    def ratio(self) -> float:
-        return self.floor[0] / self.fastest_ms
-
-    @property
-    def is_impossible(self) -> bool:
-        """Tell whether the roofs or the row must be wrong."""
-        return self.ratio > (self.saved if self.floor[1] == "arithmetic" else _IMPOSSIBLE)
-
-    def warning(self) -> Warning:
-        return Warning("below-floor", self._below)
-
-    def rejection(self) -> str:
-        """Say why the row is `failed`."""
-        return f"rejected: {self._below}; check that the call does all its work, and that the clock waits for it"
-
-    @property
-    def _below(self) -> str:
-        roof = "peak" if self.floor[1] == "arithmetic" else "bandwidth"
-        took, least = milliseconds(self.fastest_ms), milliseconds(self.floor[0])
-        return f"{times(self.ratio)} faster than the measured {roof} allows ({took}, at least {least})"
-
-
-def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Figures:
-    """Where a case lies below the roofs, by column; what does not follow is left out.
-
-    `fraction_of_peak` is None for a rate above the peak: either is wrong.
-    """
-    if work.flops_per_item is None:
-        return {}
-    figures: Figures = {}
-    if lowest := floor(work, roofs):
-        figures["floor_ms"] = lowest[0]
-    if latency_ms:
-        tflops = work.flops_per_item * work.batch_size / latency_ms / 1e9
-        peak = roofs.get(f"{work.precision}_tflops")
-        share = tflops / peak if peak else math.inf
-        figures |= {"tflops": tflops, "fraction_of_peak": min(share, 1.0) if share <= _ROUNDING else None}
-    return figures
-
-
-def floor(work: Work, roofs: Roofs) -> Floor | None:
-    """The longer of the two limits' times; None if one is unknown, or if there is nothing to compute or to move."""
-    peak, copy = roofs.get(f"{work.precision}_tflops"), roofs.get("copy_gb_s")
-    if work.flops_per_item is None or work.moved_bytes is None or not peak or not copy:
-        return None
-    arithmetic = work.flops_per_item * work.batch_size / peak / 1e9
-    memory = _uncached(work.moved_bytes, roofs) / copy / 1e6
-    if not memory and not arithmetic:
-        return None
-    return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
-
-
-def arithmetic_saved(layer: Layer | None) -> float:
-    """How many times fewer multiplications than the FLOPs say a case may do with before it is not trusted.
+    """How many times faster than its arithmetic allows a row is still believed.
 
     A convolution that is measured by itself may go by Fourier transforms, whose cost per output does not grow with the
     kernel (https://arxiv.org/abs/1312.5851): one multiply-add instead of one for each of the kernel's places.
     """
-    return max(_IMPOSSIBLE, math.prod(layer.kernel)) if isinstance(layer, Conv2d) else _IMPOSSIBLE
+
+    def floor(self, roofs: Roofs) -> tuple[float, Literal["peak", "bandwidth"]] | None:
+        """Return the shortest time in ms and the roof that sets it; None if unknown, or with nothing to do."""
+        peak, copy = roofs.get(f"{self.precision}_tflops"), roofs.get("copy_gb_s")
+        if self.flops is None or self.moved_bytes is None or not peak or not copy:
+            return None
+        arithmetic, memory = self.flops / peak / 1e9, self.uncached(roofs) / copy / 1e6
+        if not memory and not arithmetic:
+            return None
+        return (memory, "bandwidth") if memory > arithmetic else (arithmetic, "peak")
+
+    def uncached(self, roofs: Roofs) -> float:
+        """Return the bytes that the last-level cache cannot hold from one call to the next; 0 for an unknown cache."""
+        cache_mib = roofs.get("cache_mib")
+        return max(0.0, (self.moved_bytes or 0.0) - cache_mib * MIB) if cache_mib else 0.0
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A time that is below its floor, and why its row is to be `failed`, if it is."""
+
+    text: str
+    is_impossible: bool
+
+    def warning(self) -> Warning:
+        return Warning("below-floor", self.text)
+
+    def rejection(self) -> str:
+        return f"rejected: {self.text}; check that the call does all its work, and that the clock waits for it"
+
+
+def work_of(case: Case, result: Result) -> Work:
+    """Return what a call of a measured case must do at least."""
+    flops, moved_mib = (result.figures.get(name) for name in ("flops_per_item", "moved_mib"))
+    types = (result.proof and result.proof.compute_types) or {}
+    precision: str | None = case.precision.removeprefix("amp-")
+    if precision == "native":
+        precision = _TYPES.get(next(iter(types))) if len(types) == 1 else None
+    layer = case.source.layer
+    return Work(
+        None if flops is None else flops * case.batch_size,
+        None if moved_mib is None else moved_mib * MIB,
+        precision,
+        max(_IMPOSSIBLE, math.prod(layer.kernel)) if isinstance(layer, Conv2d) else _IMPOSSIBLE,
+    )
 
 
 def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:
-    """By how much a row is faster than the roofs allow; None if it is not, or nothing is known."""
-    fastest, lowest = _fastest_ms(result), floor(work_of(case, result), roofs)
-    if not fastest or not lowest or lowest[0] <= fastest * _ROUNDING:
+    """Return by how much a row is faster than the roofs allow; None if it is not, or nothing is known."""
+    work, fastest = work_of(case, result), _fastest_ms(result)
+    floor = work.floor(roofs)
+    if not fastest or not floor or floor[0] <= fastest * _ROUNDING:
         return None
-    return Excess(fastest, lowest, arithmetic_saved(case.source.layer))
+    least, roof = floor
+    took = f"{milliseconds(fastest)}, at least {milliseconds(least)}"
+    text = f"{times(least / fastest)} faster than the measured {roof} allows ({took})"
+    return Excess(text, least / fastest > (work.saved if roof == "peak" else _IMPOSSIBLE))
 
 
 def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, float]:
@@ -144,60 +123,44 @@ def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, fl
 
 
 def widened(roofs: Roofs) -> dict[str, float]:
-    """A narrow type's roof is at least fp32's, to which every library may widen it: eager fp16 runs 100 times slower
+    """Give a narrow type at least fp32's roof, to which every library may widen it: eager fp16 runs 100 times slower
     than fp32 on a CPU without fp16 arithmetic."""
     least = roofs.get("fp32_tflops", 0.0)
     return {name: max(roof, least) if name.endswith("_tflops") else roof for name, roof in roofs.items()}
 
 
 def placed(case: Case, result: Result, roofs: Roofs) -> Result:
-    """Add to the result its place below these roofs, and a warning if it is above them."""
+    """Add to the result its place below these roofs, and a warning if it is above them.
+
+    `fraction_of_peak` is None for a rate above the peak: either is wrong.
+    """
     if result.status != "ok":
         return result
-    latency = median(result.samples.get(result.clock or "", []))
-    over = excess(case, result, roofs)
-    warnings = [*result.warnings, *([over.warning()] if over else [])]
-    figures = result.figures | place(work_of(case, result), latency, roofs)
-    return dataclasses.replace(result, figures=figures, warnings=warnings)
-
-
-def work_of(case: Case, result: Result) -> Work:
-    """What a call of a measured case must do at least."""
-    flops, moved_mib = (result.figures.get(name) for name in ("flops_per_item", "moved_mib"))
-    precision = computed_in(case.precision, (result.proof and result.proof.compute_types) or {})
-    return Work(flops, case.batch_size, None if moved_mib is None else moved_mib * MIB, precision)
-
-
-def computed_in(precision: str, compute_types: Mapping[str, int]) -> str | None:
-    """The precision whose roof holds: AMP's narrow type, and for `native` the one type that the proof found."""
-    if precision != "native":
-        return precision.removeprefix("amp-")
-    return _TYPES.get(next(iter(compute_types))) if len(compute_types) == 1 else None
+    work, latency, over = work_of(case, result), result.latency_ms, excess(case, result, roofs)
+    figures = dict(result.figures)
+    if floor := work.floor(roofs):
+        figures["floor_ms"] = floor[0]
+    if latency and work.flops is not None:
+        figures["tflops"] = tflops = work.flops / latency / 1e9
+        peak = roofs.get(f"{work.precision}_tflops")
+        share = tflops / peak if peak else math.inf
+        figures["fraction_of_peak"] = min(share, 1.0) if share <= _ROUNDING else None
+    return dataclasses.replace(result, figures=figures, warnings=result.warnings + ([over.warning()] if over else []))
 
 
 def _reached(case: Case, result: Result, measured: Roofs) -> dict[str, float]:
-    """The rates that a row reached, by the roofs that they are of; of a row that is no evidence none."""
+    """Return the rates that a row reached, by the roofs that they are of; of a row that is no evidence none."""
     fastest, work, over = _fastest_ms(result), work_of(case, result), excess(case, result, measured)
     is_right = result.status == "ok" and result.reference is not None
-    doubts = any(warning.kind in ("inconsistent", "unchecked-outputs") for warning in result.warnings)
-    if not fastest or not is_right or doubts or (over and over.is_impossible):
+    is_doubted = result.has("inconsistent") or result.has("unchecked-outputs") or (over and over.is_impossible)
+    if not fastest or not is_right or is_doubted:
         return {}
-    rates = {}
-    if work.moved_bytes is not None:
-        rates["copy_gb_s"] = _uncached(work.moved_bytes, measured) / fastest / 1e6
+    rates = {"copy_gb_s": work.uncached(measured) / fastest / 1e6}
     # Where Fourier transforms do with fewer multiplications, FLOPs that are counted are no rate of the processor.
-    if work.flops_per_item is not None and arithmetic_saved(case.source.layer) == _IMPOSSIBLE:
-        rates[f"{work.precision}_tflops"] = work.flops_per_item * work.batch_size / fastest / 1e9
+    if work.flops is not None and work.saved == _IMPOSSIBLE:
+        rates[f"{work.precision}_tflops"] = work.flops / fastest / 1e9
     return rates
 
 
 def _fastest_ms(result: Result) -> float | None:
-    medians = (median(result.samples.get(name, [])) for name in (result.clock or "", "gpu"))
-    return min((ms for ms in medians if ms is not None), default=None)
-
-
-def _uncached(moved_bytes: float, roofs: Roofs) -> float:
-    """Of what a call moves, only what the last-level cache cannot hold has to be moved in every one of the calls, which
-    repeat back to back; where the cache's size is unknown that may be nothing."""
-    cache_mib = roofs.get("cache_mib")
-    return max(0.0, moved_bytes - cache_mib * MIB) if cache_mib else 0.0
+    return min((ms for clock in (result.clock, "gpu") if (ms := result.median(clock)) is not None), default=None)

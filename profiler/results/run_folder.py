@@ -1,11 +1,19 @@
-"""Write a run's folder: the journal as cases end, Parquet files at the end."""
+"""Keep a run's folder: its files, its lock, a journal line as a case ends, and Parquet files and tables at the end."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import io
 import json
+import os
+import re
 import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,23 +23,133 @@ import polars as pl
 import yaml
 
 from exporters.source import Identity
-from exporters.whole_file import write_whole
-from profiler.errors import ConfigError
+from exporters.whole_file import NO_ROOM, open_regular, write_whole
+from profiler.errors import ConfigError, resuming
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
-from profiler.results import columns, journal, spread, warning_kinds
-from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
-from profiler.results.result import Result, measured_in
+from profiler.machine import host_and_user
+from profiler.processes.file_lock import FileLock
+from profiler.results import columns, warning_kinds
+from profiler.results.cells import CONFIGURATION, OK, PROBLEM, efficiency, largest, not_measured
+from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
+from profiler.results.layers import best_per_layer, layer_rows
+from profiler.results.result import Result, printable
 from profiler.results.roofline import placed, raised
-from profiler.results.run_files import open_run_file, read_json
-from profiler.stats.intervals import Spreads
+from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
 from profiler.tables.numbers import counted
-from profiler.tables.writers import parquet
+from profiler.tables.table import of_frame
+from profiler.tables.writers import TEXTS, parquet
 
+_LOCK = "lock"
+_MOMENT = 0.1
+"""Seconds, for which a reader that looks who writes has the lock at most."""
+_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What a line raises that is no result."""
-_NO_ROW = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
-"""What is raised for rows of which a value is none of its column's."""
+_TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
+_FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latency_high_ms", "base"]
+_FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_high", "footnotes"]
+
+
+def open_run_file(path: Path) -> io.BufferedReader:
+    """Open a file of a run's folder. Raises OSError for a link out of it: a report would publish the reader's file."""
+    folder, target = (os.path.realpath(each, strict=True) for each in (path.parent, path))
+    if os.path.commonpath([folder, target]) != folder:
+        raise OSError(errno.EPERM, "it is a link that leads out of the run's folder", str(path))
+    return open_regular(Path(target))
+
+
+def check_readable(path: Path) -> None:
+    """Raise ConfigError where `open_run_file` cannot open a file of a run."""
+    try:
+        open_run_file(path).close()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give another run") from None
+
+
+def read_text(path: Path) -> str:
+    """Read a run's file as printable text. Raises OSError."""
+    with open_run_file(path) as file:
+        return str(printable(file.read().decode(errors="replace")))
+
+
+def read_json(path: Path) -> Any:
+    """Read the JSON in a run's file with printable texts. Raises OSError, and ValueError for what is no JSON."""
+    with open_run_file(path) as file:
+        return printable(json.load(file))
+
+
+def append_line(journal: Path, line: str) -> None:
+    """Add a JSON object and its checksum, on the disk when this returns. Raises OSError."""
+    with journal.open("ab+") as file:
+        # A line that a crash cut off must not swallow this one.
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
+        sealed = line.encode()
+        file.write(sealed[:-1] + b', "crc32": "%08x"}\n' % zlib.crc32(sealed))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(journal: Path) -> tuple[list[str], int]:
+    """Read every line that is as it was written, and count the others; a last line that a crash cut off is none.
+
+    Raises OSError.
+    """
+    if not journal.exists():
+        return [], 0
+    with open_run_file(journal) as file:
+        *ended, last = file.read().split(b"\n")
+    read = [_unsealed(line) for line in ended if line]
+    return [line for line in [*read, _unsealed(last)] if line], read.count(None)
+
+
+def _unsealed(line: bytes) -> str | None:
+    """Return the line without its checksum; None if it is not what was written."""
+    seal = _SEAL.fullmatch(line, len(line) - 22)
+    if seal is None:
+        return None
+    line = line[: seal.start()] + b"}"
+    return line.decode() if int(seal[1], 16) == zlib.crc32(line) else None
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only process that writes into a run's folder.
+
+    Raises ConfigError where another one does, and where the disk takes no more: what the journal holds stays.
+    """
+    lock = FileLock(folder / _LOCK)
+    who = {"pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+    if not lock.take(fcntl.LOCK_EX, who):
+        time.sleep(_MOMENT)
+    if not lock.take(fcntl.LOCK_EX, who):
+        raise ConfigError(f"{folder}: {_holder(lock)} measures into it; wait until that ends, or end it")
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        advice = f"the journal keeps what has been measured: make room, then go on with: {resuming(folder)}"
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}; {advice}") from None
+    finally:
+        lock.close()
+
+
+def writer(folder: Path) -> str | None:
+    """Name the other process that measures into the folder, like "process 7, since 2026-01-02 12:00 UTC,", if any."""
+    if not (folder / _LOCK).exists():
+        return None
+    lock = FileLock(folder / _LOCK)
+    try:
+        return None if lock.take(fcntl.LOCK_SH) or lock.who().get("pid") == os.getpid() else _holder(lock)
+    finally:
+        lock.close()
+
+
+def _holder(lock: FileLock) -> str:
+    who = lock.who()
+    return f"process {who['pid']}, since {who['since']}," if {"pid", "since"} <= set(who) else "another process"
 
 
 @dataclass(frozen=True)
@@ -59,10 +177,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
-        """A new folder inside `output`, named <UTC time>-<host>-<4 hex>. Raises ConfigError if it cannot be made."""
+        """Make a folder in `output`, named <UTC time>-<host>-<4 hex>. Raises ConfigError if it cannot be made."""
         host = socket.gethostname().partition(".")[0]
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}-{secrets.token_hex(2)}"
-        run = cls(output / name)
+        run = cls(output / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}-{secrets.token_hex(2)}")
         try:
             run.logs.mkdir(parents=True)
         except OSError as error:
@@ -71,7 +188,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path) -> RunFolder:
-        """The folder of an earlier run. Raises ConfigError if it is none."""
+        """Open the folder of an earlier run. Raises ConfigError if it is none."""
         run = cls(path.resolve())
         if not (path / "bench.yaml").is_file():
             raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
@@ -79,13 +196,12 @@ class RunFolder:
         return run
 
     def write_config(self, config: Config) -> None:
-        """The config as resolved for this device, so that it can be run again as it is.
+        """Write the config as resolved for this device, so that it can be run again as it is.
 
         Paths are absolute, but what a live module was saved in is found in this folder wherever that is moved.
         """
         data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
-        own = [path.relative_to(self.path) if path.is_relative_to(self.path) else path for path in config.import_from]
-        data["import_from"] = list(map(str, own))
+        data["import_from"] = relative_to(self.path, list(map(str, config.import_from)))
         for model in data["models"]:
             for key in [k for k in ("dimensions", "options", "prefix", "outputs") if not model.get(k)]:
                 del model[key]
@@ -94,17 +210,16 @@ class RunFolder:
         write_whole(self.path / "bench.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Results that are appended from now on were measured in this environment."""
-        self._here = dict(environment)
+        """Write environment.json; results that are appended from now on were measured in it."""
+        self._here = {name: environment[name] for name in ENVIRONMENT if name in environment}
         write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """What environment.json says, nothing where it cannot be read: lines of the journal say it of themselves."""
+        """Read environment.json; nothing where it cannot be read: lines of the journal say it of themselves."""
         try:
-            environment = read_json(self.path / "environment.json")
-        except (OSError, ValueError):
+            return dict(read_json(self.path / "environment.json"))
+        except (OSError, ValueError, TypeError):
             return {}
-        return environment if isinstance(environment, dict) else {}
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Record in models.json what each model is; one that has not changed stays as it was recorded first."""
@@ -116,26 +231,23 @@ class RunFolder:
         write_whole(self._models, json.dumps(lines, indent=2, default=repr) + "\n")
 
     def read_models(self) -> dict[str, RecordedModel]:
-        """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read."""
+        """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
+        if not self._models.exists():
+            return {}
         try:
-            if not self._models.exists():
-                return {}
             with open_run_file(self._models) as file:
                 lines = json.load(file).items()
-            if not all(isinstance(one["parts"], dict) and isinstance(one["since"], str) for _, one in lines):
-                raise TypeError("a model's parts are no mapping, or its date is no text")
             return {
-                name: RecordedModel(Identity(one["parts"], one["repeatable"], tuple(one["remarks"])), one["since"])
+                name: RecordedModel(Identity(dict(one["parts"]), one["repeatable"], (*one["remarks"],)), one["since"])
                 for name, one in lines
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, *_NO_RESULT):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 
     def append(self, result: Result) -> Result:
-        """Add one line to the journal, on the disk when this returns; returns the result as the journal has it.
+        """Add one line to the journal, on the disk when this returns; return the result as the journal has it.
 
-        A result that says nothing of where it was measured was measured here. One with a value that no reader takes, as
-        a sample that is no time, is a failed one.
+        A result with a value that no reader takes, as a sample that is no time, is a failed one.
         """
         kept = self._append(self.journal, result)
         self._read = None  # While cases are measured nothing is to fill the memory.
@@ -146,21 +258,23 @@ class RunFolder:
         self._append(self._tries, result)
 
     def _append(self, path: Path, result: Result) -> Result:
-        here = result.environment or measured_in(self._here)
-        result = replace(result, environment=here)
         warning_kinds.check(result.warnings)
-        columns.check([*result.figures, *result.clocks])
+        result = replace(result, environment=result.environment or self._here)
+        columns.check(dict.fromkeys([*result.figures, *result.clocks]))
         try:
-            kept = Result.from_json(line := result.to_json())
+            kept = _parsed(line := result.to_json())
         except _NO_RESULT as error:
-            line = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json()
-            kept = Result.from_json(line)
-        journal.append(path, line)
+            kept = _parsed(line := Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json())
+        append_line(path, line)
         return kept
 
     def results(self) -> dict[CaseId, Result]:
-        """The journal's results by case id; the last line of a case counts, one that cannot be read does not."""
+        """Return the journal's results by case id; of a case the last line that can be read counts."""
         return self._read_journal()[0]
+
+    def unreadable_lines(self) -> int:
+        """Count the journal's lines that are damaged, or are no results."""
+        return self._read_journal()[1]
 
     def tries(self) -> dict[CaseId, Result]:
         """Return the tries of the search for the largest batch by case id; the last line of one counts."""
@@ -168,36 +282,35 @@ class RunFolder:
 
     def largest_batches(self) -> pl.DataFrame:
         """Return one row a try of the search for the largest batch."""
+        same = ("model", "variant", "precision", "setting", "batch_size")
         rows = [
-            {
-                **{name: getattr(id_, name) for name in ("model", "variant", "precision", "setting", "batch_size")},
-                "run_id": self.run_id,
-                "pass": id_.pass_,
-                "status": result.status,
-                "reason": result.reason,
-                "peak_memory_mib": result.figures.get("peak_memory_mib"),
-            }
+            {name: getattr(id_, name) for name in same}
+            | {"run_id": self.run_id, "pass": id_.pass_, "status": result.status, "reason": result.reason}
+            | {"peak_memory_mib": result.figures.get("peak_memory_mib")}
             for id_, result in self.tries().items()
         ]
         return pl.DataFrame(rows, schema=columns.LARGEST_BATCH).sort("batch_size", maintain_order=True)
 
-    def unreadable_lines(self) -> int:
-        """How many of the journal's lines are damaged, or are no results."""
-        return self._read_journal()[1]
+    def damages(self) -> list[str]:
+        """Say of the run's files what cannot be read, one sentence each."""
+        lines, environment = counted(self.unreadable_lines(), "line"), self.path / "environment.json"
+        notes = [f"{self.journal}: {lines} cannot be read; --resume measures again what they held"]
+        notes = notes if self.unreadable_lines() else []
+        is_lost = self.journal.exists() and not self.read_environment()
+        return notes + [f"{environment}: cannot be read, so the machine is not compared"] * is_lost
 
     def _read_journal(self) -> tuple[dict[CaseId, Result], int]:
-        """What `results` and `unreadable_lines` are; it is parsed once as long as nobody writes into it."""
+        """Parse the journal, once as long as nobody writes into it."""
         facts = self.journal.stat() if self.journal.exists() else None
         written = facts and (facts.st_size, facts.st_mtime_ns)
         if self._read is None or self._read[0] != written:
             self._read = written, *_results_in(self.journal)
-        _, known, unreadable = self._read
-        return dict(known), unreadable
+        return dict(self._read[1]), self._read[2]
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Write `frames`, some only where they have rows; returns results and samples. Raises OSError."""
+        """Write `frames`, some only where they have rows; return results and samples. Raises OSError."""
         frames = self.frames(suite, cases, environment)
         for name, frame in frames.items():
             if name not in ("layers", "largest_batch") or not frame.is_empty():
@@ -205,61 +318,60 @@ class RunFolder:
         return frames["results"], frames["samples"]
 
     def frames(self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
-        """Results, samples and layers of every case that has ended, in the plan's order; tries of a search."""
+        """Return results, samples and layers of every case that has ended, in the plan's order; tries of a search."""
         known = self.results()
         ended = [(case, known[case.id]) for case in cases if case.id in known]
         roofs = raised(environment.get("roofs") or {}, ended)
         done = [(case, placed(case, result, roofs)) for case, result in ended]
-        spreads = spread.spreads(environment.get("spread") or {}, spread.of_bases(done))
-        try:
-            results = _frame([result.row(self.run_id, suite, case, environment, spreads) for case, result in done])
-        except _NO_ROW:
-            results = _frame([self._row(suite, case, result, environment, spreads) for case, result in done])
-        samples = _samples(self.run_id, [result for _, result in done])
+        spreads = all_spreads(environment.get("spread") or {}, spread_of_bases(done))
+        rows = [row_of(result, case, self.run_id, suite, environment, spreads) for case, result in done]
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
-        frames = {"results": results, "samples": samples, "layers": pl.DataFrame(layers, schema=LAYERS)}
-        return {**frames, "largest_batch": self.largest_batches()}
+        return {
+            "results": pl.DataFrame(rows, schema=RESULTS),
+            "samples": _samples(self.run_id, [result for _, result in done]),
+            "layers": pl.DataFrame(layers, schema=LAYERS),
+            "largest_batch": self.largest_batches(),
+        }
 
-    def _row(
-        self, suite: str, case: Case, result: Result, environment: Mapping[str, Any], spreads: Spreads
-    ) -> dict[str, Any]:
-        """The result's row; a failed one where what it holds is no value of a column."""
-        try:
-            row = result.row(self.run_id, suite, case, environment, spreads)
-            _frame([row])
-        except _NO_ROW as error:
-            why = f"its figures cannot be written as a row: {str(error).splitlines()[0]}"
-            return Result(case.id, "failed", [why]).row(self.run_id, suite, case, environment, spreads)
-        return row
+
+def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries: pl.DataFrame | None = None) -> None:
+    """Write each table as CSV (all digits) and as Markdown; `tries` are those of the search for the largest batch."""
+    folder.mkdir(exist_ok=True)
+    tables = {
+        "latency": results.filter(OK).select([*CONFIGURATION, "replicate", *_TIMES, "warnings"]),
+        "memory": results.filter(OK).select([*CONFIGURATION, "replicate", *names(Group.MEMORY)]),
+        "speedup": cells.filter(OK).select(_FACTORS),
+        "not-measured": not_measured(results, PROBLEM, pl.first("log")),
+    }
+    if "layer" in results["model_kind"]:
+        tables["layer-passes"] = layer_rows(results)
+        tables["best-per-layer"] = best_per_layer(tables["layer-passes"])
+    if not (minibatch := efficiency(cells)).is_empty():
+        tables["minibatch"] = minibatch
+    if tries is not None and not tries.is_empty():
+        tables["largest-batch"] = largest(tries)
+    for name, frame in tables.items():
+        for ending in ("csv", "md"):
+            write_whole(folder / f"{name}.{ending}", TEXTS[ending](of_frame(name, name, frame)))
 
 
 def _results_in(path: Path) -> tuple[dict[CaseId, Result], int]:
     """Read the results by case id, and count the lines that are none."""
     found = dict[CaseId, Result]()
-    lines, bad = journal.read_lines(path)
+    lines, bad = read_lines(path)
     for line in lines:
         try:
-            result = Result.from_json(line)
-            columns.check([*result.figures, *result.clocks])
+            result = _parsed(line)
             found[result.case_id] = result
         except _NO_RESULT:
             bad += 1
     return found, bad
 
 
-def damages(run: RunFolder) -> list[str]:
-    """What of the run's files cannot be read, one sentence each."""
-    notes = []
-    if count := run.unreadable_lines():
-        lines = counted(count, "line")
-        notes.append(f"{run.journal}: {lines} cannot be read; --resume measures again what they held")
-    if run.journal.exists() and not run.read_environment():
-        notes.append(f"{run.path / 'environment.json'}: cannot be read, so the machine is not compared")
-    return notes
-
-
-def _frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
-    return pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
+def _parsed(line: str) -> Result:
+    result = Result.from_json(line)
+    columns.check({**result.figures, **dict.fromkeys(result.clocks)})
+    return result
 
 
 def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
@@ -279,10 +391,26 @@ def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
 
 
 def relative_to(folder: Path, value: Any) -> Any:
-    """A part of a job, in which the paths of files in the folder are relative to it."""
+    """Return a part of a job, in which the paths of files in the folder are relative to it."""
     if isinstance(value, dict):
         return {key: relative_to(folder, part) for key, part in value.items()}
     if isinstance(value, list):
         return [relative_to(folder, part) for part in value]
     inside = isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder.absolute())
     return str(Path(value).relative_to(folder.absolute())) if inside else value
+
+
+def without_foreign_code(config: Config, folder: Path, option: str, trusted: bool) -> Config:
+    """Drop the folders of code from the job of a run that another user or host made and that is not `trusted`.
+
+    Raises ConfigError where such a job names functions or libraries. `option` is what was asked for.
+    """
+    if trusted or host_and_user().items() <= RunFolder(folder).read_environment().items():
+        return config
+    factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
+    libraries = [f"{name} (of {entry.label})" for entry in config.engines for name in entry.code]
+    if named := ", ".join(factories + libraries):
+        places = ", ".join(map(str, config.import_from))
+        advice = "read that code, then add --trust-code"
+        raise ConfigError(f"{option}: another host or user made this run, which calls {named} from {places}; {advice}")
+    return config.model_copy(update={"import_from": []})

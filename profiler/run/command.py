@@ -30,16 +30,11 @@ from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, nothing_compared, present, require
-from profiler.results import spread
 from profiler.results.cells import cells
-from profiler.results.environment import flat_environment
-from profiler.results.own_runs import without_foreign_code
-from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder, damages
-from profiler.results.run_lock import writing
-from profiler.results.run_tables import write_tables
-from profiler.results.wall_time import WallTime
-from profiler.results.wall_time import describe as describe_time
+from profiler.results.reading import describe as describe_time
+from profiler.results.result import Result, WallTime
+from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
+from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
 from profiler.run.dry_run import check_output, look_at_models, print_plan, refusal
 from profiler.run.estimate import Estimates
 from profiler.run.model_job import ModelJob, check_new_file, model_job, refuse_model_options, write_job
@@ -294,7 +289,7 @@ def _open_run(start: Start) -> Iterator[RunFolder]:
 def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     """Put into the environment what the run says of its earlier rows. Raises ConfigError where it cannot go on here."""
     environment = start.environment
-    for note in damages(run):
+    for note in run.damages():
         start.say(f"Note: {note}", "yellow")
     before = run.read_environment()
     check_machine(folder, before, environment)
@@ -311,7 +306,7 @@ def measure_cases(
 ) -> tuple[bool, pl.DataFrame]:
     """Measure what the journal lacks and write all; returns whether it was interrupted, and the results."""
     runner.environment["sampling_seconds"] = runner.config.budget.seconds
-    runner.environment.setdefault("spread", spread.earlier(runner.environment))
+    runner.environment.setdefault("spread", earlier_spread(runner.environment))
     runner.run.write_environment(runner.environment)
     interrupted, wall = _measure(runner, retry, console)
     return interrupted, _write_results(runner, wall, console, report)
@@ -370,7 +365,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     results, _ = run.write_parquet(config.suite, planned, environment)
     known, tries = run.results(), run.largest_batches()
     ended = ((case, known[case.id]) for case in planned if case.id in known)
-    spread.keep(environment, run.run_id, spread.of_bases(ended, calm=True))
+    keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))
     merged = cells(results)
     write_tables(run.tables, results, merged, tries)
     study = config.published

@@ -18,8 +18,7 @@ from profiler.job.case import Budget, Case, CaseId
 from profiler.job.plan import estimate_seconds
 from profiler.job.yaml_lines import read as read_yaml
 from profiler.results.result import Result
-from profiler.results.run_files import check_readable, read_json
-from profiler.results.run_folder import RunFolder
+from profiler.results.run_folder import RunFolder, check_readable, read_json
 from profiler.stats.samples import median
 
 _RUNS = 10

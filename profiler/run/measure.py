@@ -20,8 +20,7 @@ from profiler.machine import Target, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
-from profiler.results.run_folder import RunFolder
-from profiler.results.run_lock import writing
+from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases, quick_budget, resolved
 from profiler.run.example_inputs import Example, examples, named_entry, taken_by_module
 from profiler.run.prepare import cache_limit

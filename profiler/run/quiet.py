@@ -8,8 +8,7 @@ from engines.base import Warning
 from profiler import processor
 from profiler.errors import WHEN_IDLE
 from profiler.nvml import UTILIZATION_SECONDS, Nvml
-from profiler.results.result import Result
-from profiler.results.wall_time import WAIT, WallTime
+from profiler.results.result import WAIT, Result, WallTime
 from profiler.run.device_lock import DeviceLock
 from profiler.run.progress import Display
 from profiler.tables.numbers import percent, significant

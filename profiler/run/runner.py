@@ -12,9 +12,8 @@ from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
 from profiler.processes.messages import Outcome
-from profiler.results.result import Result, log_name
+from profiler.results.result import Result, WallTime, log_name
 from profiler.results.run_folder import RunFolder
-from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import is_due, retaken
 from profiler.run.again import RETAKEN, Takes
 from profiler.run.device_lock import DeviceLock

@@ -11,12 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.job.case import setting_words
-from profiler.results import batch_sweeps, largest_batches
-from profiler.results.cells import GROUP, OK
+from profiler.results.cells import FAMILY, GROUP, LEAST_BATCHES, OK, efficiency, largest, not_measured
 from profiler.results.choice import Choice, cell_name, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
-from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.problems import not_measured
+from profiler.results.layers import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables import numbers
 from profiler.tables.numbers import products
 from profiler.tables.table import Table, figure, prose
@@ -40,6 +38,11 @@ _LAYER = [
 ]
 
 
+_LARGEST = [
+    *map(field, ("model", "pass", "setting", "variant", "precision")),
+    *(figure("Largest batch", "largest", numbers.whole), field("peak_memory_mib")),
+    *(figure("Too large", "refused", numbers.whole), prose("Why", "why")),
+]
 _SWEEP = [
     figure("Batch", "batch_size", numbers.each(str)),
     figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),
@@ -68,7 +71,7 @@ def print_results(
     those of the search for the largest batch.
     """
     layers = set(results.filter(model_kind="layer")["model"])
-    swept = batch_sweeps.alone(results)
+    swept = _alone(cells)
     over_batches = set(swept.select(_WORK).iter_rows())
     printed: list[Choice] = []
     for key, group in cells.filter(~pl.col("model").is_in(layers)).group_by(GROUP, maintain_order=True):
@@ -85,7 +88,7 @@ def print_results(
         _print_sweeps(console, swept)
     if tries is not None and not tries.is_empty():
         console.print()
-        print_table(console, largest_batches.table(tries))
+        print_table(console, Table("", "The largest batch that fits", largest(tries), _LARGEST))
     print_more()
     _print_problems(console, results)
     _print_notes(console, printed)
@@ -107,8 +110,7 @@ def _table(key: Row, group: pl.DataFrame) -> Table:
         figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),
         *_shown(Group.PARTS if key["pass"] == "training" else Group.CLOCKS),
         factor(f"× {bases[0]}" if len(bases) == 1 else "× base"),
-        *_shown(Group.ROOFLINE, Group.ENERGY, Group.SET_UP),
-        *_shown(Group.THROUGHPUT, Group.COST, Group.MEMORY, Group.ACCURACY),
+        *_shown(*(group for group in Group if group not in (Group.PARTS, Group.CLOCKS))),
     ]
     return Table("", title, group, made)
 
@@ -127,9 +129,16 @@ def _print_layers(console: Console, results: pl.DataFrame) -> None:
             print_table(console, Table("", f"{layer}, batch {batch}", found, _LAYER))
 
 
+def _alone(cells: pl.DataFrame) -> pl.DataFrame:
+    """Keep the cells of models in one configuration over several batches, which only compare among themselves."""
+    configurations = pl.struct("variant", "precision").n_unique().over(_WORK)
+    several = pl.col("batch_size").n_unique().over(_WORK) >= LEAST_BATCHES
+    return cells.filter(pl.col("model_kind").ne_missing("layer")).filter(configurations == 1, several)
+
+
 def _print_sweeps(console: Console, swept: pl.DataFrame) -> None:
     """Print a table a configuration: what every batch takes, for an item and of the best throughput."""
-    for _, rows in batch_sweeps.efficiency(swept).group_by(batch_sweeps.FAMILY, maintain_order=True):
+    for _, rows in efficiency(swept).group_by(FAMILY, maintain_order=True):
         family = rows.row(0, named=True)
         words = [family["model"], family["pass"], cell_name(family), *setting_words(family["setting"] or "")]
         console.print()

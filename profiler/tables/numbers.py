@@ -19,28 +19,27 @@ Format = Callable[..., list[str]]
 
 
 def count(value: float) -> str:
-    """A whole number: 1,234. Also MiB, MHz and watts, where decimals say nothing."""
+    """Format a whole number, or MiB, MHz and watts, where decimals say nothing: 1,234."""
     return f"{value:,.0f}"
 
 
 def decimals(value: float, places: int = 3) -> str:
-    """So many decimals: 1,234.500."""
     return f"{value:,.{places}f}"
 
 
 def counted(number: int, noun: str) -> str:
-    """1 cell, 2 cells."""
+    """Count: 1 cell, 2 cells."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(values: Iterable[object]) -> str:
-    """1, 2 and 3."""
+    """List: 1, 2 and 3."""
     *rest, last = map(str, values)
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """The values of each key, both in the order of the pairs."""
+    """Collect the values of each key, both in the order of the pairs."""
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -54,21 +53,18 @@ def products(rows: Iterable[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], ...
     """
     found = [tuple((value,) for value in row) for row in dict.fromkeys(rows)]
     for place in reversed(range(len(found[0]) if found else 0)):
-        alike: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        for one in found:
-            rest = (*one[:place], *one[place + 1 :])
-            alike[rest] = (*alike.get(rest, ()), *one[place])
-        found = [(*rest[:place], values, *rest[place:]) for rest, values in alike.items()]
+        alike = grouped(((*one[:place], *one[place + 1 :]), one[place][0]) for one in found)
+        found = [(*rest[:place], tuple(values), *rest[place:]) for rest, values in alike.items()]
     return found
 
 
 def natural(name: str | None) -> str:
-    """A sorting key by which resnet50 comes before resnet101, and sequence=64 before sequence=128."""
+    """Make a sorting key by which resnet50 comes before resnet101, and sequence=64 before sequence=128."""
     return re.sub(r"\d+", lambda number: number[0].zfill(12), name or "")
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """So many significant digits; those before the point are never rounded: 0.460, 12.3, 12,346, 1.20e-5."""
+    """Format so many digits; those before the point are never rounded: 0.460, 12.3, 12,346, 1.20e-5."""
     if not value:
         return "0"
     if not 1e-4 <= abs(value) < 1e15:
@@ -78,35 +74,29 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def compact(value: float, digits: int = 4) -> str:
-    """The same without zeros at the end of a fraction: 0.25, 1,980."""
+    """Format so many digits without zeros at the end of a fraction: 0.25, 1,980."""
     text = significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
-def rounded(value: float, digits: int = 3) -> str:
-    """A large count of which so many digits are known: 183,251 is 183,000."""
-    magnitude = math.floor(math.log10(abs(value))) if abs(value) >= 1 else 0
-    return f"{round(value, min(0, digits - 1 - magnitude)):,.0f}"
-
-
 def percent(share: float, places: int = 0) -> str:
-    """A share in percent, without the sign: 0.178 is 18."""
+    """Format a share in percent, without the sign: 0.178 is 18."""
     return f"{100 * share:.{places}f}"
 
 
 def error(value: float, digits: int = 2) -> str:
-    """A relative error: 1.6e-3, 0."""
+    """Format a relative error: 1.6e-3, 0."""
     return _short_power(f"{value:.{digits - 1}e}") if value else "0"
 
 
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
-    """A factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 143×."""
+    """Format a factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 143×."""
     places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
     return f"{value:.{places}f}{sign}{_range(value, low, high, places)}"
 
 
 def relative(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """How many times faster or slower, with its range: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
+    """Say how many times faster or slower: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
     word = "faster"
     if ratio < 1:
         ratio, low, high, word = 1 / ratio, high and 1 / high, low and 1 / low, "slower"
@@ -114,38 +104,31 @@ def relative(ratio: float, low: float | None = None, high: float | None = None) 
 
 
 def within(value: float, low: float | None = None, high: float | None = None, unit: str = "", digits: int = 3) -> str:
-    """A figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
+    """Format a figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
     places = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else digits
     return f"{value:,.{places}f}{f' {unit}' if unit else ''}{_range(value, low, high, places)}"
 
 
 def reachable(value: float, up: bool) -> str:
-    """A limit that a positive value meets, as an option takes it, in three digits rounded `up` or down: 2.31, 12346."""
+    """Format a limit that a positive value meets, in three digits rounded `up` or down: 2.31, 12346."""
     exact = Decimal(str(value))
     digits = Decimal(1).scaleb(min(0, exact.adjusted() - 2))
     number = exact.quantize(digits, ROUND_CEILING if up else ROUND_FLOOR)
-    mantissa, e, power = (f"{number:f}" if number >= Decimal("1e-4") else f"{number:.2e}").partition("e")
-    return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + e + power
-
-
-def span(low: float, high: float) -> str:
-    """Two ends with as many digits as tell them apart, from three to six: 0.4597–0.4603."""
-    digits = next((n for n in range(3, 6) if significant(low, n) != significant(high, n)), 6)
-    return f"{significant(low, digits)}–{significant(high, digits)}"
+    return f"{number.normalize():f}" if number >= Decimal("1e-4") else f"{float(number):.3g}"
 
 
 def milliseconds(value: float) -> str:
-    """0.46 ms, 12.3 ms, 12,346 ms."""
+    """Format 0.46 ms, 12.3 ms, 12,346 ms."""
     return f"{compact(value, 3)} ms"
 
 
 def seconds(value: float) -> str:
-    """0.040 s, 3.1 s, 41 s."""
+    """Format 0.040 s, 3.1 s, 41 s."""
     return f"{count(value) if value >= 10 else significant(value, 2)} s"
 
 
 def duration(value: float) -> str:
-    """Seconds in words: 40 s, 3 min 20 s, 2 h 5 min."""
+    """Format seconds in words: 40 s, 3 min 20 s, 2 h 5 min."""
     whole = max(0, round(value))
     if whole < 60:
         return f"{whole} s"
@@ -154,13 +137,13 @@ def duration(value: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def each(form: Callable[[Any], str]) -> Format:
-    """Every value by itself."""
-    return lambda values: ["" if value is None else form(value) for value in values]
+def each(form: Callable[..., str]) -> Format:
+    """Format every value by itself, a range with its ends."""
+    return lambda *columns: ["" if row[0] is None else form(*row) for row in zip(*columns, strict=True)]
 
 
 def aligned(digits: int = 3, most: int = 3) -> Format:
-    """As many decimals for all as the least of them needs for so many digits, `most` at most: 0.193, 12.700."""
+    """Use one decimal count for the column: enough for the smallest value, at most `most`: 0.193, 12.700."""
 
     def cells(values: Iterable[float | None]) -> list[str]:
         values = list(values)
@@ -172,16 +155,16 @@ def aligned(digits: int = 3, most: int = 3) -> Format:
 
 
 def text(value: Any) -> str:
-    """Words on one line; a list with commas between, and of a truth value its yes alone."""
+    """Put words on one line, a list with commas between; of a truth value only its yes is said."""
     if isinstance(value, bool):
         return "yes" if value else ""
-    if value is None or isinstance(value, str):
-        return " ".join((value or "").split())
-    return ", ".join(map(text, value)) if isinstance(value, Iterable) else str(value)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return " ".join(str(value).split())
+    return ", ".join(map(text, value))
 
 
 def anything(value: Any) -> str:
-    """Whatever a frame may hold: a fraction with six digits, a list with semicolons between."""
+    """Format whatever a frame may hold: a fraction with six digits, a list with semicolons between."""
     if isinstance(value, float):
         return significant(value, 6)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -198,40 +181,20 @@ whole = each(count)
 shares = each(lambda share: percent(share, 1))
 errors = each(error)
 rates = each(lambda value: significant(value, 4))
+ranges = each(within)
+relatives = each(relative)
+factors = each(lambda value, low, high: times(value, low, high, ""))
 UNITS: dict[str, tuple[str, Format]] = {
-    "": ("", whole),
-    "ms": ("ms", ms),
+    **dict.fromkeys(("", "items"), ("", whole)),
+    **{unit: (unit, whole) for unit in ("MiB", "W", "MHz", "°C")},
+    **{unit: (unit, ms) for unit in ("ms", "mJ/item")},
+    **dict.fromkeys(("items/s", "TFLOP/s", "USD", "USD/1M items"), ("", ms)),
     "s": ("s", aligned(most=2)),
-    "MiB": ("MiB", whole),
-    "items/s": ("", ms),
-    "TFLOP/s": ("", ms),
     "share": ("%", shares),
     "error": ("", errors),
-    "mJ/item": ("mJ/item", ms),
-    "W": ("W", whole),
-    "MHz": ("MHz", whole),
-    "°C": ("°C", whole),
-    "USD": ("", ms),
-    "USD/1M items": ("", ms),
-    "items": ("", whole),
     "FLOPs": ("", rates),
 }
 """By the unit that a column of the results is declared with, what its heading says of it and how it is formatted."""
-
-
-def factors(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
-    """Factors with their ranges: 1.00, 4.8 (4.5–5.6)."""
-    return ["" if m is None else times(m, a, b, "") for m, a, b in zip(middle, low, high, strict=True)]
-
-
-def relatives(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
-    """Ratios of times with their ranges: 1.33× slower (1.28–1.38)."""
-    return ["" if m is None else relative(m, a, b) for m, a, b in zip(middle, low, high, strict=True)]
-
-
-def ranges(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
-    """Figures with their ranges: 0.925, 5.21 (4.60–6.10)."""
-    return ["" if m is None else within(m, a, b) for m, a, b in zip(middle, low, high, strict=True)]
 
 
 def _range(value: float, low: float | None, high: float | None, places: int) -> str:
@@ -242,6 +205,6 @@ def _range(value: float, low: float | None, high: float | None, places: int) -> 
 
 
 def _short_power(number: str) -> str:
-    """1.6e-03 as 1.6e-3."""
+    """Write 1.6e-03 as 1.6e-3."""
     mantissa, e, power = number.partition("e")
     return f"{mantissa}e{int(power)}" if e else number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import select
@@ -18,8 +17,8 @@ class _Stream(io.RawIOBase):
     A pipe whose reader has left, a terminal that was closed and a disk that is full are no reason to end a run.
     """
 
-    def __init__(self, descriptor: int, closed: bool) -> None:
-        self._descriptor, self._closed = descriptor, closed
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self.lost: OSError | None = None
 
     def writable(self) -> bool:
@@ -32,8 +31,6 @@ class _Stream(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        if self._closed:
-            self.lost = OSError(errno.EBADF, "it was closed")
         while self.lost is None:
             try:
                 return os.write(self._descriptor, data)
@@ -45,24 +42,21 @@ class _Stream(io.RawIOBase):
 
 
 def keep_writing(encoding: str | None = None) -> None:
-    """Replace standard output and standard error; what was closed takes everything, too.
+    """Replace standard output and standard error.
 
     `encoding` is in place of theirs; a character that it lacks is written as its escape.
     """
-    closed = set()
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # The next file that is opened would get its number, and the output of workers.
+        except OSError:  # It was closed. The next file that is opened would get its number, and the output of workers.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-            closed.add(descriptor)
-    sys.stdout = _text(_Stream(1, 1 in closed), sys.stdout, encoding)
-    sys.stderr = _text(_Stream(2, 2 in closed), sys.stderr, encoding)
+    sys.stdout, sys.stderr = (_text(n, old, encoding) for n, old in ((1, sys.stdout), (2, sys.stderr)))
 
 
 def given_width() -> int | None:
-    """The width of what is printed: as COLUMNS says, else 120 where nobody looks, since 80 would cut the tables; None
-    is the terminal's own."""
+    """Return the width of what is printed: as COLUMNS says, else 120 where nobody looks, since 80 would cut the tables;
+    None is the terminal's own."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
@@ -78,11 +72,11 @@ def check_written() -> None:
         raise ConfigError(f"standard output: {lost.strerror}; what was printed is not all there")
 
 
-def _text(stream: _Stream, before: TextIO | None, encoding: str | None) -> TextIO:
+def _text(descriptor: int, before: TextIO | None, encoding: str | None) -> TextIO:
     return io.TextIOWrapper(
-        io.BufferedWriter(stream),
+        io.BufferedWriter(_Stream(descriptor)),
         encoding=encoding or (before.encoding if before else "utf-8"),
         errors="backslashreplace",
-        line_buffering=stream.fileno() == 2 or (before is not None and before.isatty()),
+        line_buffering=descriptor == 2 or (before is not None and before.isatty()),
         write_through=bool(getattr(before, "write_through", False)),
     )

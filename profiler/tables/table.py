@@ -17,55 +17,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One column for a reader: its heading and unit, the frame's columns that it is made from, and how."""
+    """One column for a reader: its heading and unit, the frame's columns that it is made from, and how.
+
+    A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), cuts an
+    excerpt, leaves figures and names whole, and does without the `expendable` field of the highest number first, never
+    without one of 0. Where the table must be split every part has the `repeated` fields. `over` goes over a field and
+    its neighbours of the same. `contested` lets the lowest figure stand out. `link` is a column with the address that
+    a cell leads to; several with blanks between, for what stands between commas.
+    """
 
     heading: str
     unit: str = ""
     columns: tuple[str, ...]
     format: Format
     kind: Literal["figure", "name", "words", "prose", "excerpt"]
-    """A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), cuts an
-    excerpt, and leaves figures and names whole."""
     expendable: int = 0
-    """A narrow terminal does without the field of the highest number first, and never without one of 0."""
     repeated: bool = False
-    """Whether it tells rows apart: a terminal on which the table must be split shows it in every part."""
     over: str = ""
-    """A heading over this field and its neighbours of the same."""
     style: str = ""
     """On a terminal, such as "dim"."""
     contested: bool = False
-    """Whether the lowest of its figures is to stand out."""
     link: str = ""
-    """A column with the address that a cell leads to; several with blanks between, for what stands between commas."""
 
     @property
     def title(self) -> str:
-        """The heading with the unit: "Latency, ms"."""
+        """Return the heading with the unit: "Latency, ms"."""
         return ", ".join(filter(None, (self.heading, self.unit)))
 
 
 def figure(heading: str, columns: str | tuple[str, ...], format: Format = numbers.ms, **more: Any) -> Field:
-    """A column of numbers."""
+    """Make a column of numbers."""
     columns = (columns,) if isinstance(columns, str) else columns
     return Field(heading=heading, columns=columns, format=format, kind="figure", **more)
 
 
 def words(heading: str, column: str, format: Format = numbers.words, **more: Any) -> Field:
-    """A column of words, which may fold."""
+    """Make a column of words, which may fold."""
     return Field(**{"heading": heading, "columns": (column,), "format": format, "kind": "words", **more})
 
 
 name = partial(words, kind="name")
-"""A column of names, which stay whole."""
 excerpt = partial(words, kind="excerpt")
-"""A column of long names, of which the beginning will do."""
 prose = partial(words, kind="prose")
-"""A column of sentences."""
 
 
 def under(over: str, *fields: Field) -> list[Field]:
-    """These fields with a heading over them."""
+    """Put a heading over these fields."""
     return [replace(field, over=over) for field in fields]
 
 

@@ -25,8 +25,6 @@ from profiler.tables.table import Field, Section, Table, name
 if TYPE_CHECKING:
     import polars as pl
 
-# On a terminal: rich's Text, not str, for a name may look like its markup.
-
 _FOLDED = {"words": 14, "prose": 24, "excerpt": 10}
 """Characters that a column keeps on a narrow terminal, by the field's kind. Figures and names stay whole."""
 MARK = "▸"
@@ -48,17 +46,19 @@ def print_section(console: Console, section: Section) -> None:
 
 
 def print_table(console: Console, table: Table, width: int | None = None) -> list[Field]:
-    """Print the table so that it fits the terminal, or `width`, and no figure is cut; returns the fields left out.
+    """Print the table so that it fits the terminal, or `width`, and no figure is cut; return the fields left out.
 
     Where it is too wide its columns move together and fold, then the expendable ones are left out, which a line below
     says, then it is split.
     """
-    columns = _columns(table)
-    if not columns:
-        return []
+    columns = [_Column(field, cells, table.stand_out(field)) for field, cells in table.columns()]
+    marked = table.flags(table.marked)
+    if columns and any(marked):
+        columns.insert(0, _Column(name("", "", repeated=True), [MARK if own else "" for own in marked], marked))
     width = width or console.width
-    if table.title:
+    if columns and table.title:
         console.print(Text(table.title, style="bold"))
+    printed = set()
     for part, gap in _parts(columns, width):
         grid = _grid(part, gap, width)
         for row, cells in enumerate(zip(*(column.texts for column in part), strict=True)):
@@ -67,18 +67,12 @@ def print_table(console: Console, table: Table, width: int | None = None) -> lis
             grid.add_row(*cells)
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(grid, soft_wrap=True)
-    lost = left_out(table, width)
+        printed |= set(part)
+    lost = [column.field for column in columns if column not in printed]
     if lost:
         names = ", ".join(f"{field.heading} {field.unit}".rstrip() for field in lost)
         console.print(Text(f"Left out for the width: {names}.", style="dim"))
     return lost
-
-
-def left_out(table: Table, width: int) -> list[Field]:
-    """The fields that a terminal of this width does without."""
-    columns = _columns(table)
-    kept = [column for part, _ in _parts(columns, width) for column in part]
-    return [column.field for column in columns if column not in kept]
 
 
 def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int = 2) -> None:
@@ -96,6 +90,7 @@ class _Column:
 
     def __init__(self, field: Field, cells: Sequence[str], bold: Sequence[bool]) -> None:
         self.field = field
+        # Not str, for a name may look like rich's markup.
         self.texts = [Text(cell, style="bold" if out else "") for cell, out in zip(cells, bold, strict=True)]
         # Figures are narrow, so their headings break at the first blank.
         heading = f"{field.heading} {field.unit}".rstrip()
@@ -104,44 +99,32 @@ class _Column:
         self.least = min(self.widest, _FOLDED.get(field.kind, self.widest))
 
 
-def _columns(table: Table) -> list[_Column]:
-    """The fields to show, and before them the mark of rows that stand out."""
-    columns = [_Column(field, cells, table.stand_out(field)) for field, cells in table.columns()]
-    marked = table.flags(table.marked)
-    if columns and any(marked):
-        mark = name("", "", repeated=True)
-        columns.insert(0, _Column(mark, [MARK if own else "" for own in marked], marked))
-    return columns
-
-
 def _parts(columns: list[_Column], width: int) -> Iterator[tuple[list[_Column], int]]:
-    """The columns of each part of the table, and how many blanks are between them."""
+    """Give the columns of each part of the table, and how many blanks are between them."""
     expendable = sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable)
-    for dropped in (None, *expendable):
+    for dropped in (None, *expendable) if columns else ():
         columns = [column for column in columns if column is not dropped]
-        if sum(column.widest + 3 for column in columns) - 1 <= width:
-            yield columns, 3
+        wide = sum(column.widest + 3 for column in columns) - 1 <= width
+        if wide or _least(columns) <= width:
+            yield columns, 3 if wide else 2
             return
-        if _least(columns) <= width:
-            yield columns, 2
-            return
-    repeated = [column for column in columns if column.field.repeated]
-    part = list(repeated)
+    part = repeated = [column for column in columns if column.field.repeated]
     for column in (column for column in columns if column not in repeated):
         if part != repeated and _least([*part, column]) > width:
             yield part, 2
-            part = list(repeated)
-        part.append(column)
-    yield part, 2
+            part = repeated
+        part = [*part, column]
+    if part:
+        yield part, 2
 
 
 def _least(columns: Sequence[_Column]) -> int:
-    """The least width of a table, with two blanks between columns and one at either edge."""
+    """Return the least width of a table, with two blanks between columns and one at either edge."""
     return sum(column.least + 2 for column in columns)
 
 
 def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
-    """The empty table. What the columns leave that cannot be narrower is shared by the others."""
+    """Make the empty table. What the columns leave that cannot be narrower is shared by the others."""
     widths = {column: column.widest for column in columns}
     flexible = sorted((c for c in columns if c.least < c.widest), key=lambda c: c.widest)
     room = width - gap * (len(columns) - 1) - 2 - sum(c.widest for c in columns if c not in flexible)
@@ -164,28 +147,23 @@ def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
     return grid
 
 
-# As Markdown.
-
-
 @lru_cache(maxsize=10_000)
 def escape_markdown(text: str) -> str:
-    """The words on one line, with a backslash before what Markdown would take for markup."""
+    """Put words on one line, with a backslash before what Markdown would take for markup."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def slug(name: str) -> str:
-    """A name as files and folders are called: "Xeon, 2 cores" is xeon-2-cores."""
+    """Write a name as files and folders are called: "Xeon, 2 cores" is xeon-2-cores."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
 def markdown(table: Table) -> str:
     """Write the table as GitHub's Markdown, without its title; a row that is marked begins with a sign."""
-    columns = table.columns()
-    lines = [
-        [escape_markdown(field.title) for field, _ in columns],
-        ["---:" if field.kind == "figure" else "---" for field, _ in columns],
-    ]
-    lines += _markup(table, columns, escape_markdown, "[{}]({})", "**{}**")
+    fields = [field for field, _ in table.columns()]
+    head = [escape_markdown(field.title) for field in fields]
+    rule = ["---:" if field.kind == "figure" else "---" for field in fields]
+    lines = [head, rule, *_markup(table, escape_markdown, "[{}]({})", "**{}**")]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -198,18 +176,12 @@ def markdown_section(section: Section) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# As CSV.
-
-
 def csv(table: Table) -> str:
     """Write the table's data with all digits, its columns named as in the frame; lists with semicolons between."""
     import polars as pl  # Not at the top: a list of engines is printed without it.
 
-    if table.data is not None:
-        frame = table.data
-    else:
-        names = dict.fromkeys(name for field in table.fields for name in field.columns)
-        frame = pl.DataFrame(table.frame).select(*names)
+    names = dict.fromkeys(name for field in table.fields for name in field.columns)
+    frame = pl.DataFrame(table.frame).select(*names) if table.data is None else table.data
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
 
@@ -221,27 +193,24 @@ def parquet(frame: pl.DataFrame) -> bytes:
     return file.getvalue()
 
 
-# As HTML.
-
-
 def html(table: Table) -> str:
     """Write a table element; its classes are `n` for figures, `p` for prose and `s` for a heading over several."""
-    columns = table.columns()
-    marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field, _ in columns]
-    # Blanks that align a column on a terminal say nothing here.
-    rows = _markup(
-        table, columns, lambda cell: escape(" ".join(cell.split()), quote=False), '<a href="{1}">{0}</a>', "<b>{}</b>"
-    )
-    body = []
-    for cells in rows:
+    fields = [field for field, _ in table.columns()]
+    marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field in fields]
+
+    def plain(cell: str) -> str:
+        # Blanks that align a column on a terminal say nothing here.
+        return escape(" ".join(cell.split()), quote=False)
+
+    body = ""
+    for cells in _markup(table, plain, '<a href="{1}">{0}</a>', "<b>{}</b>"):
         row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
-        body.append(f"<tr>{row}</tr>")
-    head = _head([field for field, _ in columns], marks)
-    return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+        body += f"<tr>{row}</tr>"
+    return f"<table><thead>{_head(fields, marks)}</thead><tbody>{body}</tbody></table>"
 
 
 def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
-    """One row of headings; two where some have another over them."""
+    """Write one row of headings; two where some have another over them."""
     below = [f"<th{mark} scope=col>{escape(field.title)}</th>" for field, mark in zip(fields, marks, strict=True)]
     if not any(field.over for field in fields):
         return f"<tr>{''.join(below)}</tr>"
@@ -256,27 +225,24 @@ def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
     return f"<tr>{first}</tr><tr>{second}</tr>"
 
 
-def _markup(
-    table: Table, columns: Sequence[tuple[Field, list[str]]], plain: Callable[[str], str], link: str, bold: str
-) -> list[list[str]]:
-    """Every row's cells: `plain` text with its links, some of it bold, and a sign before what is marked."""
+def _markup(table: Table, plain: Callable[[str], str], link: str, bold: str) -> list[list[str]]:
+    """Write every row's cells: `plain` text with its links, some of it bold, and a sign before what is marked."""
+
+    def cell(text: str, addresses: Sequence[str], out: bool) -> str:
+        parts = text.split(", ") if len(addresses) > 1 else [text]
+        if text and addresses:
+            text = ", ".join(link.format(plain(part), address) for part, address in zip(parts, addresses, strict=True))
+        else:
+            text = plain(text)
+        return bold.format(text) if out and text else text
+
     made = []
-    for field, cells in columns:
-        texts = (_linked(*cell, plain, link) for cell in zip(cells, table.links(field), strict=True))
-        made.append([bold.format(t) if out and t else t for t, out in zip(texts, table.stand_out(field), strict=True)])
+    for field, cells in table.columns():
+        made.append([cell(*each) for each in zip(cells, table.links(field), table.stand_out(field), strict=True)])
     rows = [list(row) for row in zip(*made, strict=True)]
     for row, own in zip(rows, table.flags(table.marked), strict=False):
-        if own:
-            row[0] = f"{MARK} {row[0]}"
+        row[0] = f"{MARK} {row[0]}" if own else row[0]
     return rows
-
-
-def _linked(cell: str, addresses: Sequence[str], plain: Callable[[str], str], link: str) -> str:
-    """The cell, or each part of it between commas where there is an address for each."""
-    if not cell or not addresses:
-        return plain(cell)
-    parts = cell.split(", ") if len(addresses) > 1 else [cell]
-    return ", ".join(link.format(plain(part), address) for part, address in zip(parts, addresses, strict=True))
 
 
 TEXTS = {"md": markdown, "csv": csv, "html": html}

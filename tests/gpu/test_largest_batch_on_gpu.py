@@ -13,7 +13,7 @@ from runs import Profiler, run_job
 
 from profiler import load_largest_batches
 from profiler.job.case import CaseId
-from profiler.results.largest_batches import largest
+from profiler.results.cells import largest
 
 pytestmark = pytest.mark.gpu
 

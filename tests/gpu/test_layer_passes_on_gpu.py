@@ -26,7 +26,7 @@ from exporters.single_layers import Conv2d, Layer, Linear
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 from profiler import load
-from profiler.results.layer_passes import best_per_layer, layer_rows
+from profiler.results.layers import best_per_layer, layer_rows
 from profiler.stats.samples import median
 from profiler.worker.clock import CudaClock
 

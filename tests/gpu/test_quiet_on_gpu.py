@@ -9,7 +9,7 @@ import pytest
 from other_work import on_gpu
 
 from profiler.nvml import Nvml, visible_gpus
-from profiler.results.wall_time import WallTime
+from profiler.results.result import WallTime
 from profiler.run.device_lock import DeviceLock
 from profiler.run.quiet import Quiet
 

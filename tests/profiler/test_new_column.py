@@ -1,40 +1,51 @@
-"""A column, a clock, a part of memory or a library's version reaches every place that its group promises."""
+"""A column of each type, declared and filled by a new contributor, reaches every place that it is declared for."""
 
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
-import sys
+import importlib.util, json, sys, types
 from dataclasses import replace
 from pathlib import Path
 from engines import catalog
-from profiler.results import columns
-from profiler.results.columns import Column, Group, Shown
 
-# As a line in columns.py would: before anything else reads the declarations.
-for name, group, unit, part in (
-    ("toy_mib", Group.MEMORY, "MiB", "peak_memory_mib"),
-    ("toy_ms", Group.CLOCKS, "ms", ""),
-    ("toy_s", Group.SET_UP, "s", "set_up_s"),
-    ("toy_error", Group.ACCURACY, "error", ""),
-):
-    columns.COLUMNS[name] = Column(name=name, heading=f"Toy {unit}", unit=unit, group=group, meaning="a toy's",
-                                   part_of=part, better="less", shown=Shown.TERMINAL)
-    columns.RESULTS[name] = columns.MEASURE
-columns.COLUMNS["toys"] = Column(name="toys", heading="Toys", group=Group.MEMORY, type=columns.COUNT, meaning="",
-                                 shown=Shown.TERMINAL)
-columns.RESULTS["toys"] = columns.COUNT
-columns.COLUMNS["toy_version"] = Column(name="toy_version", heading="Toy library", group=Group.VERSIONS, meaning="",
-                                        type=columns.TEXT)
-columns.RESULTS["toy_version"] = columns.TEXT
+# As lines in columns.py would: before anything else reads the declarations.
+ADDED = '''
+    Group.CASE,
+    *_each(_text, Shown.TERMINAL, layout="Layout"),
+    Group.MEMORY,
+    _of_peak("toy_mib", "Toy MiB", shown=Shown.TERMINAL),
+    _count("toys", "Toys", shown=Shown.TERMINAL),
+    _column("toy_small", "Small", type=pl.UInt8(), shown=Shown.TERMINAL),
+    _flag("toy_flag", "Flag", shown=Shown.TERMINAL),
+    Group.CLOCKS,
+    _ms("toy_ms", "Toy ms", aim="toy", limit="--max-toy", shown=Shown.TERMINAL),
+    Group.SET_UP,
+    _seconds("toy_s", "Toy s", part_of="start_s", limit="--max-toy-s", shown=Shown.TERMINAL),
+    Group.ACCURACY,
+    _error("toy_error", "Toy error", shown=Shown.TERMINAL),
+    Group.MACHINE,
+    *_each(_text, Shown.TERMINAL, rack="Rack"),
+    Group.VERSIONS,
+    _text("toy_version", "Toy library"),
+)
+'''
+name = "profiler.results.columns"
+spec = importlib.util.find_spec(name)
+source, end = Path(spec.origin).read_text(), ")\\n" + 3 * '"' + "The columns in the order"
+assert source.count(end) == 1
+module = sys.modules[name] = types.ModuleType(name)
+exec(source.replace(end, ADDED + end[2:]), module.__dict__)
 toys = catalog.LibraryVersion("toy_version", ("toy-gpu", "toy"))
 catalog.ENGINES["toy"] = replace(catalog.ENGINES["openvino"], name="toy", version=toys)
 
@@ -46,68 +57,74 @@ from profiler.recommend.answer import recommend
 from profiler.recommend.options import Request
 from profiler.report import chart_specs, command
 from profiler.results.cells import cells
-from profiler.results.run_tables import write_tables
+from profiler.results.choice import Limit
 from profiler.results.reading import read_runs
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder
+from profiler.results.run_folder import RunFolder, write_tables
 from profiler.run.summary import print_results
 
+class Toy(Case):
+    layout = "nhwc"
+
 run = RunFolder.create(Path(sys.argv[1]))
-cases = [Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", n, ModelSource("net")) for n in range(3)]
-figures = {"peak_memory_mib": 20.0, "toy_mib": 7.0, "toy_s": 1.5, "toy_error": 1e-3}
+cases = [Toy("net", "eager", "eager", "inference", "fp32", 1, "cpu", n, ModelSource("net")) for n in range(3)]
+figures = {"peak_memory_mib": 20.0, "toy_mib": 7.0, "toy_s": 1.5, "toy_error": 1e-3, "toy_small": 3, "toy_flag": True}
 samples = {"host": [1.0] * 5, "toy": [0.125] * 5}
 for case, toys in zip(cases, (38, 42, 900)):
     run.append(Result(case.id, "ok", clock="host", samples=samples, figures={**figures, "toys": toys}))
-environment = {"cpu": "a CPU", "toy_version": "9.8.7"}
+environment = {"cpu": "a CPU", "toy_version": "9.8.7", "machine": {"rack": "r7"}}
 run.write_parquet("suite", cases, environment)
 run.write_environment(environment)
 runs = read_runs([run.path])
 results = runs.results.collect()
 merged = cells(results)
 write_tables(run.tables, results, merged)
-print_results(Console(file=sys.stdout, width=200), results, merged)
-print("parts:", *chart_specs.MEMORY)
-figures = recommend(results, Request("net")).winner.figures
-print("recommend:", {name: figure.value for name, figure in figures.items()})
+print_results(Console(file=sys.stdout, width=250), results, merged)
 command.write(command.Options(runs=(str(run.path),)))
+request = Request("net", objective="toy", limits=(Limit("toy_s", 2.0), Limit("toy_ms", 0.13)))
+missing = Request("net", objective="toy", limits=(Limit("toy_ms", 0.1),))
 sides = {v: [{"new": v, "packages": {"toy": v, "numpy": v}, "toy_version": v}] for v in ("1", "2")}
-print("compare:", *(row["what"] for row in differences(sides)))
+print("facts:", json.dumps({
+    "parts": [str(part) for part in chart_specs.MEMORY],
+    "figures": {name: figure.value for name, figure in recommend(results, request).winner.figures.items()},
+    "close": [[why.code, why.figure, why.text] for why in recommend(results, request).close],
+    "relaxed": recommend(results, missing).relaxations[0].option,
+    "compare": [row["what"] for row in differences(sides)],
+}))
 """
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run's folder, and what the script printed: a process of its own, in which the columns are declared first."""
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, object]]:
+    """Give the run's folder, what the terminal showed, and facts of answers, from a process of its own."""
     folder = tmp_path_factory.mktemp("run")
     done = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return next(folder.iterdir()), done.stdout
+    shown, _, facts = done.stdout.partition("facts:")
+    return next(folder.iterdir()), shown, json.loads(facts)
 
 
-def test_the_runs_tables_and_the_terminal_have_it_and_of_replicates_the_median(printed):
-    folder, text = printed
+def test_files_and_the_terminal_have_it_and_of_replicates_the_median(printed):
+    folder, shown, _ = printed
     for table, column in (("memory", "toy_mib"), ("memory", "toys"), ("latency", "toy_ms"), ("latency", "toy_error")):
         with (folder / "tables" / f"{table}.csv").open() as file:
             assert [float(row[column]) > 0 for row in csv.DictReader(file)] == [True] * 3
-    shown = text.partition("parts:")[0].split()
-    assert {"7", "0.125", "1.50", "1.0e-3", "42"} <= {*shown}
-    assert not {"38", "900", "326"} & {*shown}
-    assert "Toys" in shown
+    row = pl.read_parquet(folder / "results.parquet").row(0, named=True)
+    assert (row["layout"], row["rack"], row["toy_version"], row["toy_flag"]) == ("nhwc", "r7", "9.8.7", True)
+    words = shown.split()
+    assert {"7", "0.125", "1.50", "1.0e-3", "42", "3", "yes", "nhwc", "r7"} <= {*words}
+    assert not {"38", "900", "326"} & {*words}
+    assert {"Toys", "Layout", "Rack", "Small", "Flag"} <= {*words}
 
 
-def test_the_charts_recommend_and_the_report_have_it(printed):
-    folder, text = printed
-    parts, recommend = text.partition("parts:")[2].split("recommend:")
-    assert "toy_mib" in parts.split()
-    assert "'toy_ms': 0.125" in recommend
-    assert "'set_up_s': 1.5" in recommend
+def test_charts_recommend_and_report_have_it(printed):
+    folder, _, facts = printed
+    assert "toy_mib" in facts["parts"]
+    assert (facts["figures"]["toy_ms"], facts["figures"]["set_up_s"]) == (0.125, 1.5)
+    assert [close[:2] for close in facts["close"]] == [["close", "toy_ms"]]
+    assert facts["relaxed"] == "--max-toy 0.125"
     page = (folder / "report.html").read_text()
     for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s", "Toys"):
         assert heading in page
-
-
-def test_the_reports_environment_and_compare_have_an_engines_version_and_not_its_package_too(printed):
-    folder, text = printed
-    page = (folder / "report.html").read_text()
     assert '<td>Toy library</td><td class="p">9.8.7</td>' in page
-    assert text.partition("compare:")[2].split() == ["toy_version", "new", "packages.numpy"]
+    assert facts["compare"] == ["toy_version", "new", "packages.numpy"], "a version, and not its package too"

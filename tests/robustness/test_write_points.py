@@ -21,8 +21,7 @@ from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.machine import Target
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder
-from profiler.results.run_lock import writing
+from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import _write_results
 from profiler.run.progress import PlainDisplay
 from profiler.run.runner import Runner

@@ -7,11 +7,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.results.cells import CELLS, cells, compared
-from profiler.results.choice import MAX_ERROR, Limit, choices, choose
-from profiler.results.columns import RESULTS, whole_row
-from profiler.results.ends import WITH_ENDS, ends_of
-from profiler.results.reasons import Reason
+from profiler.results.cells import CELLS, cells, compared, efficiency, largest
+from profiler.results.choice import _BOUNDS, HIGHER, MAX_ERROR, Limit, choices, choose
+from profiler.results.columns import FIGURES, LARGEST_BATCH, RESULTS, whole_row
+from profiler.results.reasons import Reason, bound
+from profiler.results.result import WITH_ENDS, ends_of
 from profiler.stats.intervals import spread_reach
 
 
@@ -214,11 +214,80 @@ def test_where_nothing_meets_the_limits_the_nearest_is_named():
     assert found.nearest["variant"] == "ort"
 
 
-def test_every_figure_with_an_interval_has_its_columns():
-    for name in WITH_ENDS:
-        assert {name, *ends_of(name)} <= set(RESULTS)
-    assert ends_of("latency_ms") == ("latency_low_ms", "latency_high_ms")
-    assert ends_of("throughput") == ("throughput_low", "throughput_high")
+@pytest.mark.parametrize("name", [name for name, column in FIGURES.items() if column.better])
+def test_a_limit_of_any_figure_works_where_it_is_met_missed_close_and_unknown(name: str):
+    more = name in HIGHER
+    cell = {**only(cells(frame(row("ort"))), variant="ort"), name: 10.0, _BOUNDS.get(name, name): 10.0}
+    cell |= dict.fromkeys(ends_of(name) if name in WITH_ENDS else (), 10.0)
+    met, missed = (Limit(name, value) for value in ((5.0, 20.0) if more else (20.0, 5.0)))
+    assert met.missed(cell) is None and met.close(cell) is None
+    found = [missed.missed(cell), Limit(name, 10.0).close(cell), Reason("worse", value=2.0, figure=name)]
+    unknown = met.missed({**cell, name: None, _BOUNDS.get(name, name): None})
+    if unknown:
+        found.append(unknown)
+    assert [reason.code for reason in found if reason][:1] == ["under" if more else "over"]
+    assert all(str(reason) for reason in found if reason)
+    assert bound(name, 2.0)
+
+
+SET_UP = {"export_s": 2.0, "build_s": 40.0, "load_s": 1.0, "first_run_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("engine", "seconds", "together", "once", "start"),
+    [
+        ("trt", SET_UP, 43.5, 42.0, 1.5),
+        ("eager", {"load_s": 1.0}, 1.0, 0.0, 1.0),
+        ("ort", {"export_s": 2.0, "load_s": None}, 2.0, 2.0, 0.0),
+        ("eager", {"load_s": None}, None, None, None),
+        # It compiles in the process that runs the model: nothing is kept.
+        ("compiled", {"build_s": 40.0, "load_s": 1.0, "first_run_s": 0.5}, 41.5, 0.0, 41.5),
+    ],
+)
+def test_set_up_is_everything_until_the_second_call_some_of_it_once(
+    engine: str, seconds: dict[str, float], together: float | None, once: float | None, start: float | None
+):
+    found = only(cells(frame(row(engine, **seconds))), variant=engine)
+    assert [found[name] for name in ("set_up_s", "once_s", "start_s")] == [together, once, start]
+
+
+def test_a_family_of_batches_has_its_efficiency():
+    rows = [row("ort", batch_size=b, ms=ms) for b, ms in ((4, 8.0), (1, 4.0), (16, 20.0))]
+    rows.append(row("ort", batch_size=64, status="oom", reason="CUDA", latency_ms=None, throughput=None))
+    rows += [row("eager", batch_size=b) for b in (1, 2)]
+    rates = {1: 250.0, 4: 500.0, 16: 800.0, 64: None}
+    found = efficiency(cells(frame(*(each | {"throughput": rates.get(each["batch_size"])} for each in rows))))
+    assert found["variant"].unique().to_list() == ["ort"]
+    assert found["ms_per_item"].to_list() == [4.0, 2.0, 1.25, None]
+    assert found["efficiency"].to_list() == [0.3125, 0.625, 1.0, None]
+    assert found["note"].to_list() == [None, None, None, "out of memory"]
+
+
+def tried(batch: int, mib: float | None, **other: Any) -> dict[str, Any]:
+    search = {"run_id": "run", "model": "net", "variant": "eager", "pass": "inference", "precision": "fp32"}
+    ended = {"status": "oom" if mib is None else "ok", "reason": "CUDA out of memory" if mib is None else None}
+    return {**search, "setting": "", "batch_size": batch, "peak_memory_mib": mib, **ended, **other}
+
+
+@pytest.mark.parametrize(
+    ("rows", "ends", "why"),
+    [
+        ([tried(64, 9.0)], (64, None), None),
+        ([tried(1, None)], (None, 1), "out of memory"),
+        ([tried(7, 9.0), tried(8, None, reason="not tried: 20 MiB")], (7, 8), "not tried: 20 MiB"),
+        ([tried(7, 9.0), tried(8, None, status="failed", reason="33 bits")], (7, 8), "failed: 33 bits"),
+        # What does not fit below the largest that does says nothing.
+        ([tried(32, 9.0), tried(512, None), tried(77, 23.0), tried(79, None), tried(40, None)], (77, 79),
+         "out of memory"),
+    ],
+)  # fmt: skip
+def test_the_largest_batch_that_fits_and_why_no_more_does(
+    rows: list[dict[str, Any]], ends: tuple[int | None, int | None], why: str | None
+) -> None:
+    others = [tried(3, 1.0, setting="x=y"), tried(3, 1.0, run_id="other")]
+    found, *rest = largest(pl.DataFrame([*rows, *others], schema=LARGEST_BATCH)).to_dicts()
+    assert ((found["largest"], found["refused"]), found["why"]) == (ends, why)
+    assert [each["largest"] for each in rest] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,46 @@
-"""A run's folder: what its journal says after retries and crashes, and runs read back as one table."""
+"""A run's folder: its journal after retries and crashes, its lock, its tables, and whose code is called."""
 
 from __future__ import annotations
 
+import errno
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 
 from engines.base import Warning
 from exporters.source import Identity, ModelSource
+from profiler import load
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.results import journal
-from profiler.results.columns import RESULTS, SAMPLES
+from profiler.job.config import config_of, load_config
+from profiler.job.plan import make_plan
+from profiler.machine import host_and_user
+from profiler.options import Run
+from profiler.recommend.artifact import _source
+from profiler.results.cells import cells
+from profiler.results.columns import LARGEST_BATCH, RESULTS, SAMPLES
+from profiler.results.reading import read_runs
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder
+from profiler.results.run_folder import RunFolder, append_line, write_tables, writer, writing
+from profiler.run.command import _open_job
+
+ROOT = Path(__file__).resolve().parents[3]
+SEALED = ', "crc32":'
 
 
 def case(model: str) -> Case:
     return Case(model, "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource(model))
 
 
-def measured(model: str, *ms: float) -> Result:
-    return Result(
-        case(model).id, "ok", clock="host", samples={"host": list(ms)}, warnings=[Warning("outliers", "ü, of 3")]
-    )
+def measured(model: str, *ms: float, **more: Any) -> Result:
+    warnings = [Warning("outliers", "ü, of 3")]
+    return Result(case(model).id, "ok", clock="host", samples={"host": list(ms)}, warnings=warnings, **more)
 
 
 @pytest.fixture
@@ -32,45 +48,35 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "results")
 
 
-def test_folder_is_named_by_time_host_and_four_digits(run: RunFolder) -> None:
-    time, *host, digits = run.run_id.split("-")
-    assert time.endswith("Z")
-    assert host
-    assert int(digits, 16) < 16**4
-    assert run.logs.is_dir()
-
-
-def test_folder_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+def test_a_folder_is_named_by_time_host_and_four_digits(run: RunFolder, tmp_path: Path) -> None:
+    assert re.fullmatch(r"\d{8}T\d{6}Z-.+-[0-9a-f]{4}", run.run_id)
+    assert run.logs.is_dir() and run.results() == {}
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"output .*file: .*--output"):
         RunFolder.create(tmp_path / "file")
-
-
-def test_resume_of_a_folder_without_a_run_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--resume"):
         RunFolder.resume(tmp_path)
 
 
-def test_journal_gives_back_what_was_appended(run: RunFolder) -> None:
-    run.append(first := measured("a", 1.0, 2.0))
+def test_the_last_line_of_a_case_counts_and_a_journal_is_parsed_once(run: RunFolder) -> None:
+    run.append(Result(case("a").id, "failed", ["no luck"]))
     run.append(second := Result(case("b").id, "oom", ["no memory"], samples={"host": [3.0]}))
-    assert run.results() == {first.case_id: first, second.case_id: second}
-
-
-def test_a_journal_is_parsed_once_until_somebody_writes_into_it(run: RunFolder) -> None:
-    run.append(measured("a", 1.0))
-    first, second = (run.results()[case("a").id] for _ in range(2))
-    assert first is second
-    run.append(measured("b", 1.0))
-    assert run.results()[case("a").id] is not first
-    assert len(run.results()) == 2
+    run.append(again := measured("a", 2.0))
+    assert run.results() == {again.case_id: again, second.case_id: second}
+    assert run.results()[again.case_id] is run.results()[again.case_id]
     before = run.results()
     RunFolder(run.path).append(measured("c", 1.0))
     assert run.results().keys() - before == {case("c").id}
 
 
-def test_journal_of_a_new_run_is_empty(run: RunFolder) -> None:
-    assert run.results() == {}
+def test_a_line_keeps_where_it_was_measured(run: RunFolder) -> None:
+    run.write_environment({"host": "first", "gpu": None, "driver": "1.0", "command": ["profiler"]})
+    run.append(measured("a", 1.0))
+    run.write_environment({"host": "second", "gpu": None, "driver": "2.0"})
+    (result,) = run.results().values()
+    assert result.environment == {"host": "first", "gpu": None, "driver": "1.0"}
+    run.append(result)
+    assert run.results()[result.case_id] == result
 
 
 def test_what_is_recorded_of_a_model_stays_while_it_does_not_change(run: RunFolder) -> None:
@@ -80,51 +86,33 @@ def test_what_is_recorded_of_a_model_stays_while_it_does_not_change(run: RunFold
     assert {name: one.identity for name, one in run.read_models().items()} == {"mine": first, "other": Identity({})}
 
 
-def test_last_line_of_a_case_counts(run: RunFolder) -> None:
-    run.append(Result(case("a").id, "failed", ["no luck"]))
-    run.append(measured("b", 1.0))
-    run.append(again := measured("a", 2.0))
-    assert len(run.journal.read_text().splitlines()) == 3
-    assert run.results()[again.case_id] == again
-
-
-@pytest.mark.parametrize("cut", [1, 20, -1])
-def test_line_cut_off_by_a_crash_is_ignored(run: RunFolder, cut: int) -> None:
+@pytest.mark.parametrize("cut", [1, 20, 40, -1])
+def test_a_line_cut_off_by_a_crash_costs_nothing_else(run: RunFolder, cut: int) -> None:
     run.append(first := measured("a", 1.0))
     with run.journal.open("a") as file:
         file.write(measured("b", 2.0).to_json()[:cut])
     assert run.results() == {first.case_id: first}
-
-
-def test_what_comes_after_a_cut_off_line_counts(run: RunFolder) -> None:
-    run.append(measured("a", 1.0))
-    with run.journal.open("a") as file:
-        file.write(measured("b", 2.0).to_json()[:40])
     run.append(third := measured("b", 3.0))
-    assert run.results()[third.case_id] == third
-
-
-@pytest.mark.parametrize("damage", [b"\xff", b"5", b'"', b"}"])
-def test_a_damaged_byte_costs_its_own_line_alone(run: RunFolder, damage: bytes) -> None:
-    run.append(first := measured("a", 1.0))
-    end = run.journal.stat().st_size
-    run.append(measured("b", 2.0))
-    run.append(third := measured("c", 3.0))
-    written = bytearray(run.journal.read_bytes())
-    written[end + 30 : end + 31] = damage
-    run.journal.write_bytes(written)
     assert run.results() == {first.case_id: first, third.case_id: third}
-    assert run.unreadable_lines() == 1
-
-
-def test_a_digit_that_flipped_is_noticed(run: RunFolder) -> None:
-    run.append(measured("a", 1.25))
-    run.journal.write_text(run.journal.read_text().replace("1.25", "1.35"))
-    assert run.results() == {}
-    assert run.unreadable_lines() == 1
 
 
 LINE = measured("a", 1.0).to_json()
+DAMAGES = {
+    "byte": lambda text: text.replace(b'"a/', b'"\xff/'),
+    "digit": lambda text: text.replace(b"1.0", b"1.1"),
+    "quote": lambda text: text.replace(b'"a/', b'a"/'),
+    "no checksum": lambda text: text.partition(SEALED.encode())[0] + b"}\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_costs_its_own_line_alone_and_is_told(run: RunFolder, damage: str) -> None:
+    run.append(measured("a", 1.0))
+    run.journal.write_bytes(DAMAGES[damage](run.journal.read_bytes()))
+    run.append(second := measured("b", 2.0))
+    assert run.results() == {second.case_id: second}
+    assert run.unreadable_lines() == 1
+    assert any("1 line cannot be read" in note for note in run.damages())
 
 
 @pytest.mark.parametrize(
@@ -135,6 +123,7 @@ LINE = measured("a", 1.0).to_json()
         LINE.replace('"case_id": "a/', '"case_id": "/'),
         LINE.replace('{"case_id"', '{"unknown": 1, "case_id"'),
         LINE.replace('"figures": {', '"figures": {"cache_mib": 3.0'),
+        LINE.replace('"figures": {', '"figures": {"load_s": "3.0"'),
         LINE.replace('"host": [1.0]', '"host": ["x"]'),
         LINE.replace('"host": [1.0]', '"host": 7'),
         LINE.replace('"ok"', '"fine"'),
@@ -143,70 +132,224 @@ LINE = measured("a", 1.0).to_json()
 )
 def test_a_line_that_is_no_result_is_left_out(run: RunFolder, line: str) -> None:
     assert line != LINE
-    journal.append(run.journal, line)
+    append_line(run.journal, line)
     run.append(second := measured("b", 2.0))
     assert run.results() == {second.case_id: second}
     assert run.unreadable_lines() == 1
 
 
-@pytest.mark.parametrize("line", [LINE, "null", "[" * 5000, ""])
-def test_a_line_without_its_checksum_is_left_out(run: RunFolder, line: str) -> None:
+@pytest.mark.parametrize("line", ["null", "[" * 5000, ""])
+def test_foreign_lines_are_left_out(run: RunFolder, line: str) -> None:
     run.journal.write_text(line + "\n")
-    run.append(second := measured("b", 2.0))
-    assert run.results() == {second.case_id: second}
+    assert run.results() == {}
     assert run.unreadable_lines() == bool(line)
 
 
-def test_texts_that_no_table_can_take_are_escaped(run: RunFolder) -> None:
-    kept = run.append(Result(case("a").id, "failed", ["half \ud800, red \x1b[31m, two\nlines"]))
-    assert kept.reason == "half \\ud800, red \\x1b[31m, two\nlines"
+def test_what_no_reader_takes_is_a_failed_row_or_escaped(run: RunFolder) -> None:
+    for bad in ({"samples": {"host": [float("nan")]}}, {"figures": {"load_s": "long"}}):
+        kept = run.append(Result(case("a").id, "ok", clock="host", **bad))  # type: ignore[arg-type]
+        assert kept.status == "failed" and "cannot be kept" in (kept.reason or "")
+    kept = run.append(Result(case("a").id, "failed", ["half \ud800, red \x1b[31m, two\nlines\u2028\x85"]))
+    assert kept.reason == "half \\ud800, red \\x1b[31m, two\nlines\u2028\\x85"
     results, _ = run.write_parquet("t", [case("a")], {})
     assert results["reason"].to_list() == [kept.reason]
-
-
-def test_a_row_that_cannot_be_written_is_a_failed_one(run: RunFolder) -> None:
-    run.append(measured("a", 1.0))
-    run.append(Result(case("b").id, "ok", clock="host", samples={"host": [2.0]}, figures={"flops_per_item": 1e300}))
-    odd = Result(case("b").id, "ok", clock="host", samples={"host": [2.0]}, environment={"driver": {"a": 1}})
-    run.append(odd)
-    results, _ = run.write_parquet("t", [case("a"), case("b")], {})
-    assert results["status"].to_list() == ["ok", "failed"]
-    assert "cannot be written as a row" in results["reason"][1]
+    for lost in ({"figures": {"cache_mib": 3.0}}, {"samples": {"host": [1.0], "sundial": [9.0]}}):
+        with pytest.raises(KeyError, match=r"no column is called '(cache_mib|sundial_ms)'"):
+            run.append(Result(case("a").id, "ok", clock="host", **lost))  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="no kind of warning is called 'moonlight'"):
+        run.append(Result(case("a").id, "ok", warnings=[Warning("moonlight", "it was bright")]))
 
 
 def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
     for model in "cab":
         run.append(measured(model, 3.0, 1.0, 2.0))
-    cases = [case(model) for model in "abcd"]
+    run.append(Result(case("e").id, "timeout", ["ended after 8 s"], clock="host", samples={"host": [1.0, 2.0]}))
+    cases = [case(model) for model in "abcde"]
     results, samples = run.write_parquet("suite", cases, {"host": "here", "gpu": None})
-    assert results["model"].to_list() == ["a", "b", "c"], "a case without a line has not ended"
-    assert dict(results.schema) == RESULTS
-    assert dict(samples.schema) == SAMPLES
-    assert results["latency_ms"].to_list() == [2.0] * 3
-    assert results["warnings"].to_list() == [["outliers: ü, of 3"]] * 3
-    assert samples.filter(pl.col("case_id") == str(cases[0].id)).select("index", "ms").rows() == [
-        (0, 3.0),
-        (1, 1.0),
-        (2, 2.0),
-    ]
+    assert results["model"].to_list() == ["a", "b", "c", "e"], "a case without a line has not ended"
+    assert (dict(results.schema), dict(samples.schema)) == (RESULTS, SAMPLES)
+    assert results["latency_ms"].to_list() == [2.0, 2.0, 2.0, None]
+    assert results["warnings"].to_list()[0] == ["outliers: ü, of 3"]
+    own = samples.filter(pl.col("case_id") == str(cases[0].id))
+    assert own.select("index", "ms").rows() == [(0, 3.0), (1, 1.0), (2, 2.0)]
     assert results.equals(pl.read_parquet(run.path / "results.parquet"))
+    empty, none = RunFolder.create(run.path.parent).write_parquet("suite", cases, {})
+    assert (empty.schema, none.schema, len(empty), len(none)) == (results.schema, samples.schema, 0, 0)
 
 
-@pytest.mark.parametrize("lost", [{"figures": {"cache_mib": 3.0}}, {"samples": {"host": [1.0], "sundial": [9.0]}}])
-def test_what_has_no_column_is_an_error_before_the_next_case_starts(run: RunFolder, lost) -> None:
-    with pytest.raises(KeyError, match=r"no column is called '(cache_mib|sundial_ms)'"):
-        run.append(Result(case("a").id, "ok", clock="host", **lost))
+@pytest.fixture
+def begun(tmp_path: Path) -> RunFolder:
+    """Make a run of two planned cases, of which one is measured; no table is written."""
+    job = tmp_path / "job.yaml"
+    job.write_text("{models: [alexnet, resnet18], engines: [eager], precisions: [fp32], device: cpu}")
+    config = load_config(job, "cpu")
+    run = RunFolder.create(tmp_path / "results")
+    run.write_config(config)
+    run.write_environment({"device": "cpu", "cpu": "a processor"})
+    run.append(Result(make_plan(config, "cpu")[0].id, "ok", clock="host", samples={"host": [1.0, 2.0, 3.0]}))
+    return run
 
 
-def test_samples_of_a_failed_case_are_kept_but_give_no_latency(run: RunFolder) -> None:
-    run.append(Result(case("a").id, "timeout", ["ended after 8 s"], clock="host", samples={"host": [1.0, 2.0]}))
-    results, samples = run.write_parquet("suite", [case("a")], {})
-    assert results.select("status", "reason", "latency_ms").rows() == [("timeout", "ended after 8 s", None)]
-    assert samples["ms"].to_list() == [1.0, 2.0]
+def test_a_run_that_was_ended_early_is_read_as_far_as_it_is(begun: RunFolder) -> None:
+    results, samples = load(begun.path)
+    assert results.collect()["latency_ms"].to_list() == [2.0]
+    assert samples.collect()["ms"].to_list() == [1.0, 2.0, 3.0]
+    (note,) = read_runs([begun.path]).notes
+    assert "ended early, after 1 of 2 cases; finish it" in note and f"--resume {begun.path}" in note
+    (begun.path / "environment.json").unlink()
+    with begun.journal.open("ab") as file:
+        file.write(b"\xff\n")
+    found = read_runs([begun.path])
+    assert found.results.collect()["device"].to_list() == ["cpu"]
+    for what in ("environment.json: cannot be read", "1 line cannot be read"):
+        assert any(what in note for note in found.notes)
 
 
-def test_run_without_rows_still_has_the_columns(run: RunFolder) -> None:
-    results, samples = run.write_parquet("suite", [case("a")], {})
-    assert (len(results), len(samples)) == (0, 0)
-    assert dict(pl.read_parquet_schema(run.path / "results.parquet")) == RESULTS
-    assert dict(pl.read_parquet_schema(run.path / "samples.parquet")) == SAMPLES
+def test_a_lock_goes_with_its_holder_and_a_full_disk_says_how_to_go_on(begun: RunFolder) -> None:
+    for _ in range(2):
+        with writing(begun.path):
+            assert writer(begun.path) is None
+    with pytest.raises(ConfigError) as raised, writing(begun.path):
+        raise OSError(errno.ENOSPC, "No space left on device", "/a/results.parquet")
+    assert str(raised.value).startswith("/a/results.parquet: No space left on device; ")
+    assert f"--resume {begun.path}" in str(raised.value)
+    with pytest.raises(FileNotFoundError), writing(begun.path):
+        raise FileNotFoundError(errno.ENOENT, "No such file", "/a")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from profiler.results.run_folder import writing
+with writing(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_while_another_process_measures_readers_read_and_nobody_else_writes(
+    begun: RunFolder, profiler, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", HOLD, str(begun.path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "held\n"
+            (note,) = read_runs([begun.path]).notes
+            assert f"process {other.pid}, since 20" in note and "these are 1 of 2 cases" in note
+            refused = profiler("--resume", str(begun.path), cwd=tmp_path)
+            assert refused.returncode == 2
+            assert f"process {other.pid}, since 20" in refused.stderr and "wait until that ends" in refused.stderr
+        finally:
+            other.kill()
+    assert writer(begun.path) is None
+    with writing(begun.path):
+        pass
+
+
+FACTORY = {"name": "mine", "factory": "evil:make", "input": [8]}
+PLUGIN = {"name": "ort-plugin", "label": "evil_package", "library": "evil_package"}
+
+
+def own(folder: Path, **job: Any) -> RunFolder:
+    """Make an own run whose code, a saved module, is in its folder."""
+    run = RunFolder(folder / "results" / "run")
+    (run.path / "model").mkdir(parents=True, exist_ok=True)
+    run.write_config(config_of({"device": "cpu", "engines": ["eager"], "import_from": [run.path / "model"], **job}))
+    run.write_environment(host_and_user())
+    return run
+
+
+@pytest.mark.parametrize("changed", [{"host": "elsewhere"}, {"user": "somebody else"}, {"user": None}, None])
+@pytest.mark.parametrize(
+    ("job", "named"),
+    [
+        ({"models": [FACTORY]}, r"evil:make \(of mine\) from .*model"),
+        ({"models": ["resnet18"], "engines": [PLUGIN, "ort-openvino"]}, r"evil_package \(of evil_package\)"),
+        ({"models": ["resnet18"]}, None),
+    ],
+)
+def test_only_trust_code_resumes_another_ones_run(
+    tmp_path: Path, changed: dict[str, str | None] | None, job: dict[str, Any], named: str | None
+) -> None:
+    run = own(tmp_path, **job)
+    assert _open_job(Run(resume=run.path)).read("cpu").import_from == [run.path / "model"]
+    if changed is None:
+        (run.path / "environment.json").unlink()
+    else:
+        run.write_environment({**host_and_user(), **changed})
+    if named is None:
+        assert _open_job(Run(resume=run.path)).read("cpu").import_from == [], "no folder of code comes with it"
+        return
+    with pytest.raises(ConfigError, match=rf"another host or user .*{named}.*--trust-code"):
+        _open_job(Run(resume=run.path)).read("cpu")
+    trusted = _open_job(Run(resume=run.path, trust_code=True)).read("cpu")
+    assert trusted.import_from == [run.path / "model"]
+
+
+def test_an_export_asks_for_the_code_of_its_own_model_alone(tmp_path: Path) -> None:
+    run = own(tmp_path, models=[FACTORY, "resnet18"])
+    path, row = run.path / "bench.yaml", {"model": "mine", "shape": None, "variant": "eager", "engine": "eager"}
+    assert _source(load_config(path), row, path, trust_code=False)[1] == (str(run.path / "model"),)
+    run.write_environment({**host_and_user(), "user": "somebody else"})
+    with pytest.raises(ConfigError, match=r"--export: another host or user made this run.*evil:make"):
+        _source(load_config(path), row, path, trust_code=False)
+    assert _source(load_config(path), row, path, trust_code=True)[0].factory == "evil:make"
+    assert _source(load_config(path), {**row, "model": "resnet18"}, path, trust_code=False)[1] == ()
+
+
+def lines(path: Path) -> list[list[str]]:
+    """Return the Markdown's cells by row, its ruler left out."""
+    head, _, *rows = [text.replace(r"\|", "¦") for text in path.read_text().splitlines() if text]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in (head, *rows)]
+
+
+def test_tables_are_csv_with_all_digits_and_markdown_with_all_cells(tmp_path: Path) -> None:
+    row = handmade.row
+    results, _ = handmade.run(
+        row("eager", ms=6.123456789, warnings=["outliers: 3", "host-bound: a; b"]),
+        row("ort", ms=3.0, rel_l2_error=3.2e-7, peak_memory_mib=123.4),
+        row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
+        row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
+        row("eager", model="L1", model_kind="layer", **{"pass": "training"}, forward_ms=1.0, machine="here"),
+        *(row("eager", model="swept", batch_size=b, machine="here") for b in (4, 1, 2)),
+    )
+    tried = {"run_id": "run", "model": "net", "variant": "eager", "status": "ok", "batch_size": 7}
+    write_tables(tmp_path, results, cells(results), pl.DataFrame([tried], schema=LARGEST_BATCH))
+    read = {path.stem: pl.read_csv(path) for path in tmp_path.glob("*.csv")}
+    assert set(read) == {path.stem for path in tmp_path.glob("*.md")}
+    assert {name: len(frame) for name, frame in read.items()} == {
+        "latency": 6,
+        "memory": 6,
+        "speedup": 6,
+        "not-measured": 2,
+        "layer-passes": 1,
+        "best-per-layer": 2,
+        "minibatch": 3,
+        "largest-batch": 1,
+    }
+    assert read["latency"]["latency_ms"].to_list()[:2] == [6.123456789, 3.0]
+    assert read["latency"]["warnings"][0] == "outliers: 3; host-bound: a; b"
+    assert read["speedup"]["factor"][1] == pytest.approx(6.123456789 / 3)
+    assert read["minibatch"]["batch_size"].to_list() == [1, 2, 4]
+    for name, frame in read.items():
+        head, *body = lines(tmp_path / f"{name}.md")
+        assert head == frame.columns
+        assert {len(one) for one in body} == {len(head)}
+        assert "…" not in (tmp_path / f"{name}.md").read_text()
+    assert "x" * 1500 in (tmp_path / "not-measured.md").read_text()
+    head, _, ort, *_ = lines(tmp_path / "latency.md")
+    assert float(ort[head.index("rel_l2_error")]) == pytest.approx(3.2e-7, rel=0.01)
+    nothing, _ = handmade.run(row("ort", ms=None, reason="no"))
+    write_tables(tmp_path, nothing, cells(nothing))
+    assert [pl.read_csv(tmp_path / f"{name}.csv").height for name in ("latency", "not-measured")] == [0, 1]
+
+
+def test_no_name_breaks_out_of_a_cell_of_markdown(hostile_run: Path, tmp_path: Path) -> None:
+    results = load(hostile_run)[0].collect()
+    write_tables(tmp_path, results, cells(results))
+    for path in tmp_path.glob("*.md"):
+        rows = path.read_text().splitlines()
+        assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows}) == 1, path.name
+        assert not re.search(r"(?<!\\)[<`*]", path.read_text()), path.name

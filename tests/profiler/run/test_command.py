@@ -35,7 +35,7 @@ from profiler.nvml import visible_gpus
 from profiler.options import Run as Options
 from profiler.processes.process import Child
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.ends import ends_of
+from profiler.results.result import ends_of
 from profiler.run.command import _read_job
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ from runs import on_console
 from profiler.results.cells import cells
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import load
-from profiler.results.run_tables import write_tables
+from profiler.results.run_folder import write_tables
 from profiler.run.summary import print_results
 from profiler.stats.intervals import CONTRADICTION, Spread, figure_interval
 

@@ -15,7 +15,7 @@ from exporters.single_layers import LAYERS, Conv2d, Linear
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, make_plan
-from profiler.results.layer_passes import best_per_layer, layer_rows
+from profiler.results.layers import best_per_layer, layer_rows
 
 JOB = """
 kind: layers

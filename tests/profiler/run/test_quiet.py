@@ -23,9 +23,8 @@ from profiler.errors import ConfigError
 from profiler.job.case import CaseId
 from profiler.options import Run
 from profiler.processor import Load
-from profiler.results.journal import read_lines
-from profiler.results.result import Result
-from profiler.results.wall_time import WAIT, WallTime
+from profiler.results.result import WAIT, Result, WallTime
+from profiler.results.run_folder import read_lines
 from profiler.results.warning_kinds import retaken
 from profiler.run import device_lock, quiet
 from profiler.run.command import execute

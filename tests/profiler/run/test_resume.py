@@ -18,7 +18,8 @@ import torch
 from matrix_product import write_product
 from runs import Profiler
 
-from profiler.results.journal import append, read_lines
+from profiler.results.run_folder import append_line as append
+from profiler.results.run_folder import read_lines
 
 FACTORY = """
 import helper

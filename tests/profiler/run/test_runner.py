@@ -21,9 +21,8 @@ from profiler.machine import Target
 from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
-from profiler.results.result import Result
+from profiler.results.result import Result, WallTime
 from profiler.results.run_folder import RunFolder
-from profiler.results.wall_time import WallTime
 from profiler.run import runner as module
 from profiler.run import supervise
 from profiler.run.quiet import Quiet

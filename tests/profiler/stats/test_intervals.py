@@ -84,24 +84,17 @@ def test_three_replicates_a_side_rely_on_their_own_spread(configurations: int):
     held, told, found = [], [], []
     for _ in range(TRIALS // configurations):
         sds = 0.01 * np.exp(rng.normal(0, 0.7, configurations))
-        logs = rng.normal(0, sds[:, None], (configurations, 3))
-        sd, free = common_spread(logs.var(axis=1, ddof=1), np.full(configurations, 3.0))
-        common = {"common_sd": np.full(configurations, sd), "common_free": np.full(configurations, free)}
-        cells = measured(logs, np.full(configurations, 0.15), np.full(configurations, 4.0), **common)
-        others = measured(
-            rng.normal(0, sds[:, None], (configurations, 3)),
-            np.full(configurations, 0.15),
-            np.full(configurations, 4.0),
-            **common,
-        )
+        logs, others = (rng.normal(0, sds[:, None], (configurations, 3)) for _ in range(2))
+        lent = common_spread(logs.var(axis=1, ddof=1), np.full(configurations, 3.0))
+        machine = np.full(configurations, 0.15), np.full(configurations, 4.0)
+        common = {
+            f"common_{name}": np.full(configurations, one) for name, one in zip(("sd", "free"), lent, strict=True)
+        }
         for truth, into in ((1.0, told), (1.05, found)):
-            shifted = measured(
-                logs + math.log(truth), np.full(configurations, 0.15), np.full(configurations, 4.0), **common
-            )
-            share, differ = shares(shifted, others, truth, within=0.01)
+            sides = (measured(each, *machine, **common) for each in (logs + math.log(truth), others))
+            share, differ = shares(*sides, truth=truth, within=0.01)
             held.append(share)
             into.append(differ)
-        assert cells.count.size == configurations
     assert np.mean(held) >= 0.93
     assert np.mean(told) <= 0.05
     assert np.mean(found) >= (0.7 if configurations == 16 else 0.3), "5 % are found"

@@ -53,10 +53,6 @@ def test_median(samples, expected):
 def test_a_percentile_is_given_from_exactly_so_many_samples(q, needs):
     assert percentile(range(needs - 1), q) is None
     assert percentile(range(needs), q) == pytest.approx(q / 100 * (needs - 1))
-
-
-@pytest.mark.parametrize("q", [90, 95, 99])
-def test_a_percentiles_interval_lies_inside_its_samples(q):
     # All n samples lie below quantile p with probability p^n; 2.5 % is what the upper end of a 95 % interval allows.
     assert (q / 100) ** PERCENTILE_NEEDS[q] <= 0.025
 
@@ -67,11 +63,7 @@ def test_samples_beyond_tukeys_fences_are_counted():
     assert outliers(inside) == 0
     assert outliers([-3.0, *inside[1:-1], 13.0]) == 0
     assert outliers([-3.1, *inside[1:-1], 13.1]) == 2
-
-
-@pytest.mark.parametrize("samples", [[], [1.0], [1.0, 1.0, 99.0]])
-def test_too_few_samples_have_no_outliers(samples):
-    assert outliers(samples) == 0
+    assert [outliers(few) for few in ([], [1.0], [1.0, 1.0, 99.0])] == [0, 0, 0]
 
 
 def test_equal_samples_have_no_outliers_no_drift_and_an_interval_without_width():
@@ -164,11 +156,8 @@ def test_blocks_are_one_long_without_a_correlation_and_as_long_as_theory_says_wi
     theory = (6 * 2000) ** (1 / 3) * (0.5 / 0.75) ** (2 / 3)
     lengths = [block_length(one) for one in correlated(rng, 100, 2000, rho=0.5)]
     assert np.mean(lengths) == pytest.approx(theory, rel=0.2)
-
-
-def test_alternating_samples_are_not_more_certain_than_independent_ones():
     assert block_length([1.0, 2.0] * 50) == 1
-    assert median_interval([1.0, 2.0] * 50) == Interval(1.0, 2.0)
+    assert median_interval([1.0, 2.0] * 50) == Interval(1.0, 2.0), "no more certain than independent ones"
 
 
 @pytest.mark.parametrize("n", [30, 31])
@@ -190,20 +179,8 @@ def test_blocks_of_correlated_samples_give_as_wide_a_spread_as_the_medians_of_ne
     singles = np.std(bootstrap_medians(np.random.default_rng(3).permutation(series[0])))
     assert blocks == pytest.approx(truth, rel=0.15)
     assert singles < 0.6 * truth
-
-
-def test_resampled_medians_stay_within_the_samples():
-    samples = np.random.default_rng(2).uniform(1.0, 2.0, 31)
-    medians = bootstrap_medians(samples, resamples=50)
-    assert medians.shape == (50,)
-    assert samples.min() <= medians.min() < medians.max() <= samples.max()
-
-
-def test_a_long_series_is_resampled_in_parts_of_bounded_size():
-    samples = np.repeat(np.random.default_rng(2).normal(size=30_000), 4)
-    medians = bootstrap_medians(samples, resamples=21)
-    assert medians.shape == (21,)
-    assert np.unique(medians).size > 10
+    long = bootstrap_medians(np.repeat(series[0][:300], 400), resamples=21)
+    assert long.shape == (21,) and np.unique(long).size > 10, "in parts of bounded size"
 
 
 @pytest.mark.slow
@@ -256,36 +233,38 @@ JUMP = [13.0, 13.04, 12.97, 12.63, 12.74, 13.1, 24.3, 25.41, 24.81, 22.54, 22.63
 )
 def test_of_few_samples_a_jump_is_a_drift(samples, change):
     assert drift(samples) == (None if change is None else pytest.approx(change, abs=0.02))
+    assert [drift(np.linspace(1.0, 1.1, count)) is not None for count in (59, 60)] == [False, True]
+    assert drift([1.0, 1.001, 0.999] * 60 + [1.5] * 20) is None, "a few slow samples at the end are no drift"
 
 
-@pytest.mark.parametrize(("count", "drifts"), [(59, False), (60, True)])
-def test_a_drift_below_ten_percent_needs_sixty_samples(count, drifts):
-    assert (drift(np.linspace(1.0, 1.1, count)) is not None) == drifts
+RULES = {
+    "usual": {"min_samples": 20, "max_samples": 5000, "seconds": 3},
+    "late": {"min_samples": 20, "max_samples": 5000, "seconds": 3, "min_seconds": 1.5},
+    "forty": {"min_samples": 40, "max_samples": 5000, "seconds": 3},
+    "few": {"min_samples": 3, "max_samples": 5000, "seconds": 3},
+    "long": {"min_samples": 10, "max_samples": 5000, "seconds": 3, "longest": 60},
+    "most": {"min_samples": 20, "max_samples": 40, "seconds": 3},
+}
 
 
-def test_a_few_slow_samples_at_the_end_are_no_drift():
-    assert drift([1.0, 1.001, 0.999] * 60 + [1.5] * 20) is None
-
-
-# The stop rule
-
-
-def test_neither_precision_nor_plateau_before_the_least_time():
-    rule = StopRule(min_samples=20, max_samples=5000, seconds=3, min_seconds=1.5)
-    assert rule.reason([1.0] * 100, 1.4) is None
-    assert rule.reason([1.0] * 101, 1.6) == "precision"
-
-
-def test_equal_samples_stop_for_precision_at_the_fewest_allowed():
-    rule = StopRule(min_samples=40, max_samples=5000, seconds=3)
-    assert rule.reason([1.0] * 39, 0.0) is None
-    assert rule.reason([1.0] * 40, 0.0) == "precision"
-
-
-@pytest.mark.parametrize("fewest", [3, 5, 30])
-@pytest.mark.parametrize(("count", "expected"), [(5, None), (29, None), (30, "precision")])
-def test_there_is_no_precision_without_an_interval(count, expected, fewest):
-    assert StopRule(min_samples=fewest, max_samples=5000, seconds=3).reason([1.0] * count, 0.0) == expected
+@pytest.mark.parametrize(
+    ("rule", "steps"),
+    [
+        ("late", [(100, 1.4, None), (101, 1.6, "precision")]),
+        ("forty", [(39, 0.0, None), (40, 0.0, "precision")]),
+        ("few", [(5, 0.0, None), (29, 0.0, None), (30, 0.0, "precision")]),
+        ("few", [(2, 99.0, None), (3, 99.0, "budget")]),
+        ("few", [(3, 2.9, None), (19, 3.0, "budget")]),
+        ("long", [(9, 3.0, None), (10, 3.0, "budget")]),
+        ("long", [(2, 60.0, None), (9, 59.0, None), (9, 60.0, "budget")]),
+        ("most", [(40, 0.0, "max_samples")]),
+    ],
+)
+def test_equal_samples_stop_for_the_first_rule_that_holds(
+    rule: str, steps: list[tuple[int, float, str | None]]
+) -> None:
+    stop = StopRule(**RULES[rule])  # type: ignore[arg-type]
+    assert [stop.reason([1.0] * count, elapsed) for count, elapsed, _ in steps] == [reason for *_, reason in steps]
 
 
 def test_swings_that_are_no_thirty_effective_samples_are_neither_precise_nor_a_plateau():
@@ -322,29 +301,6 @@ def test_a_drifting_series_is_not_called_precise():
     rng = np.random.default_rng(17)
     series = np.linspace(1.0, 1.05, 3000) * rng.normal(1.0, 0.003, size=(50, 3000))
     assert {stop_reason(one) for one in series} == {"budget"}
-
-
-@pytest.mark.parametrize(
-    ("count", "elapsed", "expected"), [(2, 99.0, None), (3, 99.0, "budget"), (3, 2.9, None), (19, 3.0, "budget")]
-)
-def test_the_budget_wins_after_three_samples_and_not_before(count, elapsed, expected):
-    rule = StopRule(min_samples=3, max_samples=5000, seconds=3)
-    assert rule.reason([1.0] * count, elapsed) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "elapsed", "expected"),
-    [(9, 3.0, None), (10, 3.0, "budget"), (9, 59.0, None), (9, 60.0, "budget"), (2, 60.0, None)],
-)
-def test_the_fewest_samples_are_taken_for_as_long_as_they_may_take(count, elapsed, expected):
-    rule = StopRule(min_samples=10, max_samples=5000, seconds=3, longest=60)
-    assert rule.reason([1.0] * count, elapsed) == expected
-
-
-def test_the_most_samples_are_a_limit():
-    rule = StopRule(min_samples=20, max_samples=40, seconds=3)
-    assert rule.reason([1.0, 2.0] * 19, 0.0) is None
-    assert rule.reason([1.0, 2.0] * 20, 0.0) == "max_samples"
 
 
 def test_noise_that_has_stopped_falling_is_a_plateau():

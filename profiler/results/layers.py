@@ -1,0 +1,219 @@
+"""Match the profiled layers of variants by the exported nodes, and compare the passes of single layers.
+
+The latter in the form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks), whose
+last row picks the fastest library for each layer and pass: what an engine would reach that chose among all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import polars as pl
+
+from engines.catalog import ENGINES
+from profiler.results.cells import OUT_OF_MEMORY, cells
+from profiler.results.warning_kinds import HOST_BOUND
+from profiler.tables.numbers import grouped
+
+_PREFIX = "node_"
+"""Which torch.onnx puts before the names of the nodes that it exports."""
+_CASE = ["run_id", "case_id"]
+PARTS = ("forward", "grad_input", "grad_weight")
+ALL_LAYERS = "total"
+"""The layer in a row of sums, as in references/convnet-layers.csv."""
+KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]
+_GROUP = ["machine", "device", "precision", "batch_size"]
+_TOO_SHORT = "calls under 0.05 ms are timed in blocks, without their parts; a larger batch has them"
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A case's row of the results, and its layers in running order."""
+
+    row: Mapping[str, Any]
+    layers: Sequence[Mapping[str, Any]]
+
+    @property
+    def ms(self) -> float:
+        return float(sum(layer["ms"] for layer in self.layers))
+
+    @property
+    def without_nodes(self) -> list[Mapping[str, Any]]:
+        """Return the layers that cover no exported node."""
+        return [layer for layer in self.layers if not layer["nodes"]]
+
+
+@dataclass
+class Group:
+    """Exported nodes that cannot be told apart, since some variant runs them as one; each variant's layers for them."""
+
+    nodes: list[str] = field(default_factory=list)
+    layers: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    modules: str = ""
+    """The PyTorch modules that they come from, like "layer1.0: conv3, bn3, add, relu"; empty where none is known."""
+
+    @property
+    def name(self) -> str:
+        return names(self.nodes)
+
+    def ms(self, variant: str) -> float:
+        return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
+
+
+def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> list[Profiled]:
+    """Return the rows that have layers, in their order; of those that are alike in the keys the first replicate."""
+    found = layers.join(rows.lazy().select(_CASE), on=_CASE, how="semi").collect()
+    parts = found.sort("order").partition_by(_CASE, as_dict=True)
+    own = rows.with_row_index("place").join(found, on=_CASE, how="semi", maintain_order="left")
+    first = own.sort("replicate", maintain_order=True).unique(keys, keep="first", maintain_order=True)
+    return [Profiled(row, parts[row["run_id"], row["case_id"]].to_dicts()) for row in first.sort("place").to_dicts()]
+
+
+def together(cases: Iterable[Profiled], keys: Sequence[str]) -> list[list[Profiled]]:
+    return list(grouped((tuple(case.row[key] for key in keys), case) for case in cases).values())
+
+
+def groups(cases: Sequence[Profiled]) -> list[Group]:
+    """Return the exported nodes in the graph's order, as finely as every variant tells them apart."""
+    root: dict[str, str] = {}
+
+    def find(node: str) -> str:
+        while root.setdefault(node, node) != node:
+            node = root[node]
+        return node
+
+    covering = [(case, layer) for case in cases for layer in case.layers if layer["nodes"]]
+    for _, layer in covering:
+        for node in layer["nodes"]:
+            root[find(node)] = find(layer["nodes"][0])
+    found: dict[str, Group] = {}
+    for node in _order(cases):
+        found.setdefault(find(node), Group()).nodes.append(node)
+    for case, layer in covering:
+        found[find(layer["nodes"][0])].layers.setdefault(case.row["variant"], []).append(layer)
+    namer = next((case.row["variant"] for case in cases if ENGINES[case.row["engine"]].layers_are_modules), "")
+    for group in found.values():
+        group.modules = _modules(group.layers.get(namer, []))
+    return list(found.values())
+
+
+def names(nodes: Iterable[str]) -> str:
+    """Join exported nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
+    return " + ".join(node.removeprefix(_PREFIX) for node in nodes)
+
+
+def _order(cases: Sequence[Profiled]) -> list[str]:
+    """Order every node that some layer covers: as the case that knows most, the others' own nodes put between."""
+    runs = [list(dict.fromkeys(node for layer in case.layers for node in layer["nodes"])) for case in cases]
+    order = list[str]()
+    for nodes in sorted(runs, key=len, reverse=True):
+        place = 0
+        for node in nodes:
+            if node not in order:
+                order.insert(place, node)
+            place = order.index(node) + 1
+    return order
+
+
+def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
+    """Name what the modules' paths share, then the rest of each; a module's own operator goes by its kind."""
+    paths = [layer["layer"].split(".") for layer in layers]
+    common = [name for name, *_ in takewhile(lambda level: len({*level}) == 1, zip(*paths, strict=False))]
+    head = ".".join(common)
+    if all(path == common for path in paths):
+        return head
+    rests = (".".join(path[len(common) :]) for path in paths)
+    own = [rest or str(layer["kind"]).strip("_") for rest, layer in zip(rests, layers, strict=True)]
+    return f"{head + ': ' if head else ''}{', '.join(dict.fromkeys(own))}"
+
+
+def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
+    """Return one row by KEYS of each measured layer, from cells. `results` are results.parquet's.
+
+    Times of the parts, `backward_ms` (both gradients) and `total_ms` with its interval `low_ms` to `high_ms` are on one
+    `clock`: "gpu" where the device's own time, free of gaps between launches, is there for all of the row, else the
+    headline's, "event" or "host". Their `tflops` are on that clock. What training lacks (an engine or a pass that did
+    not fit) is inference's, whose whole is the forward part; `status` and `reason` are training's if it was asked for.
+    `kinds` are of its warnings, but that the host is the limit where `clock` is "gpu".
+    """
+    layers = cells(results.filter(pl.col("model_kind") == "layer"), by=("machine", "device")).rename({"model": "layer"})
+    rows = _together(_passes(layers)).with_columns(backward_ms=pl.col("grad_input_ms") + pl.col("grad_weight_ms"))
+    rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
+    rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
+    kinds = pl.col("kinds").fill_null([])
+    kinds = pl.when(clock="gpu").then(kinds.list.set_difference([HOST_BOUND])).otherwise(kinds)
+    times = [*(f"{part}_ms" for part in PARTS), "backward_ms", "total_ms", "low_ms", "high_ms"]
+    return rows.select(*KEYS, *times, "clock", "peak_memory_mib", *rates, kinds.alias("kinds"), "status", "reason")
+
+
+def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the fastest variant of each pass for each layer, machine, precision and batch size of `layer_rows`.
+
+    Each part has its `variant`; `backward_ms` and `total_ms` sum the best parts, which may be of several variants;
+    `low_ms` and `high_ms` reach as far from `total_ms` as the widest interval of a layer's rows; `kinds` are of what
+    was picked. Each machine, precision and batch size ends with a row of sums, whose layer is ALL_LAYERS. A sum is
+    blank where a layer that is in `rows` for that machine and batch size has no figure.
+    """
+    times = {part: pl.col(f"{part}_ms") for part in PARTS}
+    is_picked = {part: ms == ms.min() for part, ms in times.items()}
+    variants = [pl.col("variant").filter(one).first().alias(f"{part}_variant") for part, one in is_picked.items()]
+    low, high = (pl.col(end) / pl.col("total_ms") for end in ("low_ms", "high_ms"))
+    kinds = _each_once(pl.col("kinds").filter(pl.any_horizontal(*is_picked.values())).explode())
+    clocks = _each_once(pl.col("clock")).str.join(" and ").replace("", None)
+    # Every layer in every group, so that a missing one blanks the sums.
+    layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
+    groups = rows.select(_GROUP).unique(maintain_order=True).with_row_index("place")
+    every = groups.join(layers, on=["machine", "device", "batch_size"], nulls_equal=True, maintain_order="left_right")
+    found = rows.group_by([*_GROUP, "layer"]).agg(
+        *(ms.min() for ms in times.values()), *variants, clocks, kinds, low=low.min(), high=high.max()
+    )
+    best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
+    whole = [pl.when(ms.is_not_null().all()).then(ms.sum()) for ms in times.values()]
+    last = [*whole, pl.col("low").min(), pl.col("high").max(), _each_once(pl.col("kinds").explode())]
+    sums = best.group_by("place", *_GROUP).agg(*last, layer=pl.lit(ALL_LAYERS))
+    backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
+    both = pl.concat([best, sums], how="diagonal").sort("place", maintain_order=True)
+    both = both.with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
+    parts = [pl.col(f"{part}_{what}") for part in PARTS for what in ("ms", "variant")]
+    ends = {f"{end}_ms": pl.col(end) * pl.col("total_ms") for end in ("low", "high")}
+    return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock", "kinds", **ends)
+
+
+def _each_once(values: pl.Expr) -> pl.Expr:
+    return values.drop_nulls().unique(maintain_order=True)
+
+
+def _together(passes: pl.DataFrame) -> pl.DataFrame:
+    """Return one row by KEYS: what the training pass has, or inference where that has no time, or is alone."""
+    in_training = pl.col("pass") == "training"
+    timed = pl.col("total_ms").filter(in_training).first().is_not_null()
+
+    def picked(column: str, trained: pl.Expr) -> pl.Expr:
+        found, alone = (pl.col(column).filter(which).first() for which in (in_training, ~in_training))
+        return pl.when(trained).then(found).otherwise(alone).alias(column)
+
+    of_training = ("grad_input_ms", "grad_weight_ms", "total_ms", "low_ms", "high_ms")
+    of_either = ("forward_ms", "clock", "peak_memory_mib", "part_flops", "kinds")
+    return passes.group_by(KEYS, maintain_order=True).agg(
+        *(picked(column, timed) for column in of_either),
+        *(picked(column, in_training.any()) for column in ("status", "reason")),
+        *(pl.col(column).filter(in_training).first() for column in of_training),
+    )
+
+
+def _passes(layers: pl.DataFrame) -> pl.DataFrame:
+    """Return a row a pass by KEYS: parts and total on one clock, memory, and the FLOPs of each part of a call."""
+    in_training, parts = pl.col("pass") == "training", [f"gpu_{part}_ms" for part in PARTS]
+    gated = pl.col("gpu_ms").is_not_null() & (~in_training | pl.all_horizontal(pl.col(parts).is_not_null()))
+    total, low, high = (pl.when(gated).then(f"gpu{e}_ms").otherwise(f"latency{e}_ms") for e in ("", "_low", "_high"))
+    figures = {f"{part}_ms": pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms") for part in PARTS}
+    figures["forward_ms"] = pl.when(in_training).then(figures["forward_ms"]).otherwise(total)
+    short = in_training & pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
+    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason")
+    clock = pl.when(gated).then(pl.lit("gpu")).otherwise("clock")
+    flops = pl.col("flops_per_item") * pl.col("batch_size") / pl.when(in_training).then(3).otherwise(1)
+    own = {"total_ms": total, "low_ms": low, "high_ms": high, "clock": clock, "reason": why, "part_flops": flops}
+    return layers.select(*KEYS, "pass", "status", "peak_memory_mib", **figures, kinds="footnotes", **own)

@@ -1,0 +1,89 @@
+"""Columns and kinds of warnings, which outside tools rely on, are declared whole and have their tables in the docs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import polars as pl
+
+from engines.base import Warning
+from profiler.results import columns, warning_kinds
+from profiler.results.columns import COLUMNS, LAYERS, LIMITED_BY, RESULTS, SAMPLES, Group, Shown, kind_of_warning
+from profiler.results.warning_kinds import KINDS, is_due
+from profiler.stats.samples import PERCENTILE_NEEDS
+from profiler.tables.numbers import UNITS
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "columns.md"
+ENDS_OF_NAMES = {"ms": "_ms", "MiB": "_mib", "s": "_s", "W": "_w", "MHz": "_mhz", "°C": "_c", "error": "_error"}
+OUTLIERS = Warning("outliers", "7 of 40: far from the median")
+
+
+def test_published_runs_have_the_columns_with_their_types():
+    """Outside tools rely on the names and types that published runs have."""
+    for path in (ROOT / "tests" / "golden").glob("*/results.parquet"):
+        assert list(pl.read_parquet_schema(path).items()) == list(RESULTS.items())
+    assert list(SAMPLES) == ["run_id", "case_id", "clock", "index", "ms"]
+    assert list(LAYERS) == ["run_id", "case_id", "order", "layer", "kind", "nodes", "ms", "share"]
+
+
+def test_a_column_is_declared_whole():
+    named = [(c.name.removesuffix("_high"), c.unit) for c in COLUMNS.values()]
+    assert [name for name, unit in named if unit in ENDS_OF_NAMES and not name.endswith(ENDS_OF_NAMES[unit])] == []
+    measured = [c for c in COLUMNS.values() if c.type == columns.MEASURE and not c.name.endswith("_free")]
+    assert [c.name for c in measured if not (c.unit and c.heading)] == []
+    assert {c.unit for c in columns.FIGURES.values()} == {*UNITS}
+    assert {c.percentile for c in COLUMNS.values()} - {None} == set(PERCENTILE_NEEDS)
+    assert {*LIMITED_BY} >= {"latency_ms", "latency_p99_ms", "throughput", "peak_memory_mib", "error"}
+
+
+def test_columns_are_chosen_by_group_and_by_how_far_they_reach():
+    costs = ["usd_per_million_items", "items_per_usd"]
+    assert columns.names(Group.THROUGHPUT, Group.COST) == ["throughput", "throughput_low", "throughput_high", *costs]
+    assert columns.names(Group.PARTS, shown=Shown.TERMINAL) == ["forward_ms", "backward_ms", "step_ms"]
+    assert columns.parts("set_up_s") == ["export_s", "build_s", "load_s", "first_run_s"]
+    peak = columns.parts("peak_memory_mib")
+    assert (peak[0], peak[-2:], "other_mib" in peak) == ("context_mib", ["slack_mib", "library_mib"], False)
+
+
+def test_the_page_has_the_tables():
+    rows: list[tuple[list[str], str]] = []
+    for column in COLUMNS.values():
+        if not rows or rows[-1][1] != column.meaning:
+            rows.append(([], column.meaning))
+        rows[-1][0].append(f"`{column.name}`")
+    lines = [f"| {' '.join(found)} | {meaning} |" for found, meaning in rows]
+    table = "\n".join(["| columns | meaning |", "| --- | --- |", *lines])
+    assert f"\n\n{table}\n\n" in PAGE.read_text(), f"put this into docs/columns.md:\n{table}"
+    lines = [f"| `{kind.kind}` | {kind.meaning} |" for kind in KINDS.values()]
+    table = "\n".join(["| warning | meaning |", "| --- | --- |", *lines])
+    assert PAGE.read_text().endswith(f"\n\n{table}\n"), f"put this at the end of docs/columns.md:\n{table}"
+
+
+def test_every_kind_has_a_mark_of_its_own_and_a_short_footnote():
+    assert all(0 < len(kind.meaning.split()) <= 15 for kind in KINDS.values())
+    marks = [kind.mark for kind in KINDS.values()]
+    assert {len(mark) for mark in marks} == {1}
+    assert len(set(marks)) == len(marks)
+    assert str(OUTLIERS) == "outliers: 7 of 40: far from the median"
+    assert [Warning.parse(text) for text in (str(OUTLIERS), "unsteady")] == [OUTLIERS, Warning("unsteady", "")]
+    assert pl.select(kind_of_warning(pl.lit(str(OUTLIERS)))).item() == OUTLIERS.kind
+
+
+def test_every_kind_is_made_somewhere_and_every_warning_is_of_a_declared_kind():
+    found = set()
+    for file in (file for package in ("engines", "profiler") for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Warning":
+                kind = node.args[0]
+                found.add(kind.value if isinstance(kind, ast.Constant) else getattr(warning_kinds, ast.unparse(kind)))
+    assert found == set(KINDS)
+
+
+def test_what_was_disturbed_is_measured_again_once():
+    slow, again = Warning("throttled", "hw-slowdown"), Warning("remeasured", "the first take was throttled")
+    assert is_due([OUTLIERS, slow])
+    assert not is_due([slow, again])
+    assert not is_due([OUTLIERS, Warning("moonlight", "it was bright")])
+    assert warning_kinds.retaken([OUTLIERS, slow, again]) == [slow]

@@ -1,0 +1,177 @@
+"""Layers: variants matched by the nodes that some runtime runs as one, and single layers with the best of each pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import handmade
+import polars as pl
+import pytest
+from handmade import layer
+
+from profiler.results.layers import ALL_LAYERS, Profiled, best_per_layer, groups, layer_rows, profiled, together
+
+GFLOP = 1e9
+EAGER = Profiled({"engine": "eager", "variant": "mine"}, handmade.EAGER)
+ORT = Profiled({"engine": "ort", "variant": "ort"}, handmade.ORT)
+
+
+def test_groups_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
+    found = groups([EAGER, ORT])
+    assert [group.name for group in found] == ["Conv_1 + relu", "add", "reshape", "linear"]
+    assert [group.ms("mine") for group in found] == [3.0, 0.25, 0.0, 0.75]
+    assert [group.ms("ort") for group in found] == [1.5, 0.2, 0.0, 0.7]
+    assert [group.name for group in groups([EAGER])] == ["Conv_1", "relu", "add", "linear"]
+    assert {group.modules for group in groups([ORT])} == {""}
+
+
+def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
+    rows = [
+        ("a", "eager", "", 1),
+        ("b", "eager", "optimizer=sgd", 0),
+        ("c", "eager", "", 0),
+        ("d", "ort", "", 0),
+        ("without-layers", "compiled", "", 0),
+    ]
+    keys = ["case_id", "variant", "setting", "replicate"]
+    frame = pl.DataFrame(rows, keys, orient="row").with_columns(run_id=pl.lit("r"), model=pl.lit("net"))
+    measured = [{"run_id": "r", "case_id": id_, "order": n, "ms": 1.0 + n} for id_ in "dcba" for n in (1, 0)]
+    found = profiled(frame, pl.LazyFrame(measured), ["model", "variant", "setting"])
+    assert [case.row["case_id"] for case in found] == ["b", "c", "d"]
+    assert ([row["ms"] for row in found[0].layers], found[0].ms) == ([1.0, 2.0], 3.0)
+    alike = together(found, ["model", "setting"])
+    assert [[case.row["case_id"] for case in cases] for cases in alike] == [["b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([layer("block.conv", "conv2d", 1.0)], "block.conv"),
+        ([layer("block.conv", "conv2d", 1.0), layer("block.bn", "bn", 1.0)], "block: conv, bn"),
+        ([layer("block.conv", "conv2d", 1.0), layer("block", "relu_", 1.0)], "block: conv, relu"),
+        ([layer("a", "conv2d", 1.0), layer("b", "relu_", 1.0)], "a, b"),
+    ],
+)
+def test_modules_are_named_by_what_they_have_in_common(layers: list[dict[str, Any]], said: str) -> None:
+    own = [{**one, "nodes": ["node_Conv"]} for one in layers]
+    found = groups([ORT, Profiled({"engine": "eager", "variant": "mine"}, own)])
+    assert {group.name: group.modules for group in found if group.modules} == {"Conv": said}
+
+
+def case(variant: str, pass_: str = "training", **more: Any) -> dict[str, Any]:
+    return {
+        "model_kind": "layer", "model": "L1", "machine": "a-gpu", "device": "cuda", "engine": variant.partition("-")[0],
+        "variant": variant, "pass": pass_, "precision": "fp32", "batch_size": 10, "replicate": 0, "status": "ok",
+        "warnings": [],
+        "flops_per_item": 3 * GFLOP if pass_ == "training" else GFLOP, **more,
+    }  # fmt: skip
+
+
+def trained(variant: str, *parts: float, gpu: tuple[float, ...] = (), **more: Any) -> dict[str, Any]:
+    """Make a measured training pass: its three parts by events, and by gated ones if `gpu` has them."""
+    names = ("forward", "grad_input", "grad_weight")
+    found = {f"{name}_ms": ms for name, ms in zip(names, parts, strict=True)}
+    found |= {f"gpu_{name}_ms": ms for name, ms in zip(names, gpu, strict=False)}
+    found |= {"gpu_ms": sum(gpu)} if gpu else {}
+    return case(variant, clock="event", latency_ms=sum(parts), peak_memory_mib=100.0, **{**found, **more})
+
+
+def inferred(variant: str, ms: float, **more: Any) -> dict[str, Any]:
+    return case(variant, "inference", clock="event", latency_ms=ms, peak_memory_mib=40.0, **more)
+
+
+def failed(variant: str, status: str, reason: str, **more: Any) -> dict[str, Any]:
+    return case(variant, status=status, reason=reason, flops_per_item=None, **more)
+
+
+def rows(*cases: dict[str, Any]) -> list[dict[str, Any]]:
+    return layer_rows(handmade.frame(cases)).to_dicts()
+
+
+def best(*cases: dict[str, Any]) -> list[dict[str, Any]]:
+    return best_per_layer(layer_rows(handmade.frame(cases))).to_dicts()
+
+
+NO_TRAINING = failed("ort", "unsupported", "ort has no training")
+NO_ROOM = failed("eager", "oom", "CUDA out of memory. Tried to allocate 3 GiB")
+THREE = [trained("eager", ms, 3.0, 5.0, replicate=i) for i, ms in enumerate((1.0, 2.0, 9.0))]
+
+
+@pytest.mark.parametrize(
+    ("cases", "clock", "parts", "total", "status", "reason"),
+    [
+        ([trained("eager", 2.0, 3.0, 5.0, gpu=(1.0, 2.0, 4.0))], "gpu", [1.0, 2.0, 4.0], 7.0, "ok", None),
+        # On one clock even where a part of it was gated.
+        ([trained("eager", 2.0, 3.0, 5.0, gpu=(1.0, 2.0))], "event", [2.0, 3.0, 5.0], 10.0, "ok", None),
+        ([*THREE, failed("eager", "crashed", "it died", replicate=3)], "event", [2.0, 3.0, 5.0], 10.0, "ok", None),
+        ([NO_TRAINING, inferred("ort", 4.0, gpu_ms=2.0)], "gpu", [2.0, None, None], None, "unsupported",
+         "ort has no training"),
+        ([inferred("ort", 4.0)], "event", [4.0, None, None], None, "ok", None),
+        ([inferred("eager", 1.0), trained("eager", 2.0, 3.0, 5.0)], "event", [2.0, 3.0, 5.0], 10.0, "ok", None),
+        ([NO_ROOM, inferred("eager", 6.0)], "event", [6.0, None, None], None, "oom", "out of memory"),
+        ([NO_ROOM], None, [None] * 3, None, "oom", "out of memory"),
+        ([case("eager", clock="event", latency_ms=0.02)], "event", [None] * 3, 0.02, "ok",
+         "calls under 0.05 ms are timed in blocks, without their parts; a larger batch has them"),
+    ],
+)  # fmt: skip
+def test_a_layer_has_the_parts_of_one_clock_and_says_what_is_missing(
+    cases: Any, clock: str | None, parts: list[float | None], total: float | None, status: str, reason: str | None
+) -> None:
+    (row,) = rows(*cases)
+    assert (row["clock"], row["total_ms"], row["status"], row["reason"]) == (clock, total, status, reason)
+    assert [row[f"{part}_ms"] for part in ("forward", "grad_input", "grad_weight")] == parts
+    if None not in parts:
+        # Ten items of a GFLOP in each part.
+        assert row["forward_tflops"] == pytest.approx(10 * GFLOP / (parts[0] or 0) / 1e9)
+        assert row["total_tflops"] == pytest.approx(30 / (total or 0))
+        assert row["backward_ms"] == (parts[1] or 0) + (parts[2] or 0)
+        assert row["peak_memory_mib"] == 100.0
+
+
+def test_networks_are_no_layers_and_what_tells_rows_apart_keeps_them_apart() -> None:
+    network = handmade.frame([{**trained("eager", 1.0, 2.0, 3.0), "model_kind": "canonical"}])
+    assert best_per_layer(layer_rows(network)).is_empty()
+    others = ({"precision": "fp16"}, {"batch_size": 1}, {"machine": "b-gpu"}, {"machine": None})
+    cases = [trained(variant, 1.0, 2.0, 3.0) for variant in ("eager", "eager-tuned")]
+    cases += [trained("eager", 1.0, 2.0, 3.0, **other) for other in others]
+    assert [row["total_ms"] for row in rows(*cases)] == [6.0] * len(cases)
+
+
+def test_the_best_is_picked_pass_by_pass_and_summed_over_layers() -> None:
+    first = [trained("eager", 5.0, 2.0, 9.0), trained("compiled", 4.0, 3.0, 7.0), NO_TRAINING, inferred("ort", 1.0)]
+    layer, total = best(*first)
+    assert [layer[f"{part}_variant"] for part in ("forward", "grad_input", "grad_weight")] == [
+        "ort",
+        "eager",
+        "compiled",
+    ]
+    assert (layer["layer"], layer["forward_ms"], layer["backward_ms"], layer["total_ms"]) == ("L1", 1.0, 9.0, 10.0)
+    assert (total["layer"], total["total_ms"], total["forward_variant"]) == (ALL_LAYERS, 10.0, None)
+    second = trained("eager", 1.0, 1.0, 1.0, model="L2"), trained("compiled", 2, 0.5, 2, model="L2", gpu=(2, 0.5, 2))
+    found = best(*first, *second)
+    assert [(row["layer"], row["total_ms"]) for row in found] == [("L1", 10.0), ("L2", 2.5), (ALL_LAYERS, 12.5)]
+    assert {"event", "gpu"} == set(found[1]["clock"].split(" and "))
+
+
+def test_a_sum_is_blank_where_a_layer_is_missing_and_another_precision_is_not_concerned() -> None:
+    found = best(
+        trained("eager", 5.0, 2.0, 9.0),
+        trained("eager", 1.0, 1.0, 1.0, model="L2"),
+        trained("eager", 3.0, 1.0, 4.0, precision="fp16"),
+        failed("eager", "oom", "no room", model="L2", precision="fp16"),
+        inferred("eager", 2.0, model="L2", precision="fp16"),
+        trained("eager", 3.0, 1.0, 4.0, precision="tf32"),  # Not even tried at L2.
+    )
+    totals = {row["precision"]: row for row in found if row["layer"] == ALL_LAYERS}
+    assert [totals[name]["total_ms"] for name in ("fp32", "fp16", "tf32")] == [19.0, None, None]
+    assert (totals["fp16"]["forward_ms"], totals["fp16"]["backward_ms"]) == (5.0, None)
+    assert [row["layer"] for row in found if row["precision"] == "tf32"] == ["L1", "L2", ALL_LAYERS]
+
+
+def test_a_total_has_the_interval_of_its_clock_and_a_best_that_of_the_widest() -> None:
+    ends = {"latency_low_ms": 8.1, "latency_high_ms": 10.8}
+    cases = [trained("eager", 1.0, 3.0, 5.0, **ends), trained("compiled", 2.0, 2.0, 4.0)]
+    first = rows(*cases)[0]
+    assert (first["low_ms"], first["high_ms"]) == pytest.approx((8.1, 10.8))
+    (one, _) = best(*cases)
+    assert (one["low_ms"], one["high_ms"]) == pytest.approx((0.9 * one["total_ms"], 1.2 * one["total_ms"]))
