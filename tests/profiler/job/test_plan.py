@@ -16,6 +16,7 @@ from profiler.job.conditions import parse_only
 from profiler.job.config import Config, ConfigError, config_of, load_config
 from profiler.job.plan import estimate_seconds, make_plan, only_of
 from profiler.results.result import Result
+from profiler.results.row import row_of
 from profiler.stats.intervals import UNMEASURED
 
 MATRIX = """
@@ -95,7 +96,7 @@ def test_a_network_may_be_there_twice_under_another_name(config, tmp_path):
     assert [case.source.catalog_name for case in (given, seeded)] == ["resnet18", "resnet18"]
     assert source_key(given.source) != source_key(seeded.source) == source_key(ModelSource("resnet18"))
     assert estimate_seconds(given, Budget()) == estimate_seconds(seeded, Budget())
-    row = Result(seeded.id, "failed").row("run", "suite", seeded, {}, UNMEASURED)
+    row = row_of(Result(seeded.id, "failed"), seeded, "run", "suite", {}, UNMEASURED)
     assert (row["model"], row["network"]) == ("seeded", "resnet18")
 
 
