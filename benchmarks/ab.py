@@ -36,7 +36,6 @@ ASKED = 0.95
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    parser.add_argument("--config", type=Path, default=HERE / "ab.yaml", help="a job with replicates: 3")
     parser.add_argument("--output", type=Path, help="a folder for the runs; by default they are not kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -60,7 +59,7 @@ def run_turn(options: argparse.Namespace, output: Path, side: str, replicate: in
     if side in runs:
         command += ["--resume", str(runs[side]), "--device", options.device]
     else:
-        command += [str(options.config), "--device", options.device, "--output", str(output / side)]
+        command += [str(HERE / "ab.yaml"), "--device", options.device, "--output", str(output / side)]
     command += ["--machine", f"label={side}", "--only", f"replicate={replicate}"]
     print(" ".join(command), flush=True)
     variables = slowing(output, runs) if side == "C" else {}

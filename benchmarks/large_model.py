@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -150,13 +149,11 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def tree(root: int) -> list[int]:
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            children[int((entry / "stat").read_text().rpartition(")")[2].split()[1])].append(int(entry.name))
     found = [root]
     for pid in found:
-        found += children[pid]
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
     return found
 
 

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from profiler.results.cells import OK, cells, compared
 from profiler.results.reading import load
-from profiler.tables.numbers import percent, whole
+from profiler.tables.numbers import shares, whole
 from profiler.tables.table import Table, figure, name
 from profiler.tables.writers import print_table
 
@@ -35,6 +35,7 @@ ENGINES = {"cpu": ["eager", "ort"], "cuda": ["eager", "eager-tuned", "ort"]}
 BATCHES = {"cpu": [1], "cuda": [1, 64]}
 BURNER = "while True: pass"
 LEAST_HELD, MOST_WRONG = 0.93, 0.05
+SHARES = {"held": "Holds 1", "wrong": "Called wrongly", "equivalent": "Called equivalent", "width": "Half-width"}
 
 
 def main() -> int:
@@ -54,10 +55,7 @@ def main() -> int:
         name("Beside", "beside"),
         name("Configurations", "which"),
         figure("Pairs", "pairs", whole),
-        figure("Interval holds 1", "held", lambda values: [percent(value, 1) for value in values], unit="%"),
-        figure("Called faster or slower", "wrong", lambda values: [percent(value, 1) for value in values], unit="%"),
-        figure("Called equivalent", "equivalent", lambda values: [percent(value, 1) for value in values], unit="%"),
-        figure("Median half-width", "width", lambda values: [percent(value, 1) for value in values], unit="%"),
+        *(figure(heading, column, shares, unit="%") for column, heading in SHARES.items()),
     ]
     frame = pl.DataFrame(rows)
     print_table(Console(width=120), Table("", "Pairs of equal configurations", frame, fields, every=True))
