@@ -1,4 +1,4 @@
-"""Open a job in the engine of a given name."""
+"""Open, build or deploy a job in the engine of a given name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ __all__ = ["build", "deploy", "open_session"]
 
 
 def open_session(engine: str, job: Job[Any]) -> Session:
-    """Open `job` in the engine of that name. Raises engines.base.Unsupported where this machine or build cannot do it,
-    and whatever the runtime itself raises."""
-    module = importlib.import_module(ENGINES[engine].module)
-    session: Session = module.open_session(replace(job, engine=engine))
+    """Open `job` in an engine. Raises engines.base.Unsupported and whatever the runtime itself raises."""
+    session: Session = importlib.import_module(ENGINES[engine].module).open_session(replace(job, engine=engine))
     return session
 
 
@@ -32,7 +30,7 @@ def build(engine: str, job: Job[Any]) -> BuiltAhead:
 
 
 def deploy(engine: str, job: Job[Any], folder: Path, built: Path | None) -> Deployed:
-    """Have an engine that can be deployed (`Engine.deployment`) write what `job` needs to run without this project.
+    """Have an engine with a `deployment` write what `job` needs to run without this project.
 
     `built` is the file of an engine that builds. Raises exporters.source.ModelError where the model cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Define what an engine is given to open, a `Job`, and what it makes of it, a `Session`."""
+"""Define the contract of an engine: it opens a `Job` and returns a `Session`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 
-from engines.catalog import PLAIN, Device, Options, Pass, Training
+from engines.options import PLAIN, Device, Options, Pass, Training
 from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
 
@@ -20,17 +20,16 @@ Mark = Callable[[str], None]
 
 
 def ignore(name: str) -> None:
-    """The `Mark` of whoever does not ask for boundaries."""
+    """Mark nothing: for callers that ask for no boundaries."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
 
 
 class Phase(StrEnum):
-    """What a case's process is doing."""
+    """What a case's process is doing; END closes the session, EXIT lasts until the process is gone."""
 
     FORK = "fork"
-    """Until it answers."""
     OPEN = "open"
     CONTEXT = "context"
     BUILD = "build"
@@ -41,9 +40,7 @@ class Phase(StrEnum):
     CHECK = "check"
     PROFILE = "profile"
     END = "end"
-    """Closing the session."""
     EXIT = "exit"
-    """From its last word until it is gone."""
     ENDED = "ended"
 
 
@@ -59,7 +56,6 @@ class Warning:
     text: str
 
     def __str__(self) -> str:
-        """As files have it."""
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
     @classmethod
@@ -71,24 +67,22 @@ class Warning:
 
 @dataclass(frozen=True)
 class Memory:
-    """What an engine declares of its own device memory, in bytes; None where it cannot know."""
+    """An engine's own device memory in bytes; None where it cannot know."""
 
     weights: int | None = None
     activations: int | None = None
     """Activations and workspace, at their peak."""
     slack: int | None = None
-    """What the engine's allocator holds beyond both: cached blocks, rounding, further copies of weights."""
+    """Held by the engine's allocator beyond both: cached blocks, rounding, copies of weights."""
     torch_allocated: int | None = None
     torch_reserved: int | None = None
     gradients: int | None = None
-    """Of the weights, in training."""
     optimizer: int | None = None
-    """The optimizer's state, in training."""
 
 
 @dataclass(kw_only=True)
 class Building:
-    """How an engine was built, when it was: seconds, whether it came from a cache now, and the builder's peaks."""
+    """An engine's build: its seconds and peaks, and whether the engine now came from the cache."""
 
     seconds: float
     cached: bool
@@ -98,7 +92,7 @@ class Building:
 
 @dataclass(frozen=True)
 class BuiltAhead:
-    """An engine that was built for a session that is opened later: whether it was in the cache already."""
+    """An engine built into the cache for a later session."""
 
     cached: bool
     warnings: Sequence[Warning] = ()
@@ -106,40 +100,37 @@ class BuiltAhead:
 
 @dataclass(kw_only=True)
 class Proof:
-    """What really ran. What is None the engine cannot say. What is compared with the request, or becomes a warning, has
-    a field; `details` holds what is only kept."""
+    """What really ran; None where the engine cannot say. `details` is kept and never judged."""
 
     library: str | None = None
-    """Name and version."""
     device: str | None = None
     provider: str | None = None
-    """The execution provider that it was to run on."""
+    """The execution provider that was asked for."""
     providers: Mapping[str, int] | None = None
     """Nodes by execution provider."""
     compute_providers: Mapping[str, int] | None = None
     """Convolutions and matrix products by execution provider."""
     compute_types: Mapping[str, int] | None = None
-    """Convolutions and matrix products by the type that they were computed in."""
+    """Convolutions and matrix products by the type they were computed in."""
     tf32: bool | None = None
     cudnn: bool | None = None
     cuda_graph: bool | None = None
     cuda_graph_fallback: str | None = None
-    """Why the engine had to do without a CUDA graph."""
+    """Why there is no CUDA graph, though one was asked for."""
     cuda_graph_wanted: bool | None = None
     cuda_graph_skips: int | None = None
-    """How many CUDA graphs torch.compile tried to record and did not."""
+    """CUDA graphs that torch.compile tried to record and did not."""
     graph_breaks: int | None = None
-    """At how many places torch.compile left the graph."""
     graph_break_reasons: Sequence[str] = ()
     recompilations: Sequence[str] = ()
-    """Why torch.compile compiled again what it had compiled, though every call has the same shapes."""
+    """Guards of torch.compile that failed, though every call has the same shapes."""
     build: Building | None = None
     warnings: Sequence[Warning] | None = None
-    """These become the row's own."""
+    """They become the row's own."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """One level: the fields that are known, then the details."""
+        """Return one flat dict: the known fields, then the details."""
         known = {name: value for name, value in vars(self).items() if value not in (None, ()) and name != "details"}
         if self.build:
             known["build"] = asdict(self.build)
@@ -161,28 +152,26 @@ class Proof:
 
 @dataclass(frozen=True)
 class Layer:
-    """One step of an iteration as the runtime runs it: an operator, or whatever it fused operators into."""
+    """One step of an iteration as the runtime runs it: an operator, or several that it fused."""
 
     name: str
     kind: str
-    """The runtime's own word for what it is: an ATen operator, an ONNX operator, TensorRT's layer type."""
+    """The runtime's own word: an ATen operator, an ONNX operator, TensorRT's layer type."""
     nodes: tuple[str, ...]
-    """The ONNX nodes that it covers; empty where the runtime does not say, or knows none."""
+    """The ONNX nodes that it covers, where they are known."""
     ms: float
-    """Median over the profiled iterations, or their mean where the runtime gives no more; on CUDA on the device."""
+    """Median (or mean, if the runtime gives no more) over the profiled iterations; on CUDA on the device."""
 
 
 @dataclass(frozen=True)
 class Job(Generic[OptionsT]):
     """One model to be opened by one engine.
 
-    `inputs` are the host arrays of one batch, in the order of `specs`, which say their names and their places in a call
-    (without specs all are positional); floats are float32: the engine casts them to the precision. `state` is a
-    file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
-    All work must be enqueued on torch's current stream (the worker has set a non-default one), except by an `OwnQueue`.
-    `phase` is to be called with Phase.BUILD before an engine builds or compiles, and with Phase.LOAD after it;
-    `progress` with how far a build is, in words for the display; `at_peak` before memory is given back that may have
-    been the most in use. `engine` is the catalog's key, for a module that serves several.
+    `inputs` are the host arrays of one batch in the order of `specs` (without specs all are positional); floats are
+    float32, and the engine casts them. `state` is a file with the fp32 state dict, `onnx` the exported graph, each None
+    where the engine needs none. All work is enqueued on torch's current stream, except by an `OwnQueue`. The engine
+    calls `phase` with Phase.BUILD before it builds and Phase.LOAD after it, `progress` with a build's progress in
+    words, and `at_peak` before it gives back memory. `engine` is the catalog's key.
     """
 
     source: ModelSource
@@ -202,8 +191,10 @@ class Job(Generic[OptionsT]):
     specs: tuple[TensorSpec, ...] = ()
 
     def named_inputs(self, names: Sequence[str], inputs: Sequence[Array] | None = None) -> list[Array]:
-        """The arrays of a graph's inputs, which are the model's or, where an exporter left some out, some of them.
-        Those of a user's graph that has other names go by their order. `inputs` replace the job's own."""
+        """Pick the arrays of a graph's inputs by name (a user's graph with other names: by order).
+
+        `inputs` replace the job's own.
+        """
         inputs = self.inputs if inputs is None else inputs
         if not self.specs:
             return list(inputs)
@@ -214,7 +205,7 @@ class Job(Generic[OptionsT]):
 
     @property
     def graph(self) -> Path:
-        """`onnx`, for an engine that needs a graph."""
+        """Return `onnx`, for an engine that needs a graph."""
         assert self.onnx is not None, "an engine that needs a graph gets the exported one"
         return self.onnx
 
@@ -223,17 +214,19 @@ class Session(Protocol):
     """A model, loaded and ready. It owns no clock and never synchronizes in `run`."""
 
     def run(self, mark: Mark) -> None:
-        """Enqueue one iteration and return at once, calling `mark` at inner boundaries (on the CPU: run it)."""
+        """Enqueue one iteration and return at once, calling `mark` at inner boundaries; on the CPU run it."""
 
     def outputs(self) -> list[Array]:
-        """The last iteration's outputs, copied to the host as float32 (integers stay). For training only the loss, or
-        with the head "logits" the network's first output."""
+        """Copy the last iteration's outputs to the host, floats as float32.
+
+        Training gives only the loss, or with the head "logits" the network's first output.
+        """
 
     def memory(self) -> Memory:
-        """What this engine declares of its memory now."""
+        """Return what this engine declares of its memory now."""
 
     def proof(self) -> Proof:
-        """What really ran; called once, after everything has been measured."""
+        """Return what really ran; called once, after everything has been measured."""
 
     def layers(self) -> list[Layer]:
         """Profile some iterations and return their layers in running order; called, if at all, after `proof`."""
@@ -244,7 +237,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class OwnQueue(Session, Protocol):
-    """A session that queues its work elsewhere than on torch's current stream, so that the host's clock has to do."""
+    """A session that queues its work elsewhere than on torch's current stream; it is timed on the host."""
 
     def wait(self) -> None:
         """Wait until all that `run` has enqueued is finished."""
@@ -255,19 +248,19 @@ class Trainable(Session, Protocol):
     """A session that can train."""
 
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
-        """The output and the parameters' gradients of one iteration with the prepared weights.
+        """Run the measured iteration on `inputs` and `target`; return its output and the parameters' gradients.
 
-        It is the very iteration that was measured, called before `proof`, on `inputs` and, for its head, `target`. The
-        gradients are unscaled, as float32, at `exporters.gradients.positions`; what has none is left out.
+        It starts from the prepared weights and is called before `proof`. Gradients are unscaled, float32, at
+        `exporters.gradients.positions`; parameters without one are left out.
         """
 
 
 @runtime_checkable
 class Named(Session, Protocol):
-    """A session that knows what its outputs are called."""
+    """A session that knows its outputs' names."""
 
     def output_names(self) -> list[str]:
-        """Of `outputs`, in that order; called after an iteration."""
+        """Name `outputs` in their order; called after an iteration."""
 
 
 @runtime_checkable

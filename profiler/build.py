@@ -18,9 +18,9 @@ from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_hardware, unsupported
-from engines.option_values import parse_batches
+from engines.options import parse_batches
 from engines.requirements import explain, missing
-from engines.tensorrt_engines.build import (
+from engines.trt_build import (
     ALL_TARGETS,
     BuildRequest,
     Built,
@@ -205,7 +205,7 @@ def build(task: BuildTask, gpu: Gpu | None, log: Path, timeout: float, tick: Cal
 
 def known_targets(engine: str, report: Report) -> tuple[str, ...]:
     """In a worker: what the library can build for without a GPU. Raises engines.base.Unsupported without a library."""
-    from engines.tensorrt_engines.session import library
+    from engines.trt import library
 
     found = targets(library(engine))
     return (*found, ALL_TARGETS) if found else ()
@@ -213,7 +213,7 @@ def known_targets(engine: str, report: Report) -> tuple[str, ...]:
 
 def build_one(task: BuildTask, report: Report) -> Built:
     """In a worker: the engine, from the cache or built. Raises what `build_engine` does."""
-    from engines.tensorrt_engines.session import current_gpu, library
+    from engines.trt import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
     module, batches, options = library(task.case.engine), parse_batches(task.batches), task.options

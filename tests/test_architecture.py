@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    *("exporters", "engines.option_values", "engines.catalog", "engines"),
+    *("exporters", "engines.options", "engines.catalog", "engines"),
     *("profiler.errors", "profiler.options", "profiler.bundled", "profiler.nvml", "profiler.processor"),
     *("profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
@@ -246,12 +246,10 @@ NOT_WHOLE = {
     **dict.fromkeys(("exporters.cache", "exporters.flops", "exporters.gradient_reference"), "entry"),
     **dict.fromkeys(("exporters.onnx_export", "exporters.onnx_files", "exporters.saved_module"), "entry"),
     "profiler.worker.outputs": "entry",
-    **dict.fromkeys(("engines.tensorrt_engines.build", "profiler.report.page"), "entry"),
-    **dict.fromkeys(
-        ("engines.deployment", "engines.jax_xla.session", "profiler.recommend.artifact_papers"), "artifact"
-    ),
+    **dict.fromkeys(("engines.trt_build", "profiler.report.page"), "entry"),
+    **dict.fromkeys(("engines.deployment", "engines.jax_xla", "profiler.recommend.artifact_papers"), "artifact"),
     # Settings of the kernel.
-    **dict.fromkeys(("engines.host_memory", "profiler.processes.process"), "proc"),
+    **dict.fromkeys(("engines.memory_watch", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.run_folder", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
     "profiler.processes.logs": "log",

@@ -33,7 +33,7 @@ from engines.catalog import (
     Pass,
     Training,
 )
-from engines.option_values import is_path
+from engines.options import is_path
 from exporters.bounds import LARGEST, MOST_CASES, MOST_ENTRIES, Count, Price, Replicates
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols

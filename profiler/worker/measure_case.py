@@ -13,7 +13,7 @@ import torch
 import engines
 from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options, float_part
-from engines.host_memory import HostMeter
+from engines.memory_watch import HostMeter
 from exporters.errors import sentence
 from profiler.job.case import Budget, Case
 from profiler.nvml import Nvml

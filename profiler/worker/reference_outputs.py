@@ -23,7 +23,7 @@ import torch
 import engines
 from engines.base import Array, Feedable, Job, Named, Session, Unsupported, ignore
 from engines.catalog import Device, reference_of
-from engines.host_memory import HostMeter
+from engines.memory_watch import HostMeter
 from exporters.cache import Cache, CacheError, code_of, file_sha256, locked
 from exporters.calls import chosen
 from exporters.errors import chain, message, sentence

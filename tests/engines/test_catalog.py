@@ -254,8 +254,8 @@ def test_the_processors_maker() -> None:
 
 @pytest.mark.slow
 def test_compute_capabilities_are_the_librarys() -> None:
-    from engines.tensorrt_engines.build import targets
-    from engines.tensorrt_engines.session import library
+    from engines.trt import library
+    from engines.trt_build import targets
 
     known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]
     assert list(ENGINES["trt-rtx"].hardware["cuda"]) == known

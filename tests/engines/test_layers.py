@@ -14,13 +14,25 @@ from sessions import cache_beside, switches_put_back
 from torch.nn.modules import module as torch_module
 
 import engines
+from engines import layers as torch_trace
 from engines.base import Job, Layer, Session
 from engines.catalog import ENGINES
-from engines.layer_profile import torch_trace
-from engines.layer_profile.node_mapping import Origin, Step, node_name
-from engines.layer_profile.torch_modules import Operator, covered_by, iteration_layers, read_operators
-from engines.layer_profile.torch_trace import Iteration, Kernel, Span, Trace, median_layers
-from engines.onnx_runtime.node_profile import (
+from engines.layers import (
+    Iteration,
+    Kernel,
+    Operator,
+    Origin,
+    Span,
+    Step,
+    Trace,
+    covered_by,
+    iteration_layers,
+    median_layers,
+    node_name,
+    read_operators,
+)
+from engines.ort import OrtSession, session_options
+from engines.ort_layers import (
     NodeRun,
     Run,
     clock_offset,
@@ -29,7 +41,6 @@ from engines.onnx_runtime.node_profile import (
     launched_in,
     read_runs,
 )
-from engines.onnx_runtime.session import OrtSession, session_options
 from exporters.cache import Cache
 from exporters.inputs import input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import export_onnx

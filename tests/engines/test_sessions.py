@@ -19,8 +19,8 @@ from torch._dynamo.utils import counters
 import engines
 from engines.base import Feedable, Job, Session
 from engines.catalog import ENGINES
-from engines.onnx_runtime.providers import PROVIDERS
-from engines.onnx_runtime.session import run_options
+from engines.ort import run_options
+from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
@@ -282,7 +282,7 @@ def test_closed_session_lets_its_model_go(engine: str, attribute: str, pass_: st
 
 
 def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.CaptureFixture[str]) -> None:
-    from engines.onnx_runtime import session as ort
+    from engines import ort
 
     line = "2026-11-21 05:17:10.9 [I:onnxruntime:Default, bfc_arena.cc:{}] {}\n"
     said = [
@@ -308,7 +308,7 @@ def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.Captur
 
 ARENA = """
 import numpy, onnx, onnxruntime
-import engines.onnx_runtime.session  # which configures the log
+import engines.ort  # which configures the log
 
 def run(_, report):
     value = onnx.helper.make_tensor_value_info
@@ -327,7 +327,7 @@ def test_onnx_runtimes_arena_says_what_the_parser_expects(forkserver: None, tmp_
     """On the CPU the arena is another one, and its lines are the same."""
     (tmp_path / "arena.py").write_text(ARENA)
     assert run_one(Call("arena:run", None, tmp_path / "log", path=(str(tmp_path),))).status == "ok"
-    from engines.onnx_runtime import session as ort
+    from engines import ort
 
     text = (tmp_path / "log").read_bytes().replace(b"BFCArena for Cpu", b"BFCArena for Cuda")
     kinds = {name for match in ort._ARENA.finditer(text) for name, found in match.groupdict().items() if found}

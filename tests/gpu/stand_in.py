@@ -23,7 +23,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from engines.base import Warning
-from engines.tensorrt_engines.build import BuildRequest, Built
+from engines.trt_build import BuildRequest, Built
 
 ALIGNMENT = 256
 MIB = 2**20
@@ -136,7 +136,7 @@ class StandIn:
     def build_engine(
         self, library: Any, request: BuildRequest, cache: Any, progress: Callable[[str], None], rebuild: bool = False
     ) -> Built:
-        """In place of engines.tensorrt_engines.build.build_engine: the ONNX file, and with it the profile."""
+        """In place of engines.trt_build.build_engine: the ONNX file, and with it the profile."""
         assert library is self
         self.builds.append(request)
         progress("building 100 %")

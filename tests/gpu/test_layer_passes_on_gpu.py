@@ -16,7 +16,7 @@ from sessions import switches_put_back
 import engines
 from engines.base import Job
 from engines.catalog import ENGINES, Training
-from engines.layer_profile.torch_trace import record
+from engines.layers import record
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients

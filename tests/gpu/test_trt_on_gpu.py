@@ -18,14 +18,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from engines.tensorrt_engines import cuda_driver
 from runs import Profiler
 
+from engines import trt
 from engines.base import Unsupported, Warning
 from engines.catalog import CUDA_DRIVERS
-from engines.cuda_graph import capture
-from engines.tensorrt_engines import cuda_driver
-from engines.tensorrt_engines import session as trt
-from engines.tensorrt_engines.buffers import ALIGNMENT, Buffers
+from engines.device import ALIGNMENT, Buffers, capture
 from exporters.source import ModelSource
 from profiler import load
 from profiler.job.case import Budget, Case

@@ -128,7 +128,7 @@ CASES: dict[str, Case] = {
 def test_an_operator_gives_torchs_values_and_gradients(case: str) -> None:
     import jax
 
-    from engines.jax_xla.aten import OPERATORS
+    from engines.jax_operators import OPERATORS
 
     name, torch_function, arguments, options = CASES[case]
     own = [a.clone().requires_grad_(a.is_floating_point()) if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -173,7 +173,7 @@ class Composed(torch.nn.Module):
 def test_what_torch_says_in_other_operators_is_translated_but_dropout() -> None:
     import jax
 
-    from engines.jax_xla.program import trace
+    from engines.jax_xla import trace
 
     model = Composed()
     program = trace(model.eval(), [X.numpy()])
@@ -188,7 +188,7 @@ def test_what_torch_says_in_other_operators_is_translated_but_dropout() -> None:
 def test_division_rounds_as_torchs(mode: str | None) -> None:
     import jax
 
-    from engines.jax_xla.aten import OPERATORS
+    from engines.jax_operators import OPERATORS
 
     x, y = torch.tensor([7.0, -7.0, 3.5, -0.5]), torch.tensor([2.0, 2.0, -1.0, 3.0])
     found = OPERATORS["div"](jax.numpy.asarray(x.numpy()), jax.numpy.asarray(y.numpy()), rounding_mode=mode)
@@ -199,7 +199,7 @@ def test_division_rounds_as_torchs(mode: str | None) -> None:
 def test_batch_normalization_has_torchs_values_gradients_and_statistics(training: bool) -> None:
     import jax
 
-    from engines.jax_xla.aten import OPERATORS
+    from engines.jax_operators import OPERATORS
 
     weight, bias, mean, var = drawn(4), drawn(4, seed=2), drawn(4, seed=3), drawn(4, seed=4).abs()
     own = [t.clone().requires_grad_() for t in (X, weight, bias)]

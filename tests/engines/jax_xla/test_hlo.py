@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.jax_xla.hlo import products
+from engines.jax_operators import products
 
 # Shortened from what XLA of JAX 0.11 printed on an H100.
 CONVOLUTION = (

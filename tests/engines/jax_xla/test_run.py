@@ -75,7 +75,7 @@ def test_a_run_compares_jax_with_eager(tmp_path: Path, profiler: Profiler) -> No
 def test_what_is_exported_runs_without_this_project_and_gives_the_modules_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engines.jax_xla.session import write_program
+    from engines.jax_xla import write_program
 
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "net_to_export.py").write_text(NETWORK)

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.layer_profile.node_mapping import Step, covered_nodes, node_name, origins, steps_of
+from engines.layers import Step, covered_nodes, node_name, origins, steps_of
 from exporters.cache import Cache
 from exporters.inputs import read_onnx
 from exporters.onnx_export import export_onnx

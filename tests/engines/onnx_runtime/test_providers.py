@@ -12,9 +12,9 @@ import pytest
 
 from engines.base import Job, Unsupported
 from engines.catalog import ENGINES, OrtOptions, OrtTrtOptions, foreign_hardware
-from engines.onnx_runtime.providers import PROVIDERS, load_plugin, load_tensorrt
-from engines.onnx_runtime.session import session_options
-from engines.option_values import is_path, key_values
+from engines.options import is_path, key_values
+from engines.ort import session_options
+from engines.ort_providers import PROVIDERS, load_plugin, load_tensorrt
 from engines.requirements import explain, missing
 from exporters.source import ModelSource
 from profiler.machine import Target

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from engines.base import Job
 from engines.catalog import OrtOptions
-from engines.onnx_runtime.session import write_graph
+from engines.ort import write_graph
 from exporters.source import ModelSource
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from bad_models import Branches, Remembers
 from torch._dynamo.utils import clear_compilation_metrics, counters
 
-from engines.pytorch import compiled
+from engines import compiled
 
 pytestmark = pytest.mark.slow
 

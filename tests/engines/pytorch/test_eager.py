@@ -8,7 +8,7 @@ import pytest
 
 from engines.base import Job
 from engines.catalog import EagerOptions
-from engines.pytorch.eager import EagerSession
+from engines.eager import EagerSession
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource

@@ -14,9 +14,8 @@ from torch import nn
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import CompiledOptions, EagerOptions
-from engines.pytorch.compiled import CompiledSession
-from engines.pytorch.eager import EagerSession, write_program
-from engines.pytorch.quantized import _choose
+from engines.compiled import CompiledSession
+from engines.eager import EagerSession, _choose, write_program
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource

@@ -358,7 +358,7 @@ def test_the_proof_needs_no_second_batch(open_session: Open) -> None:
 
 def test_fp16_weights_survive_thousands_of_steps_of_adamw() -> None:
     """Half of the gradients below are squared to nothing in the optimizer's state."""
-    from engines.pytorch.training_step import make_optimizer
+    from engines.training import make_optimizer
 
     module = torch.nn.Linear(64, 64).half()
     job = Job(source("tiny"), "training", "fp16", 1, "cpu", EagerOptions(), (), training=Training("adamw"))

@@ -23,22 +23,25 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
+from engines import trt_build as build
 from engines.base import Unsupported, Warning
 from engines.catalog import TrtOptions
-from engines.option_values import parse_batches
-from engines.tensorrt_engines import build
-from engines.tensorrt_engines.build import (
+from engines.options import parse_batches
+from engines.trt import library
+from engines.trt_build import (
     BuildRequest,
     Built,
     _configure,
+    attach_timings,
     batch_shapes,
     build_engine,
     built_for,
     engine_key,
+    keep_timings,
     open_with_plugins,
     targets,
 )
-from engines.tensorrt_engines.build_monitor import (
+from engines.trt_reports import (
     MIB,
     Progress,
     forget,
@@ -48,8 +51,6 @@ from engines.tensorrt_engines.build_monitor import (
     reasons,
     watch_memory,
 )
-from engines.tensorrt_engines.session import library
-from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters import build_model
 from exporters.cache import Cache
 from exporters.inputs import TensorSpec, input_specs
@@ -602,8 +603,8 @@ def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
 BUILDER = """
 import time
 from pathlib import Path
-from engines.tensorrt_engines.session import library
-from engines.tensorrt_engines.build import build_engine
+from engines.trt import library
+from engines.trt_build import build_engine
 
 def build(argument, report):
     request, cache, own, others = argument

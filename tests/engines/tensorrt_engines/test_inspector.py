@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.base import Proof
-from engines.tensorrt_engines.inspector import EngineLayer, compute_types, read_layers, summarize
+from engines.trt_reports import EngineLayer, compute_types, read_layers, summarize
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.worker.checks import mismatch, remarks

@@ -28,7 +28,7 @@ import onnx
 import pytest
 import torch
 
-from engines.tensorrt_engines.session import library
+from engines.trt import library
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = Path(__file__).parent / "tensorrt_names"

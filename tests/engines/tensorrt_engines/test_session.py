@@ -22,10 +22,10 @@ import pytest
 import torch
 
 import engines
+from engines import trt
 from engines.base import Building, Job, Unsupported, Warning
 from engines.catalog import ENGINES, TrtOptions
-from engines.tensorrt_engines import session as trt
-from engines.tensorrt_engines.buffers import ALIGNMENT
+from engines.device import ALIGNMENT
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import Export
 from profiler.job.case import Budget, Case

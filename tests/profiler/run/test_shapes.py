@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from runs import Profiler
 
-from engines.tensorrt_engines.build import batch_shapes
+from engines.trt_build import batch_shapes
 from exporters.inputs import input_specs
 from profiler.errors import ConfigError
 from profiler.job.conditions import parse_only

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from torch import nn
 
-from engines.pytorch.eager import EagerSession
+from engines.eager import EagerSession
 
 
 def end(how):

@@ -13,7 +13,7 @@ import pytest
 from runs import Profiler, run_job
 
 from engines.catalog import Training
-from engines.pytorch.eager import EagerSession
+from engines.eager import EagerSession
 from exporters.gradients import GradientReference, Gradients
 from exporters.source import ModelSource
 from profiler import load

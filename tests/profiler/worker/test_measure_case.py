@@ -13,8 +13,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.onnx_runtime.session import OrtSession
-from engines.pytorch.eager import EagerSession
+from engines.eager import EagerSession
+from engines.ort import OrtSession
 from exporters.declared_inputs import declared_inputs
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.source import ModelError, ModelSource

@@ -1,0 +1,195 @@
+"""Run a module through torch.compile, compiled before the session is returned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics, graph_break_reasons
+from torch._inductor import config
+
+from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, Warning, ignore
+from engines.eager import EagerSession
+from engines.layers import Iteration, median_layers, record
+from engines.options import CompiledOptions
+from engines.training import LayerStep
+from exporters.errors import place_in
+
+_RUNS_UNTIL_REPLAY = 3
+"""Compile, record, replay: torch's CUDA-graph trees need a call for each."""
+_KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
+"""As torch's graph trees say it (torch 2.11)."""
+_KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
+_CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
+_EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
+_LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
+"""Words in the names of kernels that say where they come from."""
+
+
+def open_session(job: Job[CompiledOptions]) -> CompiledSession:
+    """Compile `job`'s model with torch.compile. Raises Unsupported where that compiles nothing, and its own errors."""
+    return CompiledSession(job)
+
+
+class CompiledSession(EagerSession):
+    """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
+
+    def __init__(self, job: Job[CompiledOptions]) -> None:
+        self.keeps = False
+        """Whether the module's first call, which it keeps a tensor of, is one in eager."""
+        super().__init__(job)
+        self.mode = job.options.mode
+        self._compile()
+        job.phase(Phase.LOAD)
+
+    def run(self, mark: Mark) -> None:
+        self.step(mark)
+
+    def proof(self) -> Proof:
+        """Report the compiler's own counters, and the types of the operators that it was given to compile."""
+        breaks = _graph_breaks()
+        types, _ = self.operators_seen()
+        return replace(
+            self.facts(
+                types,
+                mode=self.mode,
+                compiled_graphs=counters["stats"]["unique_graphs"],
+                compiled_before=counters["aot_autograd"]["autograd_cache_hit"]
+                + counters["inductor"]["fxgraph_cache_hit"],
+            ),
+            warnings=[Warning("eager-first", _KEPT)] if self.keeps else None,
+            graph_breaks=len(breaks),
+            graph_break_reasons=breaks,
+            recompilations=_recompilations(),
+            cuda_graph_wanted=self._wants_graph,
+            cuda_graph=self._wants_graph and _recorded_graphs() > 0,
+            cuda_graph_skips=counters["inductor"]["cudagraph_skips"] if self._wants_graph else 0,
+        )
+
+    def layers(self) -> list[Layer]:
+        """List kernels in running order, on CUDA also those of replayed graphs; their exported nodes are not known.
+
+        The compiler's C++ announces its kernels only on request, so on the CPU the model is compiled once more.
+        """
+        if self.job.device == "cuda":
+            iterations = record(lambda: self.run(ignore), "cuda").iterations
+            return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
+        with config.patch({"cpp.enable_kernel_profile": True}):
+            self._compile()
+            self.job.phase(Phase.PROFILE)
+        iterations = record(lambda: self.run(ignore), "cpu").iterations
+        return median_layers([_host_layers(i) for i in iterations])
+
+    @property
+    def _wants_graph(self) -> bool:
+        return self.job.device == "cuda" and self.mode in ("reduce-overhead", "max-autotune")
+
+    def _compile(self) -> None:
+        self.job.phase(Phase.BUILD)
+        _forget_compiled()
+        compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
+
+        def next_step(*positional: Any, **keywords: Any) -> Any:
+            # Lets the CUDA-graph trees know that the last iteration's outputs may be overwritten.
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(*positional, **keywords)
+
+        self.call = next_step if self._wants_graph else compiled
+        if isinstance(self.training, LayerStep):
+            self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
+        if self._kept_is_overwritten():
+            if self.keeps or self.job.pass_ == "training":
+                raise RuntimeError(
+                    f"{_KEPT}: clone it where it is kept, or compile without graphs ({{name: compiled, mode: default}})"
+                )
+            self._begin_in_eager()
+            return
+        if counters["stats"]["unique_graphs"] == 0:
+            raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
+        if self.job.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _kept_is_overwritten(self) -> bool:
+        """Run until the graph is replayed; tell whether that overwrites a tensor that the module keeps."""
+        try:
+            for _ in range(_RUNS_UNTIL_REPLAY):
+                self.run(ignore)
+        except RuntimeError as error:
+            if _KEPT_RESULT not in str(error):
+                raise
+            return True
+        return False
+
+    def _begin_in_eager(self) -> None:
+        """Compile a fresh module after a call in eager, so that a tensor kept of the first call is no graph's."""
+        self.keeps = True
+        self.call = self.model
+        _forget_compiled()
+        self._forget()
+        torch.cuda.empty_cache()  # As before another batch: else the first try's would count as this one's slack.
+        del self.model, self.call
+        self._open()
+        self._compile()
+
+    def _take_batch(self) -> None:
+        super()._take_batch()
+        if self.keeps:  # Of every shape, as detectors keep their anchors.
+            positional, keywords = self.arguments
+            with torch.inference_mode():
+                self.model(*positional, **keywords)
+
+
+def _forget_compiled() -> None:
+    """Drop what this process has compiled: torch runs a function in eager that was compiled eight times."""
+    torch._dynamo.reset()
+    counters.clear()
+    clear_compilation_metrics()
+
+
+def _host_layers(iteration: Iteration) -> list[Layer]:
+    """List generated kernels, and operators of ATen or a library that no other one called."""
+    layers, until = [], 0.0
+    for span in iteration.spans:
+        kernel = _CPP_KERNEL.fullmatch(span.name)
+        operator = span.name.startswith(("aten::", "mkldnn::", "mkl::", "onednn::", "torchvision::"))
+        if span.start >= until and (kernel or operator):
+            name = kernel[1] if kernel else span.name
+            layers.append(Layer(name, "cpp" if kernel else name.partition("::")[2], (), span.ms))
+            until = span.end
+    return layers
+
+
+def _kind(kernel: str) -> str:
+    """Name the library that a kernel comes from."""
+    return next((word for word in _LIBRARIES if word in kernel.lower()), "kernel")
+
+
+def _graph_breaks() -> tuple[str, ...]:
+    """List why torch.compile left the graph; its counters know no branch on a value (torch 2.13)."""
+    words = {"generic_jump TensorVariable()": "a branch on a computed value"}
+    reasons = [(each.reason.partition("\n")[0], each.user_stack) for each in graph_break_reasons]
+    return tuple(dict.fromkeys(f"{words.get(what, what)}{place_in(stack)}" for what, stack in reasons))
+
+
+def _why_nothing() -> str:
+    """Quote what torch says of the code that it did not compile."""
+    breaks = [*counters["unimplemented"], *counters["graph_break"]]
+    why = (" ".join(_EXPLAINED.findall(each)[:2]) or each.partition("\n")[0] for each in breaks)
+    return "; ".join(dict.fromkeys(why)) or "it has no operator to compile"
+
+
+def _recompilations() -> tuple[str, ...]:
+    """List the guards that failed, each like "`self.calls == 0` no longer held"."""
+    failed = [each.recompile_reason for each in get_compilation_metrics() if each.recompile_reason]
+    return tuple(f"`{reason.partition(': ')[2].partition('  #')[0].strip()}` no longer held" for reason in failed)
+
+
+def _recorded_graphs() -> int:
+    """Count the CUDA graphs that torch's graph trees hold on the current device."""
+    from torch._inductor.cudagraph_trees import get_container
+
+    manager = get_container(torch.cuda.current_device()).tree_manager
+    return 0 if manager is None else sum(len(nodes) for nodes in manager.roots.values())

@@ -1,0 +1,64 @@
+"""Run model.onnx in ONNX Runtime with the options of config.json. Needs only requirements.txt."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from frame import HERE, Array, main
+
+TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64, "int32": np.int32, "int64": np.int64}
+
+
+class Model:
+    def __init__(self, config: dict[str, Any], arrays: list[Array]) -> None:
+        settings, device = config["settings"], config["device"]
+        if device == "cuda":
+            ort.preload_dlls()  # CUDA and cuDNN from pip's packages, where they are not installed system-wide.
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = settings["threads"]
+        if not settings["optimize"]:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        for key, value in settings["session"].items():
+            options.add_session_config_entry(key, value)
+        for name, size in settings["dimensions"].items():
+            options.add_free_dimension_override_by_name(name, size)
+        providers = [(name, its_options) for name, its_options in settings["providers"]]
+        if settings["plugin"]:
+            package = importlib.import_module(settings["plugin"])
+            ort.register_execution_provider_library(settings["plugin"], package.get_library_path())
+            found = [each for each in ort.get_ep_devices() if each.ep_name == package.get_ep_name()]
+            processors = [each for each in found if each.device.type.name == "CPU"]
+            options.add_provider_for_devices(processors, providers[0][1])
+            providers = [(package.get_ep_name(), {})]
+        chosen = None if settings["plugin"] else providers
+        self.session = ort.InferenceSession(HERE / "model.onnx", options, providers=chosen)
+        if self.session.get_providers()[0] != providers[0][0]:
+            raise SystemExit(
+                f"ONNX Runtime could not load {providers[0][0]}, and fell back to {self.session.get_providers()[0]}"
+            )
+        self.binding = self.session.io_binding()
+        for spec, array in zip(config["inputs"], arrays, strict=True):
+            self.binding.bind_ortvalue_input(spec["name"], ort.OrtValue.ortvalue_from_numpy(array, device, 0))
+        self.bind_outputs(device)
+
+    def bind_outputs(self, device: str) -> None:
+        """Bind the outputs once: a CUDA graph needs fixed addresses, and calls then copy nothing more."""
+        for node in self.session.get_outputs():
+            kind = TYPES.get(node.type.removeprefix("tensor(").removesuffix(")"))
+            if kind and all(isinstance(size, int) for size in node.shape):
+                value = ort.OrtValue.ortvalue_from_shape_and_type(node.shape, kind, device, 0)
+                self.binding.bind_ortvalue_output(node.name, value)
+            else:
+                self.binding.bind_output(node.name, device)
+
+    def call(self) -> None:
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
+
+    def output(self) -> Array:
+        return np.asarray(self.binding.copy_outputs_to_cpu()[0])
+
+
+if __name__ == "__main__":
+    main(Model)

@@ -1,0 +1,377 @@
+"""Run a module in PyTorch eager, for inference or training, with or without a CUDA graph, and write what deploys it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
+from engines.deployment import Deployed, copy_run, described_inputs
+from engines.device import capture
+from engines.layers import origins, profile_module
+from engines.options import EIGHT_BITS, PRECISION_TABLE, Device, EagerOptions, TorchOptions, float_part
+from engines.training import LayerStep, TrainingStep
+from exporters.build_model import restore
+from exporters.cache import Cache
+from exporters.calls import call, flattened, named_outputs, typed
+from exporters.errors import sentence
+from exporters.inputs import arguments, first_items, input_specs, read_onnx, seeded_inputs
+from exporters.onnx_export import quiet
+from exporters.source import ModelError
+from exporters.watch import Watch
+from exporters.weights import cached_state
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.type) for name, each in PRECISION_TABLE.items()}
+"""Of weights and inputs."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By a tensor's dimensions: of images, and of volumes or clips."""
+_COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "bilinear", "convolution_backward"}
+# As inference mode has them.
+_COMPUTE |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {"lstm", "gru"}
+_COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of torchao; out_dtype is int8's on a GPU.
+_SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
+"""In proofs: uint8 times int8 is int8's arithmetic."""
+_MULTIPLE_OF = {("int8", "cuda"): 8, ("fp8", "cuda"): 16}
+"""What both sizes of a layer must be multiples of: else torchao 0.18 multiplies int8 as int32 on the CPU, and leaves
+what was to be fp8 as it is."""
+_LEAST_ROWS = {("int8", "cuda"): 17}
+"""What a layer's input must have: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32 in eager."""
+_WARM_UPS_BEFORE_CAPTURE = 3
+_PROOF_ITEMS = 2
+"""So few show all operators, and need no second batch's memory next to a graph's."""
+
+
+def open_session(job: Job[EagerOptions]) -> EagerSession:
+    """Open `job` in PyTorch eager. Raises exporters.build_model.ModelError, or what the model itself raises."""
+    return EagerSession(job)
+
+
+def set_switches(job: Job[TorchOptions]) -> None:
+    """Set TF32 and cuDNN as the job asks.
+
+    Setting torch's older TF32 flags keeps the newer `fp32_precision` in step; setting that one would make reading these
+    an error, and torch.export and users' models read them.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
+    torch.backends.cudnn.enabled = job.options.cudnn
+    torch.backends.cudnn.benchmark = job.options.cudnn_benchmark
+
+
+class EagerSession:
+    """A torch module, its inputs on the device, and how to run one iteration of it."""
+
+    def __init__(self, job: Job[TorchOptions]) -> None:
+        set_switches(job)
+        self.job = job
+        self.dtype = DTYPES[float_part(job.precision, job.device)]
+        self.formats = (
+            CHANNELS_LAST if job.options.channels_last else dict.fromkeys(CHANNELS_LAST, torch.contiguous_format)
+        )
+        self.model: nn.Module
+        self.inputs: list[torch.Tensor] = []
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.call: Callable[..., Any]
+        self.quantized: dict[str, Any] = {}
+        """Of torchao, for the proof."""
+        self.result: Any = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.fallback: str | None = None
+        """Why no CUDA graph could be recorded."""
+        self.training: TrainingStep | None = None
+        self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
+        self._open()
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        for tensor, array in zip(self.inputs, inputs, strict=True):
+            tensor.copy_(torch.from_numpy(array))
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
+        if self.graph is None and self.job.options.cuda_graph and not self.fallback:
+            self._capture(mark)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.step(mark)
+
+    def outputs(self) -> list[Array]:
+        return [_to_numpy(tensor) for tensor in named_outputs(self.result).values()]
+
+    def output_names(self) -> list[str]:
+        return list(named_outputs(self.result))
+
+    def memory(self) -> Memory:
+        weights = sum(t.nbytes for t in stored((*self.model.parameters(), *self.model.buffers())))
+        gradients = optimizer = None
+        if self.job.pass_ == "training":
+            gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            optimizer = self.training.optimizer_bytes() if self.training else 0
+        if self.job.device == "cpu":
+            return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        activations = max(allocated - weights - (gradients or 0) - (optimizer or 0), 0)
+        return Memory(weights, activations, reserved - allocated, allocated, reserved, gradients, optimizer)
+
+    def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
+        """Run the measured iteration: weights and items are copied to where it reads them."""
+        assert self.training is not None, "only of training sessions"
+        assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
+        state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
+        self.training.start_again(state, inputs, target)
+        gradients = self.training.gradients(lambda: self.run(ignore))
+        return self.outputs()[0], gradients
+
+    def proof(self) -> Proof:
+        """Run once more under a dispatch mode, which sees every operator with the types of its inputs."""
+        types, operators = self.operators_seen()
+        return self.facts(types, operators=operators)
+
+    def operators_seen(self) -> tuple[Counter[str], int]:
+        """The types of the first inputs of the module's convolutions and matrix products, without whatever compiles or
+        replays them, and how many operators it runs."""
+        seen, types = list[str](), Counter[str]()
+
+        def see(operator: Any, args: Sequence[Any], _: Any) -> None:
+            seen.append(operator.__name__)
+            if operator.__name__ in _COMPUTE:
+                own = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
+                types[_SAME.get(own, own)] += 1
+
+        with Watch(see):
+            if self.training is not None:
+                self.training.few(_PROOF_ITEMS)
+            else:
+                # A quantized layer's kernel depends on the batch. And on a GPU another batch takes a search of other
+                # algorithms, of seconds, where the batch itself has just run as it does here.
+                has_run = self.job.device == "cuda" and self.call is self.model and self.graph is None
+                items = self.job.batch_size if self.quantized or has_run else _PROOF_ITEMS
+                with torch.inference_mode():
+                    call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
+        return types, len(seen)
+
+    def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
+        """Make the proof of the process's switches and the session's state, with the types that were seen."""
+        cuda = self.job.device == "cuda"
+        tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+        images = [w for w in self.model.parameters() if w.dim() in CHANNELS_LAST]
+        own = {
+            "weight_types": dict(Counter(_name(p.dtype) for p in stored(self.model.parameters()))),
+            "channels_last": bool(images)
+            and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
+        }
+        return Proof(
+            library=f"torch {torch.__version__}",
+            device=str(self.inputs[0].device),
+            compute_types=dict(compute_types),
+            tf32=cuda and tf32,
+            cudnn=cuda and torch.backends.cudnn.enabled,
+            cuda_graph=self.graph is not None,
+            cuda_graph_fallback=self.fallback,
+            details=own | self.quantized | details,
+        )
+
+    def layers(self) -> list[Layer]:
+        """Profile its operators; those of a captured graph as they run without it."""
+        graph = origins(read_onnx(self.job.onnx).graph) if self.job.onnx else []
+        return profile_module(self.model, lambda: self.step(ignore), self.job.device, graph)
+
+    def close(self) -> None:
+        self.graph = self.result = None
+        self.inputs.clear()
+        del self.model, self.call, self.step, self.training
+
+    def _open(self) -> None:
+        job = self.job
+        assert job.state is not None, "an engine that needs torch gets the prepared weights"
+        self.call = self.model = self._to_device(restore(job.source, job.state))
+        self._take_batch()
+        if job.precision in EIGHT_BITS:  # Which takes a call in float.
+            job.phase(Phase.BUILD)
+            self.quantized = quantize(self.model, job.precision, job.device, lambda: self._infer(ignore))
+            self.result = None
+            job.phase(Phase.LOAD)
+
+    def _forget(self) -> None:
+        """Free what the inputs brought."""
+        self.graph = self.fallback = self.result = self.training = None
+        self.model.zero_grad(set_to_none=True)
+        self.inputs.clear()
+
+    def _take_batch(self) -> None:
+        job = self.job
+        self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
+        self.arguments = arguments(job.specs, self.inputs)
+        if job.pass_ == "training":
+            iteration = TrainingStep if job.source.layer is None else LayerStep
+            self.training = iteration(job, self.model, self.inputs, lambda *args, **kwargs: self.call(*args, **kwargs))
+
+    def _infer(self, mark: Mark) -> None:
+        self.result = None  # Else a second output's memory would be in use while this one is computed.
+        with torch.inference_mode():
+            positional, keywords = self.arguments
+            self.result = self.call(*positional, **keywords)
+
+    def _train(self, mark: Mark) -> None:
+        assert self.training is not None
+        self.result = None
+        self.result = self.training(mark)
+
+    def _capture(self, mark: Mark) -> None:
+        """Record one iteration, its marks included; one that cannot be recorded is enqueued at every call."""
+        for _ in range(_WARM_UPS_BEFORE_CAPTURE):
+            self.step(ignore)
+        torch.cuda.synchronize()
+        # Capturing begins with returning what the allocator had cached: up to 76 MiB more than is held ever after.
+        self.job.at_peak()
+        try:
+            self.graph = capture(lambda: self.step(mark))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.fallback = sentence(error)
+            torch.cuda.synchronize()
+
+    def _to_device(self, thing: Any) -> Any:
+        """Move a module or tensor to the device, floats in the job's type, images in its memory order."""
+        if isinstance(thing, torch.Tensor):
+            dtype = self.dtype if thing.is_floating_point() else thing.dtype
+            order = self.formats.get(thing.dim(), torch.contiguous_format)
+            return thing.to(self.job.device, dtype, memory_format=order)
+        module: nn.Module = thing.to(self.job.device, self.dtype)
+        for tensor in (*module.parameters(), *module.buffers()):  # Module.to takes one order, for images alone.
+            if tensor.dim() in self.formats:
+                tensor.data = tensor.data.contiguous(memory_format=self.formats[tensor.dim()])
+        return module
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[], object]) -> dict[str, Any]:
+    """Quantize the linear layers of `model` in place by torchao; return how many, by what, for the proof.
+
+    Weights have a scale a row, activations one a token and call: products are computed in 8 bits. `infer` runs the
+    model once. Raises Unsupported where no layer can be quantized.
+    """
+    import torchao
+    from torchao.quantization import quantize_
+
+    layers = [part for part in model.modules() if _is_linear(part)]
+    chosen = _choose(layers, precision, device, infer)
+    config = _config(precision, device)
+    quantize_(model, config, lambda part, name: part in chosen and not is_traceable_wrapper_subclass(part.weight))
+    torch.backends.mha.set_fastpath_enabled(False)  # torch's fused transformer layer reads plain weights.
+    if device == "cuda":  # What was held before is no need of what runs from here on.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    quantized = sum(is_traceable_wrapper_subclass(part.weight) for part in layers)
+    return {
+        "linear_layers": len(layers),
+        "quantized_layers": quantized,
+        "quantized_by": f"torchao {torchao.__version__}, {type(config).__name__}",
+    }
+
+
+def _choose(
+    layers: Sequence[nn.Linear], precision: str, device: Device, infer: Callable[[], object]
+) -> Collection[nn.Module]:
+    """Choose the layers that torchao computes in 8 bits on the device. Raises Unsupported where there is none."""
+    if not layers:
+        raise Unsupported(f"{precision}: torchao quantizes linear layers (nn.Linear), of which the model has none")
+    step, least = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
+    chosen: set[nn.Module] = {part for part in layers if part.in_features % step == part.out_features % step == 0}
+    if least > 1:
+        chosen = {part for part, rows in _rows(chosen, infer).items() if rows >= least}
+    if not chosen:
+        needs = f"sizes that are multiples of {step}" + (f" and inputs of {least} rows or more" if least > 1 else "")
+        raise Unsupported(f"{precision}: on a GPU a linear layer needs {needs}; none of the model's {len(layers)} has")
+    return chosen
+
+
+def stored(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors that have memory: of a quantized weight its integers and scales."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            yield from stored(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        else:
+            yield tensor
+
+
+def _config(precision: str, device: Device) -> Any:
+    from torchao.quantization import (
+        Float8DynamicActivationFloat8WeightConfig,
+        Int8DynamicActivationInt8WeightConfig,
+        PerRow,
+    )
+    from torchao.utils import should_reduce_range
+
+    if precision == "fp8":
+        return Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    return Int8DynamicActivationInt8WeightConfig(reduce_range=should_reduce_range(torch.device(device)))
+
+
+def _is_linear(part: nn.Module) -> TypeGuard[nn.Linear]:
+    """Leave out the projection of nn.MultiheadAttention, which only lends its weights."""
+    return isinstance(part, nn.Linear) and not isinstance(part, NonDynamicallyQuantizableLinear)
+
+
+def _rows(layers: Iterable[nn.Module], infer: Callable[[], object]) -> dict[nn.Module, float]:
+    """Count the fewest rows of each layer's input in a call; a layer that is not called is left out."""
+    fewest: dict[nn.Module, float] = {}
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given: Tensor = next(iter((*args, *kwargs.values())))
+        fewest[layer] = min(given.numel() // given.shape[-1], fewest.get(layer, math.inf))
+
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        infer()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return fewest
+
+
+def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write model.pt2, a program for the job's batch size, and the weights for other uses. Raises ModelError."""
+    from safetensors.torch import save_model
+
+    if job.precision in EIGHT_BITS:
+        raise ModelError(
+            f"{job.precision} is not exported: torchao chooses its kernels by device and batch. Deploy the module with "
+            "torchao.quantization.quantize_ and the configuration in the row's proof (`quantized_by`)"
+        )
+    dtype, specs = DTYPES[job.precision], input_specs(job.source)
+    model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
+    example = typed(seeded_inputs(specs, job.batch_size), dtype)
+    try:
+        with quiet(), torch.no_grad(), flattened(model, specs):
+            torch.export.save(torch.export.export(model, example), folder / "model.pt2")
+    except Exception as error:
+        raise job.source.error(
+            f"torch.export cannot take it, so no program can be written: {sentence(error)}"
+        ) from error
+    weights = folder / "weights.safetensors"
+    save_model(model, str(weights))
+    weights.chmod(0o644)  # It is made for its owner's eyes only.
+    copy_run("run_torch.py", folder)
+    return Deployed(
+        {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
+        f"model.pt2 is a program with its weights, for batches of {job.batch_size} only; weights.safetensors has the "
+        "weights for other uses.",
+    )

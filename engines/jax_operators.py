@@ -1,0 +1,401 @@
+"""Compute each ATen operator in JAX, torch's arguments in, torch's results out; read what XLA compiled of it.
+
+What is missing here torch is asked to decompose into other operators; engines/jax_xla.py says what is left.
+Dimensions are in torch's order (NCHW): in which order they lie in memory is XLA's choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from engines.base import Unsupported
+
+Array = Any
+"""JAX's, of which a check of types without JAX knows nothing."""
+Ints = Sequence[int]
+
+
+def dtype_of(dtype: torch.dtype) -> Any:
+    """The same type of JAX, which has 32 bits where 64 are not switched on."""
+    return jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
+
+
+# Convolutions and products
+
+
+def convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Array:
+    spatial = x.ndim - 2
+    stride, padding, dilation = (_each(value, spatial) for value in (stride, padding, dilation))
+    pads, dilate_input = [(p, p) for p in padding], None
+    if transposed:
+        # The gradient of a convolution, written as one: the kernel is flipped, and strides are gaps in the input.
+        own = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        pads = [(o - p, o - p + e) for o, p, e in zip(own, padding, _each(output_padding, spatial), strict=True)]
+        grouped = jnp.flip(weight, range(2, weight.ndim)).reshape(groups, -1, *weight.shape[1:])
+        weight = grouped.swapaxes(1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
+        stride, dilate_input = [1] * spatial, stride
+    out = lax.conv_general_dilated(x, weight, stride, pads, dilate_input, dilation, feature_group_count=groups)
+    return out if bias is None else out + bias.reshape(-1, *[1] * spatial)
+
+
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    out = x @ weight.T
+    return out if bias is None else out + bias
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Array:
+    scores = query @ key.swapaxes(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool)) if is_causal else attn_mask
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
+    if dropout_p:
+        raise Unsupported("not translated to JAX: dropout")
+    return softmax(scores, -1) @ value
+
+
+# Pooling
+
+
+def max_pool(
+    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
+) -> Array:
+    window, strides, pads = _windows(x, kernel, stride, padding, dilation, ceil_mode)
+    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    start, dilations = np.array(least, x.dtype), _each(dilation, x.ndim - 2)
+    if set(dilations) == {1}:
+        return lax.reduce_window(x, start, lax.max, window, strides, pads)
+    # By hand, since JAX has no gradient of a window with gaps.
+    padded = lax.pad(x, jnp.asarray(start), [(low, high, 0) for low, high in pads])
+    parts = []
+    for place in itertools.product(*(range(0, d * k, d) for d, k in zip(dilations, window[2:], strict=True))):
+        reaches = (d * (k - 1) for d, k in zip(dilations, window[2:], strict=True))
+        ends = [n - reach + p for n, reach, p in zip(padded.shape[2:], reaches, place, strict=True)]
+        parts.append(lax.slice(padded, (0, 0, *place), (*x.shape[:2], *ends), strides))
+    return jnp.stack(parts).max(0)
+
+
+def average_pool(
+    x: Array,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Array:
+    window, strides, pads = _windows(x, kernel, stride, padding, (1,), ceil_mode)
+    total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, window, strides, pads)
+    for axis, (k, s, n, p) in enumerate(
+        zip(window[2:], strides[2:], x.shape[2:], _each(padding, x.ndim - 2), strict=True)
+    ):
+        # By hand, since XLA would sum windows of ones while it compiles, for minutes.
+        start = np.arange(total.shape[axis + 2]) * s - p
+        low, high = (-p, n + p) if count_include_pad else (0, n)
+        counts = np.minimum(start + k, high) - np.maximum(start, low)
+        total = total / counts.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 3 - axis))
+    return total
+
+
+def adaptive_average_pool(x: Array, size: Ints) -> Array:
+    """Each output is the mean of inputs from floor(i n / m) to ceil((i + 1) n / m)."""
+    for axis, (n, m) in enumerate(zip(x.shape[-len(size) :], size, strict=True), x.ndim - len(size)):
+        if n % m == 0:
+            x = x.reshape(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :]).mean(axis + 1)
+        else:
+            parts = [lax.slice_in_dim(x, i * n // m, -(-(i + 1) * n // m), axis=axis) for i in range(m)]
+            x = jnp.stack([part.mean(axis) for part in parts], axis)
+    return x
+
+
+def _windows(
+    x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
+) -> tuple[Ints, Ints, list[tuple[int, int]]]:
+    """Window, strides and padding of all dimensions; rounding up pads the end, if the last window starts inside."""
+    spatial = x.ndim - 2
+    kernel, padding, dilation = (_each(value, spatial) for value in (kernel, padding, dilation))
+    stride = _each(stride, spatial) if len(stride) else kernel
+    pads = []
+    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        reach, rest = d * (k - 1) + 1, 0
+        if ceil_mode:
+            count = -(-(n + 2 * p - reach) // s) + 1
+            count -= (count - 1) * s >= n + p
+            rest = max((count - 1) * s + reach - n - 2 * p, 0)
+        pads.append((p, p + rest))
+    return (1, 1, *kernel), (1, 1, *stride), [(0, 0), (0, 0), *pads]
+
+
+# Normalization
+
+
+def batch_norm_by_statistics(
+    x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
+) -> tuple[Array]:
+    shape = (-1, *[1] * (x.ndim - 2))
+    return (_normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape),)
+
+
+def batch_norm(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Array | None, ...]:
+    """The output, two results for torch's own backward pass, and the new statistics."""
+    mean, var = old = running_mean, running_var
+    if training:
+        axes, exact = (0, *range(2, x.ndim)), _accumulated(x)
+        mean, var = exact.mean(axes), exact.var(axes)
+    out = batch_norm_by_statistics(x, weight, bias, mean, var, momentum, eps)
+    if not training:
+        return (*out, None, None, *old)
+    items = x.size // x.shape[1]
+    seen = (mean, var * (items / max(items - 1, 1)))
+    new = [(1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, seen, strict=True)]
+    return (*out, None, None, *new)
+
+
+def layer_norm(
+    x: Array, shape: Ints, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
+) -> Array:
+    axes, exact = tuple(range(-len(shape), 0)), _accumulated(x)
+    mean, var = exact.mean(axes, keepdims=True), exact.var(axes, keepdims=True)
+    return _normalized(x, mean, var, weight, bias, eps, tuple(shape))
+
+
+def group_norm(
+    x: Array, groups: int, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
+) -> Array:
+    grouped = _accumulated(x).reshape(len(x), groups, -1)
+    mean, var = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
+    plain = ((grouped - mean) * lax.rsqrt(var + eps)).reshape(x.shape)
+    shape = (-1, *[1] * (x.ndim - 2))
+    return _normalized(plain, jnp.zeros(()), jnp.ones(()), weight, bias, 0.0, shape).astype(x.dtype)
+
+
+def _normalized(
+    x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float, shape: Ints
+) -> Array:
+    """In float32 at least, as torch's kernels do; `weight` and `bias` have that shape against `x`."""
+    out = (_accumulated(x) - mean) * lax.rsqrt(_accumulated(var) + eps)
+    out = out if weight is None else out * weight.reshape(shape)
+    return (out if bias is None else out + bias.reshape(shape)).astype(x.dtype)
+
+
+def _accumulated(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _exponential(function: Callable[[Array, int], Array]) -> Callable[..., Array]:
+    """Computed in float32 at least."""
+
+    def computed(x: Array, dim: int, dtype: Any = None) -> Array:
+        exact = function(_accumulated(x), dim)
+        return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
+
+    return computed
+
+
+softmax = _exponential(jax.nn.softmax)
+
+
+# Element by element
+
+
+def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
+    out = jnp.true_divide(x, y) if rounding_mode is None else jnp.floor_divide(x, y)
+    return jnp.trunc(x / y).astype(jnp.result_type(x, y)) if rounding_mode == "trunc" else out
+
+
+# Over dimensions
+
+
+def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
+    def reduced(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+        axes = None if dim is None or dim == [] else tuple(dim) if isinstance(dim, Sequence) else dim
+        return reduce(x if dtype is None else x.astype(dtype_of(dtype)), axis=axes, keepdims=keepdim)
+
+    return reduced
+
+
+def variance(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Array:
+    axes = None if dim is None else tuple(dim)
+    return jnp.var(x, axes, ddof=1 if correction is None else correction, keepdims=keepdim)
+
+
+# Shapes
+
+
+def squeeze(x: Array, dim: Any = None) -> Array:
+    dims = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else [dim]
+    return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
+
+
+def expand(x: Array, size: Ints, implicit: bool = False) -> Array:
+    own = (1,) * (len(size) - x.ndim) + x.shape
+    return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(own, size, strict=True)])
+
+
+def pad(x: Array, pad: Ints, value: float = 0) -> Array:
+    """Torch names the last dimension's sides first; negative ones cut off."""
+    sides = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)][::-1]
+    return lax.pad(x, jnp.array(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
+
+
+def _along(x: Array, dim: int, where: slice | int) -> Any:
+    return (slice(None),) * (dim % x.ndim) + (where,)
+
+
+def _each(value: Ints | int, count: int) -> Ints:
+    """One number for every dimension, where torch names one for all."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "convolution": convolution,
+    "linear": linear,
+    "scaled_dot_product_attention": attention,
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), max_pool),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), average_pool),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"), adaptive_average_pool),
+    "_native_batch_norm_legit_no_training": batch_norm_by_statistics,
+    "_native_batch_norm_legit_functional": batch_norm,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
+    "div": divide,
+    "var": variance,
+    "squeeze": squeeze,
+    "expand": expand,
+    "constant_pad_nd": pad,
+    **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
+    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
+    **{name: getattr(jnp, name) for name in ("exp", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh")},
+    **{name: getattr(jnp, name) for name in ("abs", "floor", "round", "where", "minimum", "maximum")},
+    **{name: getattr(jnp, name) for name in ("logical_not", "logical_and")},
+    "erf": lax.erf,
+    "rsqrt": lax.rsqrt,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "relu": lambda x: jnp.maximum(x, 0),
+    "gelu": lambda x, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
+    **dict.fromkeys(("clamp", "hardtanh"), lambda x, min=None, max=None: jnp.clip(x, min, max)),
+    **dict.fromkeys(("_to_copy", "to"), lambda x, dtype=None, **_: x if dtype is None else x.astype(dtype_of(dtype))),
+    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+    "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
+    "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, slope * x),
+    "elu": lambda x, alpha=1, *_: jax.nn.elu(x, alpha),
+    "add": lambda x, y, alpha=1: x + (y if alpha == 1 else alpha * y),
+    "sub": lambda x, y, alpha=1: x - (y if alpha == 1 else alpha * y),
+    "rsub": lambda x, y, alpha=1: y - alpha * x,
+    "pow": lambda x, y: x**y,
+    "bitwise_and": operator.and_,
+    "bitwise_not": operator.invert,
+    "bitwise_or": operator.or_,
+    "masked_fill": lambda x, mask, value: jnp.where(mask, value, x).astype(x.dtype),
+    **{name: _reduction(getattr(jnp, name)) for name in ("mean", "sum", "amax", "amin", "any", "argmax")},
+    "cumsum": lambda x, dim, dtype=None: jnp.cumsum(x, dim),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, shape: x.reshape(shape)),
+    "slice": lambda x, dim=0, start=None, end=None, step=1: x[_along(x, dim, slice(start, end, step))],
+    "select": lambda x, dim, index: x[_along(x, dim, index)],
+    "split_with_sizes": lambda x, sizes, dim=0: jnp.split(x, np.cumsum(sizes[:-1]), dim),
+    "index": lambda x, indices: x[tuple(slice(None) if i is None else i for i in indices)],
+    "roll": lambda x, shifts, dims=(): jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]),
+    "permute": lambda x, dims: jnp.transpose(x, dims),
+    "transpose": lambda x, one, other: jnp.swapaxes(x, one, other),
+    "t": lambda x: x.T,
+    "unsqueeze": lambda x, dim: jnp.expand_dims(x, dim),
+    "cat": lambda xs, dim=0: jnp.concatenate(xs, dim),
+    "stack": lambda xs, dim=0: jnp.stack(xs, dim),
+    "unbind": lambda x, dim=0: list(jnp.moveaxis(x, dim, 0)),
+    "flip": lambda x, dims: jnp.flip(x, dims),
+    "repeat": lambda x, times: jnp.tile(x, times),
+    "embedding": lambda weight, indices, *_: weight[indices],
+    "gather": lambda x, dim, where: jnp.take_along_axis(x, where, dim),
+    "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),
+    "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
+    **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
+    "_assert_tensor_metadata": lambda *_, **__: None,  # As it was when it was traced.
+    "getitem": operator.getitem,
+    **dict.fromkeys(("softmax", "_softmax"), softmax),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax)),
+}
+"""By the name of ATen's operator, for all its overloads."""
+
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = \(?(\w+)\[.*?[\])}] ([\w-]+)\((.*)")
+_OPERAND = re.compile(r"%?([\w.-]+)[,)]")
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+_PRECISION = re.compile(r"operand_precision=\{(\w+)|\"operand_precision\":\[\"(\w+)")
+_LIBRARIES = re.compile(r"cudnn\$conv|cublas|onednn\$(?:matmul|conv)|cudnn\$norm|Dot|dot|Conv|conv")
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64", "s8": "int8"}
+
+
+@dataclass
+class Products:
+    """The convolutions and matrix products of a compiled program."""
+
+    types: Counter[str] = field(default_factory=Counter)
+    """By the type of their first operand."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """By what computes them: a library's function, or XLA's own code."""
+    below_float32: int = 0
+    """Those of float32 that may be computed in less: on a GPU in TF32."""
+
+
+def products(text: str) -> Products:
+    """Read a program as `Compiled.as_text` gives it; an instruction's operands are named before it."""
+    found, types = Products(), dict[str, str]()
+    for line in text.splitlines():
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            continue
+        name, of_result, kind, rest = match.groups()
+        types[name] = of_result
+        target = _TARGET.search(rest)
+        if kind == "custom-call" and target is not None and _LIBRARIES.search(target[1]):
+            kind = target[1]
+        elif kind not in ("convolution", "dot"):
+            continue
+        operand = _OPERAND.search(rest)
+        of_operand = types.get(operand[1] if operand else "", of_result)
+        found.types[_TYPES.get(of_operand, of_operand)] += 1
+        found.calls[kind] += 1
+        precision = _PRECISION.search(rest)
+        highest = precision is not None and "highest" in (precision[1] or precision[2]).lower()
+        found.below_float32 += of_operand == "f32" and not highest and "algorithm=dot_f32_f32_f32" not in rest
+    return found

@@ -1,0 +1,398 @@
+"""Run and train a network in JAX: torch.export's graph, walked by torch.fx once, compiled by XLA for one batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Read by JAX as it is imported. Else it takes three quarters of a GPU's memory at once, and no figure of memory holds.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import export
+from torch.export.graph_signature import InputKind, OutputKind
+
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
+from engines.deployment import Deployed, copy_run, described_inputs
+from engines.eager import DTYPES
+from engines.jax_operators import OPERATORS, products
+from engines.options import Options
+from engines.training import ADAMW, LEARNING_RATE, SGD, epsilon
+from exporters.build_model import restore
+from exporters.cache import Cache
+from exporters.calls import chosen, flattened, typed
+from exporters.gradients import input_names, is_input, of_reference_items, positions
+from exporters.inputs import TensorSpec, input_specs, seeded_inputs
+from exporters.loss import prepare_to_train, seeded_target
+from exporters.onnx_export import quiet
+from exporters.weights import cached_state
+
+PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
+"""`jax_default_matmul_precision`, of convolutions too. What JAX takes by default on a GPU is TF32."""
+
+
+State = Mapping[str, Any]
+Step = Callable[[State, Sequence[jax.Array], jax.Array | None], tuple[jax.Array, dict[str, jax.Array], State]]
+
+
+def open_session(job: Job[Options]) -> JaxSession:
+    """Trace and compile `job`'s model. Raises Unsupported for an operator that is not translated."""
+    return JaxSession(job)
+
+
+class JaxSession:
+    """A compiled iteration, and the arrays on the device that it reads and replaces."""
+
+    def __init__(self, job: Job[Options]) -> None:
+        self.job = job
+        # It opens no other device than the case's, so nothing can run on the CPU in silence.
+        jax.config.update("jax_platforms", job.device)
+        # A time to build that came out of a cache would be none.
+        jax.config.update("jax_enable_compilation_cache", False)
+        try:
+            with _as_many_threads_as_torch():
+                self.device = jax.devices()[0]
+        except RuntimeError as error:
+            raise Unsupported(f"JAX has no {job.device} device: {error}") from error
+        assert job.state is not None, "an engine that needs torch gets the prepared weights"
+        model = restore(job.source, job.state).to(DTYPES[job.precision])
+        if job.pass_ == "training":
+            prepare_to_train(model, job.training.dropout)
+        job.phase(Phase.BUILD)
+        self.program = trace(model, job.inputs, job.specs)
+        self.inputs = [self._to_device(array) for array in job.inputs]
+        self.target: jax.Array | None = None
+        self.state = self._start()
+        self.gradient: Mapping[str, jax.Array] = {}
+        self.result: Any = None
+        self.compiled = self._compile()
+        job.phase(Phase.LOAD)
+        jax.block_until_ready((self.state, self.inputs, self.target))
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        self.inputs = [self._to_device(array) for array in inputs]
+
+    def run(self, mark: Mark) -> None:
+        """Dispatch one iteration, which has no inner boundaries."""
+        if self.job.pass_ == "inference":
+            self.result = self.compiled(self.state, self.inputs)
+        else:
+            self.gradient = {}
+            self.result, self.gradient, self.state = self.compiled(self.state, self.inputs, self.target)
+        if self.job.device == "cpu":
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the last iteration, and so for those before it."""
+        jax.block_until_ready((self.result, self.gradient, self.state))
+
+    def outputs(self) -> list[Array]:
+        return [_to_numpy(array) for array in jax.tree.leaves(self.result)]
+
+    def output_names(self) -> list[str]:
+        return list(self.program.names)
+
+    def memory(self) -> Memory:
+        """Count activations by the compiler's plan: the allocator's peak has its search for algorithms in it."""
+        weights = _bytes((self.state["weights"], self.state["buffers"]))
+        gradients = optimizer = None
+        if self.job.pass_ == "training":
+            gradients = _bytes({name: each for name, each in self.gradient.items() if not is_input(name)})
+            optimizer = _bytes(self.state["optimizer"])
+        if self.job.device == "cpu":
+            return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
+        plan, held = self.compiled.memory_analysis(), self.device.memory_stats() or {}
+        own = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
+        own += _bytes({name: each for name, each in self.gradient.items() if is_input(name)})
+        known = weights + (gradients or 0) + (optimizer or 0) + own
+        keys = ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use")
+        pool = max((held[key] for key in keys if key in held), default=None)
+        slack = None if pool is None else max(pool - known, 0)
+        return Memory(weights, own, slack, gradients=gradients, optimizer=optimizer)
+
+    def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
+        """Run the measured iteration: weights and items are copied to where it reads them."""
+        self.state = self._start()
+        self.feed(inputs)
+        if self.target is not None:
+            assert target is not None
+            self.target = jax.device_put(jnp.asarray(target, self.target.dtype), self.device)
+        self.run(ignore)
+        sampled = {name: _sample(gradient) for name, gradient in self.gradient.items() if not is_input(name)}
+        of_inputs = [self.gradient.get(name) for name in input_names(len(self.inputs))]
+        parts = of_reference_items(self.job.specs, of_inputs, self.job.batch_size)
+        return self.outputs()[0], sampled | {name: _sample(part) * np.float32(factor) for name, part, factor in parts}
+
+    def proof(self) -> Proof:
+        """Read the compiled program's convolutions and products, with their types and precision."""
+        seen = products(self.compiled.as_text())
+        devices = {device for array in jax.tree.leaves(self.result) for device in array.devices()}
+        return Proof(
+            library=f"jax {jax.__version__}",
+            device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
+            compute_types=dict(seen.types),
+            tf32=self.job.device == "cuda" and seen.below_float32 > 0,
+            details={"calls": dict(seen.calls), "operators": len(self.program.module.graph.nodes), **self._threads()},
+        )
+
+    def layers(self) -> list[Layer]:
+        return []
+
+    def close(self) -> None:
+        self.result = self.gradient = self.state = self.inputs = self.target = None  # type: ignore[assignment]
+        del self.compiled
+        jax.clear_caches()
+
+    def _threads(self) -> dict[str, int]:
+        """Count the threads of XLA's CPU client, by their names; nothing where there is no /proc."""
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        return {"threads": names.count("tf_XLAEigen")} if names and self.job.device == "cpu" else {}
+
+    def _start(self) -> dict[str, Any]:
+        """Return weights, buffers and the optimizer's state as before the first iteration."""
+        weights = {name: self._to_device(tensor) for name, tensor in self.program.weights.items()}
+        buffers = {name: self._to_device(tensor) for name, tensor in self.program.buffers.items()}
+        trained = {name: weight for name, weight in weights.items() if name in self.program.trained}
+        optimizer = start_of_optimizer(self.job, trained)
+        return {"weights": weights, "buffers": buffers, "optimizer": optimizer}
+
+    def _compile(self) -> Any:
+        with jax.default_matmul_precision(PRODUCTS.get(self.job.precision, "default")):
+            if self.job.pass_ == "inference":
+                program = self.program
+                infer = jax.jit(lambda state, inputs: program(state["weights"], state["buffers"], inputs)[0])
+                return infer.lower(self.state, self.inputs).compile()
+            step, self.target = make_step(self.job, self.program, self.state, self.inputs)
+            # What an iteration replaces it may overwrite.
+            return jax.jit(step, donate_argnums=0).lower(self.state, self.inputs, self.target).compile()
+
+    def _to_device(self, thing: Array | torch.Tensor) -> jax.Array:
+        """Copy to the device, floats in the job's type."""
+        return jax.device_put(converted(thing, self.job.precision), self.device)
+
+
+@contextlib.contextmanager
+def _as_many_threads_as_torch() -> Iterator[None]:
+    """Limit XLA's CPU client, which reads NPROC as it starts and else takes every core."""
+    if "NPROC" in os.environ:
+        yield
+        return
+    os.environ["NPROC"] = str(torch.get_num_threads())
+    try:
+        yield
+    finally:
+        del os.environ["NPROC"]
+
+
+def converted(thing: Array | torch.Tensor, precision: str) -> Array:
+    """Convert on the host, floats to the type of that precision."""
+    tensor = (torch.from_numpy(thing) if isinstance(thing, np.ndarray) else thing).detach()
+    if not tensor.is_floating_point():
+        return tensor.numpy()
+    return tensor.float().numpy().astype(jnp.dtype(str(DTYPES[precision]).removeprefix("torch.")))
+
+
+def _sample(gradient: jax.Array) -> Array:
+    """The elements at `positions`."""
+    return _to_numpy(gradient).ravel()[positions(gradient.size)]
+
+
+def _to_numpy(array: jax.Array) -> Array:
+    host = np.asarray(array)
+    return host.astype(np.float32) if jnp.issubdtype(array.dtype, jnp.floating) else host
+
+
+def _bytes(tree: Any) -> int:
+    return sum(array.nbytes for array in jax.tree.leaves(tree))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced module. `weights` and `buffers` are torch's tensors by name, one name for those that modules share."""
+
+    module: torch.fx.GraphModule
+    weights: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    trained: frozenset[str]
+    """The weights that have gradients."""
+    placeholders: Sequence[tuple[InputKind, str]]
+    """The kind and name of each argument of the graph."""
+    results: Sequence[tuple[OutputKind, str | None]]
+    names: Sequence[str]
+    """Of the outputs."""
+
+    def __call__(self, weights: Mapping[str, Any], buffers: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
+        """Return the list of outputs, and the buffers after the call."""
+        given = iter(inputs)
+        arguments = [
+            next(given) if kind is InputKind.USER_INPUT else weights[name] if name in weights else buffers[name]
+            for kind, name in self.placeholders
+        ]
+        interpreter = _InJax(self.module)
+        interpreter.extra_traceback = False  # An error's own words are the row's reason.
+        last = interpreter.run(*arguments, enable_io_processing=False)
+        outputs, changed = [], dict(buffers)
+        for (kind, name), value in zip(self.results, last, strict=True):
+            if kind is OutputKind.BUFFER_MUTATION:
+                changed[name or ""] = value.astype(buffers[name or ""].dtype)
+            elif value is not None:
+                outputs.append(value)
+        return outputs, changed
+
+
+class _InJax(torch.fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return OPERATORS[_name(target)](*args, **kwargs)
+
+
+def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[TensorSpec] = ()) -> Program:
+    """Trace `model` for inputs of these shapes. Raises Unsupported for an operator that is not in OPERATORS."""
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    example = typed(inputs, dtype)
+    with quiet(), flattened(model, specs) as names:
+        # Functional: statistics that are updated in place become results.
+        table = torch.export.default_decompositions()
+        for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
+            table.pop(packet)
+        exported = torch.export.export(model, example).run_decompositions(table)
+    names_called = {_name(node.target) for node in exported.graph.nodes if node.op == "call_function"}
+    if lacking := sorted(names_called - OPERATORS.keys()):
+        raise Unsupported(f"not translated to JAX: {', '.join(lacking)}")
+    signature, state = exported.graph_signature, {**exported.state_dict, **exported.constants}
+    shared = {id(tensor): name for name, tensor in reversed(list(model.named_parameters(remove_duplicate=False)))}
+    own = {name: shared.get(id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    weights, buffers = {}, {}
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.PARAMETER:
+            weights[own[spec.target]] = state[spec.target]
+        elif spec.kind is not InputKind.USER_INPUT:
+            buffers[spec.target] = state[spec.target]
+    return Program(
+        exported.graph_module,
+        weights,
+        buffers,
+        frozenset(own[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
+        [(spec.kind, own.get(spec.target or "", spec.target or "")) for spec in signature.input_specs],
+        [(spec.kind, spec.target) for spec in signature.output_specs],
+        names,
+    )
+
+
+def _name(target: Any) -> str:
+    """Name what a node calls: an ATen operator, or a function of Python's."""
+    schema: Any = getattr(target, "_schema", None)
+    return getattr(target, "__name__", "?") if schema is None else str(schema.name.removeprefix("aten::"))
+
+
+def make_step(
+    job: Job[Options], program: Program, state: State, inputs: Sequence[jax.Array]
+) -> tuple[Step, jax.Array | None]:
+    """Make the training iteration, and the target that its head needs.
+
+    It takes state, inputs and target, and returns the loss (or first output), the gradients by name, and the new state.
+    """
+    head, first = job.training.head, chosen(job.source.outputs, program.names)[0]
+    shapes = jax.eval_shape(lambda s, x: program(s["weights"], s["buffers"], x)[0][first], state, inputs)
+    like = torch.empty(shapes.shape, device="meta")
+    drawn = seeded_target(torch.empty(1, *like.shape[1:]), head, job.batch_size)
+    target = None if drawn is None else jnp.asarray(drawn.numpy(), shapes.dtype if head == "logits" else jnp.int32)
+    asked = job.training.input_gradient or job.source.layer is not None
+    names = input_names(len(inputs))
+    sought_inputs = {n for n, x in zip(names, inputs, strict=True) if asked and jnp.issubdtype(x.dtype, jnp.floating)}
+
+    def step(state: State, inputs: Sequence[jax.Array], target: jax.Array | None) -> Any:
+        weights = state["weights"]
+        sought = {name: weight for name, weight in weights.items() if name in program.trained}
+        sought |= {name: x for name, x in zip(names, inputs, strict=True) if name in sought_inputs}
+
+        def forward(sought: Mapping[str, jax.Array]) -> Any:
+            items = [sought.get(name, x) for name, x in zip(names, inputs, strict=True)]
+            outputs, buffers = program({**weights, **sought}, state["buffers"], items)
+            return (outputs[first] if head == "logits" else loss(outputs[first], target)), buffers
+
+        result, pull, buffers = jax.vjp(forward, sought, has_aux=True)
+        (gradients,) = pull(target if head == "logits" else jnp.ones((), result.dtype))
+        trained = {name: gradient for name, gradient in gradients.items() if name in program.trained}
+        new, optimizer = _update(job, weights, trained, state["optimizer"])
+        return result, gradients, {"weights": {**weights, **new}, "buffers": buffers, "optimizer": optimizer}
+
+    return step, target
+
+
+def loss(first: jax.Array, target: jax.Array | None) -> jax.Array:
+    """Compute as `exporters.loss.start_of_backward`: cross entropy of logits, else the mean square, in fp32."""
+    first = first.astype(jnp.promote_types(first.dtype, jnp.float32))
+    if target is None:
+        return jnp.square(first).mean()
+    return -jnp.take_along_axis(jax.nn.log_softmax(first), target[:, None], 1).mean()
+
+
+def start_of_optimizer(job: Job[Options], weights: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Return the optimizer's state before the first step."""
+
+    def zeros() -> dict[str, jax.Array]:
+        return {name: jnp.zeros_like(weight) for name, weight in weights.items()}
+
+    if job.training.optimizer == "sgd":
+        return {"momentum": zeros()}
+    if job.training.optimizer == "adamw":
+        return {"mean": zeros(), "square": zeros(), "steps": jnp.zeros((), jnp.float32)}
+    return {}
+
+
+def _update(
+    job: Job[Options], weights: Mapping[str, jax.Array], gradients: Mapping[str, jax.Array], state: Mapping[str, Any]
+) -> tuple[dict[str, jax.Array], Mapping[str, Any]]:
+    """Return the new weights and state, by torch's SGD or AdamW."""
+    if job.training.optimizer == "sgd":
+        momentum = {
+            name: SGD["momentum"] * state["momentum"][name] + gradient + SGD["weight_decay"] * weights[name]
+            for name, gradient in gradients.items()
+        }
+        return {name: weights[name] - LEARNING_RATE * m for name, m in momentum.items()}, {"momentum": momentum}
+    if job.training.optimizer == "adamw":
+        one, two = ADAMW["betas"]
+        steps = state["steps"] + 1
+        mean = {n: one * state["mean"][n] + (1 - one) * g for n, g in gradients.items()}
+        square = {n: two * state["square"][n] + (1 - two) * g * g for n, g in gradients.items()}
+        new = {}
+        for name, m in mean.items():
+            root = jnp.sqrt(square[name] / (1 - two**steps)) + epsilon(job.precision)
+            kept = weights[name] * (1 - LEARNING_RATE * ADAMW["weight_decay"])
+            new[name] = (kept - LEARNING_RATE * m / (1 - one**steps) / root).astype(weights[name].dtype)
+        return new, {"mean": mean, "square": square, "steps": steps}
+    return {}, state
+
+
+def write_program(job: Job[Options], folder: Path, built: Path | None) -> Deployed:
+    """Write model.stablehlo, a program for the job's batch size and device, and its weights.
+
+    It is lowered for the device without having it; XLA compiles it when it is run.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    specs = input_specs(job.source)
+    model = restore(job.source, cached_state(job.source, Cache())).to(DTYPES[job.precision])
+    inputs = seeded_inputs(specs, job.batch_size)
+    program = trace(model, inputs, specs)
+    state = {n: converted(t, job.precision) for n, t in {**program.weights, **program.buffers}.items()}
+    items = [converted(array, job.precision) for array in inputs]
+    with jax.default_matmul_precision(PRODUCTS.get(job.precision, "default")):
+        call = jax.jit(lambda state, items: program(state, state, items)[0])
+        exported = export.export(call, platforms=[job.device])(state, items)
+    (folder / "model.stablehlo").write_bytes(exported.serialize())
+    # NumPy's files have no bf16.
+    stored = {n: array.astype(np.float32) if array.dtype == "bfloat16" else array for n, array in state.items()}
+    np.savez(folder / "weights.npz", **stored)  # type: ignore[arg-type]
+    copy_run("run_jax.py", folder)
+    return Deployed(
+        {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
+        f"model.stablehlo is the program, for batches of {job.batch_size} only, and weights.npz has its weights; XLA "
+        "compiles it at the first call.",
+    )

@@ -1,1 +1,0 @@
-"""Sessions of JAX, which compiles a network and its gradients with XLA."""

@@ -1,0 +1,444 @@
+"""Profile iterations with torch.profiler, and find the exported nodes that each layer of a runtime covers.
+
+torch.profiler (Kineto) writes Chrome's trace format: operators and annotations with their host interval, each kernel
+with the call that launched it and the operator that was running then.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onnx
+import torch
+from torch.autograd.profiler import record_function
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.profiler import ProfilerActivity, profile
+
+from engines.base import Layer
+
+ITERATIONS = 5
+"""Profiled after one that is left out: the profiler itself starts up in it."""
+_ITERATION, _CALL = "profiler: iteration", "profiler: call"
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_MODULE = "module: "
+_BACKWARD = "autograd::engine::evaluate_function: "
+_ACCUMULATE = "AccumulateGrad"
+_NO_MODULE = -1
+_MOVES = {
+    *("Transpose", "ReorderInput", "ReorderOutput", "Reformat", "MemcpyFromHost", "MemcpyToHost"),
+    *("Cast", "QuantizeLinear", "DequantizeLinear"),
+}
+"""Steps that runtimes insert; they put out somebody else's result in another layout, place or type."""
+_NCHWC = "_nchwc"
+"""ONNX Runtime calls a node in its blocked layout <the tensor it gave>_nchwc (optimizer/nchwc_transformer.cc)."""
+_SHAPES = ("Shape", "Size", "Constant")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node of a runtime's optimized graph, or its layer; its tensors by name, as far as they kept theirs."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an exported node comes from, as torch.onnx wrote it into the node's metadata."""
+
+    node: str
+    path: str
+    """The module that ran the operator, such as "layer1.0.bn1"; empty for the model itself."""
+    operator: str
+    """The ATen operator, such as "add"."""
+    modules: frozenset[str]
+    """Modules whose parameters the node holds: the exporter folds a batch normalization into its convolution."""
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """Return the node's name, or the first tensor that it gives if it has none."""
+    return node.name or next(iter(node.output), "")
+
+
+def steps_of(graph: onnx.GraphProto) -> list[Step]:
+    """List the nodes of a runtime's optimized graph, in the file's order."""
+    return [Step(node_name(n), n.op_type, tuple(n.input), tuple(n.output)) for n in graph.node]
+
+
+def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """Name for each step, in running order, the exported nodes that it covers, in the graph's order.
+
+    A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be known. Nodes are
+    found by what kept its name: node, tensor, or a constant that one node alone reads. Nodes that went into another (an
+    activation, a sum, parts of a normalization) belong to the step whose result they change, else to their reader's.
+    """
+    nodes, constants = list(graph.node), {t.name for t in graph.initializer}
+    producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
+    given = {t for step in steps for t in step.outputs}
+    folded = _computed_ahead(nodes, constants)
+    owner = _owners_by_name(nodes, constants, folded, steps)
+    for last, number in list(owner.items()):
+        # A step that was found by its end, such as an activation, owns the chain back to a node of its own kind.
+        chain, node = [], last
+        while not steps[number].kind.endswith(nodes[node].op_type):
+            chain.append(node)
+            before = {producer[t] for t in nodes[node].input if t in producer} - folded - owner.keys()
+            if len(before) != 1:
+                break
+            (node,) = before
+        else:
+            owner |= dict.fromkeys((*chain, node), number)
+    # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
+    owning = set(owner.values())
+    lost = [step.kind for n, step in enumerate(steps) if n not in owning and step.kind not in _MOVES]
+    is_open = [
+        n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
+        for n, node in enumerate(nodes)
+    ]
+    for number, node in enumerate(nodes):
+        before = [producer[t] for t in node.input if t in producer and producer[t] not in folded]
+        hidden = [owner[n] for t in node.input if t not in given and (n := producer.get(t)) in owner]
+        if is_open[number] and number not in owner and hidden and all(n in owner for n in before):
+            owner[number] = max(hidden)  # It changes a result before that is put out.
+    readers: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        for tensor in node.input:
+            readers.setdefault(tensor, []).append(number)
+    for number in reversed(range(len(nodes))):
+        reading = [owner[r] for t in nodes[number].output for r in readers.get(t, ()) if r in owner]
+        if is_open[number] and number not in owner and reading:
+            owner[number] = min(reading)  # It prepares for the first step that reads its result.
+    covered: list[list[str]] = [[] for _ in steps]
+    for number in sorted(owner):
+        covered[owner[number]].append(node_name(nodes[number]))
+    return [tuple(names) for names in covered]
+
+
+def _computed_ahead(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> set[int]:
+    """Find nodes that compute from constants, or from a shape, which is one once the graph's sizes are set."""
+    known, folded = set(constants), set()
+    for number, node in enumerate(nodes):
+        if node.op_type in _SHAPES or all(t in known for t in node.input if t):
+            folded.add(number)
+            known.update(node.output)
+    return folded
+
+
+def _owners_by_name(
+    nodes: Sequence[onnx.NodeProto], constants: set[str], folded: set[int], steps: Sequence[Step]
+) -> dict[int, int]:
+    """Map nodes to the steps that kept the name of the node, of its constant, or of its result."""
+    owner: dict[int, int] = {}
+    named = {node.name: n for n, node in enumerate(nodes) if node.name}
+    producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
+    read = Counter(t for node in nodes for t in set(node.input) & constants)
+    reader = {t: n for n, node in enumerate(nodes) for t in node.input if read[t] == 1}
+    used = Counter(t for step in steps for t in set(step.inputs))
+    for number, step in enumerate(steps):
+        blocked = step.name.removesuffix(_NCHWC) if step.name.endswith(_NCHWC) else ""
+        found = [named.get(step.name), producer.get(blocked)]
+        found += [reader[t] for t in step.inputs if used[t] == 1 and t in reader and reader[t] not in folded]
+        for node in found:
+            if node is not None:
+                owner.setdefault(node, number)
+    for number, step in enumerate(steps):
+        for tensor in step.outputs:
+            node = producer.get(tensor)
+            if node is not None and not (step.kind in _MOVES and nodes[node].op_type != step.kind):
+                owner.setdefault(node, number)
+    return owner
+
+
+def origins(graph: onnx.GraphProto) -> list[Origin]:
+    """Read where the nodes come from, in the graph's order; those without torch.onnx's metadata are left out."""
+    constants = {t.name for t in graph.initializer}
+    known = []
+    for node in graph.node:
+        metadata = {entry.key: entry.value for entry in node.metadata_props}
+        scopes = _list(metadata.get("pkg.torch.onnx.name_scopes"))
+        classes = _list(metadata.get("pkg.torch.onnx.class_hierarchy"))
+        if len(scopes) < 2 or not classes:
+            continue
+        # "aten.add.Tensor": namespace, operator, overload.
+        operator = classes[-1].split(".")[1:2]
+        holders = frozenset(t.rpartition(".")[0] for t in node.input if t in constants and "." in t)
+        known.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
+    return known
+
+
+def _list(written: str | None) -> Sequence[str]:
+    """Parse a list of texts as Python writes it; empty for anything else."""
+    try:
+        value = ast.literal_eval(written or "[]")
+    except (ValueError, SyntaxError):
+        return []
+    return [str(v) for v in value] if isinstance(value, Iterable) and not isinstance(value, str) else []
+
+
+@dataclass(frozen=True)
+class Span:
+    """An operator ("aten::relu") or an annotation on the host; times in microseconds on the trace's clock."""
+
+    name: str
+    start: float
+    end: float
+    thread: int
+    is_annotation: bool
+    id: int
+    """By which kernels name the operator that launched them."""
+    sequence: int | None
+    """Shared by a forward operator and its backward one."""
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) / 1000
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, copy or fill on the device; `launched` in microseconds on the host, as Span's times."""
+
+    name: str
+    launched: float
+    ms: float
+    operator: int | None
+    """`Span.id` of the operator that launched it."""
+
+
+@dataclass
+class Iteration:
+    """What happened between `start` and `end`, in order: spans by their start, kernels as the device ran them.
+    `returned` is when the call was back on the host; until `end` it was waited for."""
+
+    start: float
+    returned: float
+    end: float
+    spans: list[Span] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The profiled iterations; `unix_ns` is the Unix time, in nanoseconds, of the trace's time 0."""
+
+    iterations: list[Iteration]
+    unix_ns: int
+
+
+def record(run: Callable[[], object], device: str) -> Trace:
+    """Profile ITERATIONS calls of `run`, each waited for. Raises RuntimeError where a GPU's kernels cannot be seen."""
+    on_cuda = device == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    wait = torch.get_device_module(device).synchronize
+    run()  # What a session does at its first call only, such as a search for algorithms, would swell the trace.
+    wait()
+    with profile(activities=activities) as profiler:
+        for _ in range(1 + ITERATIONS):
+            with record_function(_ITERATION):
+                with record_function(_CALL):
+                    run()
+                wait()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace = parse(json.loads(path.read_text()))
+    del trace.iterations[0]
+    if on_cuda and not all(iteration.kernels for iteration in trace.iterations):
+        raise RuntimeError(
+            "torch.profiler saw no kernel in some iterations: CUPTI could not be loaded, or another profiler holds it"
+        )
+    return trace
+
+
+def parse(written: dict[str, Any]) -> Trace:
+    """Read a trace in Chrome's format, as Kineto writes it, by iteration."""
+    # What encloses others comes before them.
+    events = sorted(
+        (e for e in written["traceEvents"] if e.get("ph") == "X"), key=lambda e: (float(e["ts"]), -float(e["dur"]))
+    )
+    own = {
+        name: [_interval(e) for e in events if (e.get("cat"), e["name"]) == ("user_annotation", name)]
+        for name in (_ITERATION, _CALL)
+    }
+    iterations = [
+        Iteration(start, returned, end) for (start, end), (_, returned) in zip(own[_ITERATION], own[_CALL], strict=True)
+    ]
+    launched = {e["args"].get("correlation"): float(e["ts"]) for e in reversed(events) if e.get("cat") in _LAUNCHES}
+    for event in events:
+        category, args, (start, end) = event.get("cat"), event.get("args", {}), _interval(event)
+        if category in _KERNELS:
+            at = launched.get(args.get("correlation"), start)
+            if (inside := _at(iterations, at)) is not None:
+                inside.kernels.append(Kernel(event["name"], at, (end - start) / 1000, args.get("External id")))
+        elif category in ("cpu_op", "user_annotation") and event["name"] not in own:
+            numbers = args.get("External id", -1), args.get("Sequence number")
+            if (inside := _at(iterations, start)) is not None:
+                annotates = category == "user_annotation"
+                inside.spans.append(Span(event["name"], start, end, event["tid"], annotates, *numbers))
+    return Trace(iterations, int(written.get("baseTimeNanoseconds", 0)))
+
+
+def median_layers(iterations: Sequence[Sequence[Layer]]) -> list[Layer]:
+    """Take each layer's median over the iterations that ran the same layers in the same order."""
+    shapes = [tuple((layer.name, layer.kind, layer.nodes) for layer in layers) for layers in iterations]
+    if not shapes:
+        return []
+    usual, _ = Counter(shapes).most_common(1)[0]
+    like = [layers for layers, shape in zip(iterations, shapes, strict=True) if shape == usual]
+    return [
+        Layer(name, kind, nodes, median(layers[number].ms for layers in like))
+        for number, (name, kind, nodes) in enumerate(usual)
+    ]
+
+
+def _interval(event: dict[str, Any]) -> tuple[float, float]:
+    return float(event["ts"]), float(event["ts"]) + float(event["dur"])
+
+
+def _at(iterations: Sequence[Iteration], time: float) -> Iteration | None:
+    return next((i for i in iterations if i.start <= time <= i.end), None)
+
+
+@dataclass
+class Operator:
+    """An operator that no other one called."""
+
+    kind: str
+    path: str
+    """The module whose forward called it; for a backward operator, that of its forward one."""
+    call: int
+    """Which call of that module, counted from 0 in an iteration; _NO_MODULE for what none called, such as a loss."""
+    is_backward: bool
+    ms: float
+    """On the host, until kernels are counted."""
+
+
+def profile_module(
+    model: torch.nn.Module, run: Callable[[], object], device: str, origins: Sequence[Origin]
+) -> list[Layer]:
+    """Profile one layer per operator that a module called, in running order, backward operators too.
+
+    `origins` say which exported nodes the modules became. On CUDA a layer's time is its operator's kernels'.
+    """
+    with _announced(model):
+        trace = record(run, device)
+    return median_layers([iteration_layers(iteration, device, origins) for iteration in trace.iterations])
+
+
+@contextmanager
+def _announced(model: torch.nn.Module) -> Iterator[None]:
+    """Annotate the trace with the name of every module whose forward runs."""
+    names = {module: name for name, module in model.named_modules()}
+    running: list[Any] = []
+
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        running.append(record_function(_MODULE + names.get(module, "")))
+        running[-1].__enter__()
+
+    def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
+        running.pop().__exit__(None, None, None)
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def iteration_layers(iteration: Iteration, device: str, origins: Sequence[Origin]) -> list[Layer]:
+    """List operators, the gradients' accumulation as one layer, and kernels that no operator launched."""
+    operators, outermost = read_operators(iteration.spans)
+    strangers = []
+    if device == "cuda":
+        for operator in operators:
+            operator.ms = 0.0
+        for kernel in iteration.kernels:
+            if kernel.operator in outermost:
+                operators[outermost[kernel.operator]].ms += kernel.ms
+            else:
+                strangers.append(Layer(kernel.name, "kernel", (), kernel.ms))
+    nodes = covered_by(operators, origins)
+    layers = [
+        Layer(o.path or o.kind, o.kind, covered, o.ms)
+        for o, covered in zip(operators, nodes, strict=True)
+        if o.kind != _ACCUMULATE
+    ]
+    # One a parameter, each too short for a line of its own.
+    gradients = [o.ms for o in operators if o.kind == _ACCUMULATE]
+    return layers + ([Layer("gradients", _ACCUMULATE, (), sum(gradients))] if gradients else []) + strangers
+
+
+def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int]]:
+    """Return the outermost operators in running order, and for every operator's id which of them it is in."""
+    operators: list[Operator] = []
+    outermost: dict[int, int] = {}
+    running: dict[int, list[tuple[float, int | None, str, int]]] = {}
+    calls: dict[str, int] = {}
+    made: dict[int | None, tuple[str, int]] = {}
+    for span in spans:
+        stack = running.setdefault(span.thread, [])
+        while stack and stack[-1][0] <= span.start:
+            stack.pop()
+        _, number, path, call = stack[-1] if stack else (0.0, None, "", _NO_MODULE)
+        backward = span.name.startswith(_BACKWARD)
+        if span.is_annotation and span.name.startswith(_MODULE):
+            path = span.name.removeprefix(_MODULE)
+            call = calls[path] = calls.get(path, -1) + 1
+        elif not span.is_annotation:
+            if number is None:
+                number = len(operators)
+                path, call = made.get(span.sequence, ("", _NO_MODULE)) if backward else (path, call)
+                operators.append(Operator(_kind(span.name), path, call, backward, span.ms))
+            outermost[span.id] = number
+            if span.sequence is not None and not backward:
+                # Several operators may bear one number: the last of them made the backward operator.
+                made[span.sequence] = path, call
+        stack.append((span.end, number, path, call))
+    return operators, outermost
+
+
+def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list[tuple[str, ...]]:
+    """Name for each operator the exported nodes that it became; none for backward operators.
+
+    A module's calls share its nodes in order. Within a call operators and nodes of one name are pairs; whatever is left
+    of both belongs together. A module without nodes covers those that hold its parameters: the exporter has folded it.
+    """
+    calls: dict[tuple[str, int], list[int]] = {}
+    for number, operator in enumerate(operators):
+        if not operator.is_backward and operator.call != _NO_MODULE:
+            calls.setdefault((operator.path, operator.call), []).append(number)
+    covered: list[tuple[str, ...]] = [()] * len(operators)
+    for (path, call), members in calls.items():
+        count = sum(of == path for of, _ in calls)
+        own = [origin for origin in origins if origin.path == path]
+        if own and len(own) % count == 0:
+            share = len(own) // count
+            own = own[call * share : (call + 1) * share]
+        own = own or [origin for origin in origins if path in origin.modules]
+        for number in [*members]:
+            pair = next((o for o in own if o.operator.strip("_") == operators[number].kind.strip("_")), None)
+            if pair is not None:
+                covered[number] = (pair.node,)
+                own.remove(pair)
+                members.remove(number)
+        for number in members:
+            covered[number] = tuple(o.node for o in own)
+    return covered
+
+
+def _kind(name: str) -> str:
+    """Shorten aten::conv2d to conv2d; a backward operator becomes ConvolutionBackward0."""
+    return name.removeprefix(_BACKWARD).removeprefix("aten::").removeprefix("torch::autograd::")

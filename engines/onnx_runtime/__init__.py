@@ -1,1 +1,0 @@
-"""Sessions that run an exported graph in ONNX Runtime."""

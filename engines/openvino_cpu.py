@@ -1,0 +1,130 @@
+"""Run a graph in OpenVINO on the CPU; ONNX Runtime's OpenVINO plugin shares what is known of its nodes here."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
+from engines.deployment import Deployed, copy_graph, copy_run
+from engines.layers import node_name
+from engines.options import OpenVinoOptions
+from exporters.inputs import read_onnx
+
+_PROFILED_RUNS = 10
+"""The first of them, which is slower, is in the mean."""
+_COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
+"""How kinds of its nodes begin that are convolutions and products, such as FullyConnectedQuantizedLegacy."""
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
+"""By the type of the activations: uint8 times int8 is int8's arithmetic."""
+
+
+def compute_type(kind: str, precision: str) -> str | None:
+    """Name a convolution's or product's type by its precision or its kernel ("brgconv_avx512_amx_bf16")."""
+    word = precision.rpartition("_")[2]
+    return _TYPES.get(word, word) if kind.startswith(_COMPUTE) else None
+
+
+def cpu_properties(threads: int) -> dict[str, str | int]:
+    """Give the CPU plugin's properties; 0 threads let OpenVINO choose."""
+    return {
+        # The hint's default lets the plugin compute an fp32 graph in bf16 where the processor can.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+    }
+
+
+def open_session(job: Job[OpenVinoOptions]) -> OpenVinoSession:
+    """Compile `job`'s graph for the CPU. Raises OpenVINO's own errors."""
+    return OpenVinoSession(job)
+
+
+class OpenVinoSession:
+    """A compiled model and one inference request with its inputs set."""
+
+    def __init__(self, job: Job[OpenVinoOptions], **properties: Any) -> None:
+        """`properties` are further ones of OpenVINO's, such as PERF_COUNT."""
+        self.job = job
+        self.library: Any = importlib.import_module("openvino")
+        core = self.library.Core()
+        model = core.read_model(job.graph)
+        self.names = [port.any_name for port in model.inputs]
+        arrays = job.named_inputs(self.names)
+        model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
+        job.phase(Phase.BUILD)
+        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options.threads), **properties})
+        job.phase(Phase.LOAD)
+        self.request = self.compiled.create_infer_request()
+        self.feed(job.inputs)
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        arrays = self.job.named_inputs(self.names, inputs)
+        for number, array in enumerate(arrays):
+            self.request.set_input_tensor(number, self.library.Tensor(array))
+
+    def run(self, mark: Mark) -> None:
+        self.request.infer()
+
+    def outputs(self) -> list[Array]:
+        tensors = [self.request.get_output_tensor(n).data for n in range(len(self.compiled.outputs))]
+        return [np.array(t, dtype=np.float32) if t.dtype.kind == "f" else t.copy() for t in tensors]
+
+    def output_names(self) -> list[str]:
+        return [port.any_name for port in self.compiled.outputs]
+
+    def memory(self) -> Memory:
+        return Memory()
+
+    def proof(self) -> Proof:
+        """Read the types of the compiled graph's nodes from the plugin's own execution graph."""
+        nodes = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ordered_ops()]
+        kinds = [(_info(node, "layerType"), _info(node, "runtimePrecision")) for node in nodes]
+        types = Counter(filter(None, (compute_type(*each) for each in kinds)))
+        return Proof(
+            library=f"openvino {self.library.__version__}",
+            device="cpu",
+            compute_types=dict(types),
+            tf32=False,
+            cuda_graph=False,
+            details={"operators": len(nodes)},
+        )
+
+    def layers(self) -> list[Layer]:
+        """Read each layer's mean time from the execution graph of a twin that counts."""
+        twin = OpenVinoSession(self.job, PERF_COUNT=True)
+        self.job.phase(Phase.PROFILE)
+        for _ in range(_PROFILED_RUNS):
+            twin.run(ignore)
+        exported = read_onnx(self.job.graph).graph.node
+        layers: dict[int, Layer] = {}
+        for operator in twin.compiled.get_runtime_model().get_ordered_ops():
+            info = operator.get_rt_info()
+            time, fused = _info(info, "execTimeMcs"), set(_info(info, "originalLayersNames").split(","))
+            if time.isdigit():
+                # The last node goes by its output's name.
+                nodes = tuple(node_name(n) for n in exported if fused & {n.name, *n.output})
+                layer = Layer(operator.get_friendly_name(), _info(info, "layerType"), nodes, int(time) / 1000)
+                layers[int(_info(info, "execOrder"))] = layer
+        twin.close()
+        return [layers[place] for place in sorted(layers)]
+
+    def close(self) -> None:
+        del self.request, self.compiled
+
+
+def write_graph(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write a folder that runs the graph with the settings that were measured."""
+    copy_run("run_openvino.py", folder)
+    return Deployed(
+        {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads)}, "model.onnx is the model."
+    )
+
+
+def _info(info: Any, key: str) -> str:
+    return str(info[key].astype(str)) if key in info else ""

@@ -1,1 +1,0 @@
-"""Sessions of OpenVINO on the CPU."""

@@ -1,0 +1,229 @@
+"""Define what a user chooses of an engine: devices, passes, precisions, training, and each engine's options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+Device = Literal["cpu", "cuda"]
+Pass = Literal["inference", "training"]
+Optimizer = Literal["none", "sgd", "adamw"]
+Head = Literal["cross-entropy", "logits"]
+
+DEVICES: tuple[Device, ...] = ("cpu", "cuda")
+PASSES: tuple[Pass, ...] = ("inference", "training")
+OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
+HEADS: tuple[Head, ...] = ("cross-entropy", "logits")
+CUDA: tuple[Device, ...] = ("cuda",)
+CPU: tuple[Device, ...] = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision and what follows from it; types are named as torch names them."""
+
+    name: str
+    type: str
+    """Of weights and inputs."""
+    compute: str
+    """Of convolutions and products, as proofs name it."""
+    bits: int
+    usual_error: float
+    """Largest relative L2 error of outputs that needs no warning; see profiler/worker/parity.py."""
+    autocast: str | None = None
+    """Training under autocast in this type, with fp32 weights."""
+    least_capability: tuple[int, int] | None = None
+    """Of the GPUs that have it (torchao 0.18's own check)."""
+
+    @property
+    def roof(self) -> str:
+        """The precision whose measured peak bounds it."""
+        return self.name.removeprefix("amp-")
+
+
+PRECISION_TABLE: dict[str, Precision] = {
+    each.name: each
+    for each in (
+        Precision("fp32", "float32", "float32", 32, 1e-4),
+        Precision("tf32", "float32", "float32", 32, 1e-2),
+        Precision("fp16", "float16", "float16", 16, 2e-2),
+        Precision("bf16", "bfloat16", "bfloat16", 16, 1e-1),
+        Precision("amp-fp16", "float32", "float16", 32, 2e-2, autocast="float16"),
+        Precision("amp-bf16", "float32", "bfloat16", 32, 2e-2, autocast="bfloat16"),
+        Precision("int8", "float32", "int8", 8, 2e-1),
+        Precision("fp8", "float32", "float8", 8, 2e-1, least_capability=(8, 9)),
+        # A user's ONNX file as it is, which has no other; no config asks for it.
+        Precision("native", "float32", "", 32, 2e-2),
+    )
+}
+PRECISIONS = tuple(PRECISION_TABLE)
+EIGHT_BITS = tuple(name for name, precision in PRECISION_TABLE.items() if precision.bits == 8)
+
+
+def float_part(precision: str, device: Device) -> str:
+    """Name the precision of what torchao leaves in float: bf16 on a GPU, which its fp8 kernels write; fp32 on a CPU."""
+    return ("bf16" if device == "cuda" else "fp32") if precision in EIGHT_BITS else precision
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training iteration does besides its forward and backward pass.
+
+    With the head "logits" the backward pass starts from a fixed gradient of the network's output, and no loss is
+    computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked. With
+    `input_gradient` the backward pass ends in the gradient of the network's input, which training does not need.
+    """
+
+    optimizer: Optimizer = "none"
+    head: Head = "cross-entropy"
+    dropout: bool = False
+    input_gradient: bool = False
+
+
+PLAIN = Training()
+"""A forward and a backward pass of the loss, and nothing else."""
+
+
+def key_values(text: str) -> dict[str, str]:
+    """Parse "device_id=0; cache_dir=/tmp". Raises ValueError."""
+    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
+    for key, equals, value in pairs:
+        if not equals or not key.strip():
+            raise ValueError(f"'{(key + equals + value).strip()}' is not an option; write key=value; key=value")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def is_path(library: str) -> bool:
+    """Tell a library's file from an installed package."""
+    return not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", library) or library.endswith((".so", ".dll", ".dylib"))
+
+
+def parse_batches(text: str) -> tuple[int, int, int]:
+    """Parse a batch size, "16", or a range, "1:8:32" (least, most likely, largest). Raises ValueError."""
+    if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
+        raise ValueError(f"'{text}' is neither a batch size such as 16 nor a range min:opt:max such as 1:8:32")
+    sizes = [int(word) for word in text.split(":")]
+    least, likely, largest = sizes * 3 if len(sizes) == 1 else sizes
+    if not 1 <= least <= likely <= largest:
+        raise ValueError(f"'{text}': expected a batch size from 1, or 1 ≤ min ≤ opt ≤ max")
+    return least, likely, largest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of an engine, as written next to its name in the YAML."""
+
+    type: type
+    default: object
+    meaning: str
+    choices: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = DEVICES
+    range: tuple[int, int] | None = None
+    check: Callable[[str], object] | None = None
+    """Raises ValueError for a text of another form; an empty text is not checked."""
+    is_code: bool = False
+    """The text names code that will be called: an installed package, or a file relative to the YAML."""
+
+
+def option(default: Any, meaning: str, **facts: Any) -> Any:
+    """Declare a field of Options; its type is its default's, `facts` are further fields of Option."""
+    return field(default=default, metadata={"option": Option(type(default), default, meaning, **facts)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The values of an engine's options; an engine that has some derives a dataclass from this one."""
+
+    @classmethod
+    def declared(cls) -> dict[str, Option]:
+        """Return each option's declaration by name."""
+        return {f.name: f.metadata["option"] for f in fields(cls)}
+
+
+@dataclass(frozen=True)
+class EagerOptions(Options):
+    channels_last: bool = option(False, "weights and activations in NHWC memory order")
+    cuda_graph: bool = option(False, "record one iteration and replay it", devices=CUDA)
+    cudnn: bool = option(True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=CUDA)
+    cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA)
+
+
+@dataclass(frozen=True)
+class CompiledOptions(Options):
+    mode: str = option(
+        "reduce-overhead",
+        "torch.compile's mode; reduce-overhead records CUDA graphs",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    )
+    channels_last: bool = option(False, "weights and activations in NHWC memory order")
+    cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA)
+    # Only eager can be asked for these:
+    cuda_graph: ClassVar[bool] = False
+    cudnn: ClassVar[bool] = True
+
+
+TorchOptions = EagerOptions | CompiledOptions
+
+
+@dataclass(frozen=True)
+class OrtOptions(Options):
+    prefer_nhwc: bool = option(False, "convolutions in NHWC memory order", devices=CUDA)
+    cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
+    conv_search: str = option(
+        "EXHAUSTIVE",
+        "how cuDNN's convolution algorithm is chosen (the library's default is EXHAUSTIVE)",
+        choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+        devices=CUDA,
+    )
+    fuse_conv_bias: bool = option(False, "bias and convolution in one cuDNN graph", devices=CUDA)
+    optimize: bool = option(True, "graph optimizations (fusions, constant folding, layout)")
+    threads: int = option(0, "threads inside an operator; 0 is one per core", devices=CPU)
+
+
+@dataclass(frozen=True)
+class OrtPackageOptions(Options):
+    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
+    threads: int = option(0, "threads inside an operator; 0 lets the library choose", devices=CPU)
+    cuda_graph: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class OrtPluginOptions(OrtPackageOptions):
+    library: str = option(
+        "",
+        "the plugin: its package, such as onnxruntime_ep_openvino, or the path of its .so, relative to the YAML",
+        is_code=True,
+    )
+    provider_options: str = option("", 'the plugin\'s own options, "key=value; key=value"', check=key_values)
+
+
+@dataclass(frozen=True)
+class OrtTrtOptions(Options):
+    cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
+    optimize: bool = option(True, "graph optimizations before TensorRT gets its subgraphs")
+    threads: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
+class TrtOptions(Options):
+    cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
+    optimization_level: int = option(
+        -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=CUDA, range=(-1, 5)
+    )
+    workspace_mib: int = option(
+        0, "most scratch memory of a layer; 0 is the whole card", devices=CUDA, range=(0, 2**20)
+    )
+    batch_range: str = option(
+        "",
+        'an optimization profile for a range, "min:opt:max"; if empty, for one batch size only',
+        devices=CUDA,
+        check=parse_batches,
+    )
+    rebuild: bool = option(False, "build even what the engine cache has", devices=CUDA)
+
+
+@dataclass(frozen=True)
+class OpenVinoOptions(Options):
+    threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=CPU)

@@ -1,0 +1,389 @@
+"""Run a graph in ONNX Runtime, on one of its execution providers, with preallocated buffers.
+
+One call is asynchronous on CUDA: inputs and outputs are bound to device memory once, the provider works on torch's
+current stream (`user_compute_stream`), and the run option `disable_synchronize_execution_providers` keeps it from
+waiting. See https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
+from engines.deployment import Deployed, copy_graph, copy_run
+from engines.layers import ITERATIONS, Step, Trace, covered_nodes, record, steps_of
+from engines.ort_layers import Run, compute_types, device_layers, host_layers, kernel_steps, read_runs
+from engines.ort_providers import PROVIDERS, Provider, plugin_device
+from exporters.errors import text_of
+from exporters.inputs import BATCH, file_inputs, read_onnx
+
+_TYPES = {
+    f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))
+    for name in ("float", "double", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+}
+_INTEGER = {
+    # By operator, where the second operand and its zero point, which has its type, are among the inputs.
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 5)),
+    **dict.fromkeys(("ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"), (1, 3)),
+    "MatMulIntegerToFloat": (1, 5),
+}
+_COMPUTE = {"Conv", "FusedConv", "NhwcConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "ConvTranspose", *_INTEGER}
+_ARENA = re.compile(
+    rb"Extending BFCArena for (?P<arena>\w+)\.|Extended allocation by (?P<grown>\d+) bytes"
+    rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
+)
+_INFO, _WARNING = 1, 2
+_NOT_CAPTURED = "cannot use the graph capture feature"
+"""Said where a node runs on the CPU (ONNX Runtime 1.31)."""
+
+
+def open_session(job: Job[Any]) -> OrtSession:
+    """Open `job`'s graph on the provider of the engine's row in PROVIDERS.
+
+    Raises Unsupported where a plugin does not load, RuntimeError where a provider cannot be had, or ORT's own errors.
+    """
+    waits = job.device == "cuda" and not PROVIDERS[job.engine, job.device].on_stream
+    return WaitingSession(job) if waits else OrtSession(job)
+
+
+class OrtSession:
+    """An InferenceSession with its inputs and outputs bound to buffers of its own device."""
+
+    def __init__(self, job: Job[Any], options: onnxruntime.SessionOptions | None = None) -> None:
+        """`options` replace those that follow from `job`."""
+        self.job = job
+        self.provider = PROVIDERS[job.engine, job.device]
+        self.plugin: str | None = None
+        """Its library's version."""
+        self.fallback: str | None = None
+        self.log_start = _log_size()
+        self.provider.prepare(job)
+        if self.provider.compiles:
+            job.phase(Phase.BUILD)
+        self.session = self._open(options or session_options(job))
+        self.log_loaded = _log_size()
+        self.binding = self.session.io_binding()
+        self.inputs = self._bind_inputs()
+        outputs = self._output_shapes()
+        self.results = [self._bind(self.binding.bind_output, node, None, shape) for node, shape in outputs]
+        self.run_options = run_options(self.provider)
+        if self.provider.compiles:  # Of an unknown shape the first run, which told those of the outputs.
+            job.phase(Phase.LOAD)
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
+        self.session.run_with_iobinding(self.binding, self.run_options)
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        arrays = self.job.named_inputs([node.name for node in self.session.get_inputs()], inputs)
+        for tensor, array in zip(self.inputs, arrays, strict=True):
+            tensor.copy_(torch.from_numpy(array))
+
+    def outputs(self) -> list[Array]:
+        return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
+
+    def output_names(self) -> list[str]:
+        return [node.name for node in self.session.get_outputs()]
+
+    def memory(self) -> Memory:
+        weights = sum(
+            onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize * math.prod(t.dims)
+            for t in read_onnx(self.job.graph).graph.initializer
+        )
+        # The log tells of the CUDA provider's arena only.
+        has_arena = self.job.device == "cuda" and not self.provider.compiles
+        loaded = _arena_bytes(self.log_start, self.log_loaded) if has_arena else None
+        if loaded is None:
+            return Memory(weights=weights)
+        # Arenas grow by what is asked for and never shrink. The bound inputs and outputs are torch's.
+        grown = _arena_bytes(self.log_loaded, _log_size()) or 0
+        bound, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return Memory(weights, grown + bound, max(loaded - weights, 0) + held - bound)
+
+    def proof(self) -> Proof:
+        """Report each node's provider in the measured session, and the types of a twin session's optimized graph.
+
+        Only that graph shows the casts that ORT inserted; writing it in the measured session would lengthen its load.
+        """
+        parts = self.session.get_provider_graph_assignment_info()
+        nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
+        options = self.session.get_provider_options()
+        own, cuda = options.get(self.name, {}), options.get("CUDAExecutionProvider", {})
+        types, details = self._types(sum(op in _COMPUTE for _, op in nodes))
+        return Proof(
+            library=f"onnxruntime {onnxruntime.__version__}",
+            device=self.job.device,
+            provider=self.name,
+            providers=dict(Counter(provider for provider, _ in nodes)),
+            compute_providers=dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
+            compute_types=types,
+            tf32=self.provider.tf32(own, _logged(self.log_start, _log_size()).decode(errors="replace")),
+            cuda_graph=own.get(self.provider.graph_option) == "1",
+            cuda_graph_fallback=self.fallback,
+            details={
+                **details,
+                **({"plugin": self.plugin} if self.plugin else {}),
+                "channels_last": cuda.get("prefer_nhwc") == "1",
+                "conv_search": cuda.get("cudnn_conv_algo_search"),
+            },
+        )
+
+    def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Count the convolutions and products by type, and the operators and casts.
+
+        A twin session's optimized graph has them, unless the provider compiled it: then the kernels of a profiled twin
+        have them, if the plugin says any; else they are `unknown`.
+        """
+        if self.provider.compiles:
+            runs = [] if self.job.device == "cuda" else self._profiled(lambda twin: twin.run(ignore), 1)[0]
+            return next(filter(None, map(compute_types, runs)), {"unknown": compute}), {}
+        graph = self._optimized_graph()
+        known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+        known |= {t.name: t.data_type for t in graph.initializer}
+        types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
+        return dict(types), {"operators": len(graph.node), "casts": sum(node.op_type == "Cast" for node in graph.node)}
+
+    def layers(self) -> list[Layer]:
+        """Profile a twin session: its nodes, or a plugin's kernels; none on a GPU of a provider that compiles."""
+        if self.provider.compiles and self.job.device == "cuda":
+            return []
+        # On the CPU torch.profiler sees nothing of it, and counts the iterations.
+        traces: list[Trace] = []
+        runs, started, steps = self._profiled(
+            lambda twin: traces.append(record(lambda: twin.run(ignore), self.job.device)), ITERATIONS
+        )
+        covered = covered_nodes(read_onnx(self.job.graph).graph, steps)
+        if self.job.device == "cpu":
+            return host_layers(runs, steps, covered)
+        return device_layers(runs, started, traces[0], steps, covered)
+
+    def _profiled(self, call: Callable[[OrtSession], object], last: int) -> tuple[list[Run], int, list[Step]]:
+        """Return the last runs that `call` makes of a profiled twin, the profile's start, and the twin's steps.
+
+        The twin has no CUDA graph, whose replay runs no node.
+        """
+        own = self.job.options
+        plain = replace(own, cuda_graph=False) if own.cuda_graph else own
+        with tempfile.TemporaryDirectory() as folder:
+            optimized = None if self.provider.compiles else Path(folder) / "optimized.onnx"
+            options = session_options(self.job, optimized)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
+            call(twin)
+            started = twin.session.get_profiling_start_time_ns()
+            runs = read_runs(Path(twin.session.end_profiling()), last)
+            twin.close()
+            graph = read_onnx(optimized or self.job.graph).graph
+            steps = steps_of(graph) if optimized else kernel_steps(runs[-1], graph)
+        return runs, started, steps
+
+    def close(self) -> None:
+        """Free the session, after a run that waits for its results.
+
+        Only such a run gives back the pinned memory that kernels like Split and Concat copied from. A closing session
+        frees the rest in a function that CUDA calls, where nothing may be freed, and the process aborts (see
+        CudaStream::CleanUpOnRunEnd). With a CUDA graph it is freed otherwise.
+        """
+        if self.provider.on_stream and not self.job.options.cuda_graph:
+            with contextlib.suppress(Exception):  # After a run that failed, as for want of memory.
+                self.session.run_with_iobinding(self.binding)
+                torch.cuda.synchronize()
+        del self.binding, self.session
+        self.inputs.clear()
+        self.results.clear()
+
+    def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+        plugin, providers = self.provider.library, None
+        if plugin is None:
+            self.name = self.provider.name
+            providers = [(each.name, self._settings(each)) for each in self.provider.chain()]
+        else:
+            device = plugin_device(plugin or self.job.options.library, self.job.device)
+            self.name, self.plugin = device.ep_name, device.ep_metadata.get("version")
+            options.add_provider_for_devices([device], self._settings(self.provider))
+        try:
+            session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
+        except Exception as error:  # Its own classes, which have no other base.
+            if not self.job.options.cuda_graph or _NOT_CAPTURED not in str(error):
+                raise
+            self.fallback = text_of(error)
+            self.job = replace(self.job, options=replace(self.job.options, cuda_graph=False))
+            return self._open(options)
+        if session.get_providers()[0] != self.name:
+            raise RuntimeError(
+                f"ONNX Runtime could not load {self.name} and fell back to {session.get_providers()[0]}; "
+                "the worker's log says which library it did not find"
+            )
+        return session
+
+    def _settings(self, provider: Provider) -> dict[str, str]:
+        if not provider.on_stream:
+            return provider.settings(self.job)
+        # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
+        return {**provider.settings(self.job), "user_compute_stream": str(torch.cuda.current_stream().cuda_stream)}
+
+    def _optimized_graph(self) -> onnx.GraphProto:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "optimized.onnx"
+            self._open(session_options(self.job, path))
+            return read_onnx(path).graph
+
+    def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
+        """Return each output with its shape; a plain run tells the shapes that the file does not."""
+        nodes = self.session.get_outputs()
+        if all(isinstance(d, int) for node in nodes for d in node.shape):
+            return [(node, tuple(node.shape)) for node in nodes]
+        for node in nodes:
+            self.binding.bind_output(node.name, "cpu")
+        self.session.run_with_iobinding(self.binding)
+        shapes = [tuple(value.shape()) for value in self.binding.get_outputs()]
+        self.binding.clear_binding_outputs()
+        return list(zip(nodes, shapes, strict=True))
+
+    def _bind_inputs(self) -> list[torch.Tensor]:
+        nodes = self.session.get_inputs()
+        arrays = self.job.named_inputs([node.name for node in nodes])
+        return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
+
+    def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+        """Bind a buffer on the device: a copy of `array`, or an empty one of `shape`."""
+        if node.type not in _TYPES:
+            raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
+        dtype, element = _TYPES[node.type]
+        if array is None:
+            tensor = torch.empty(shape, dtype=dtype, device=self.job.device)
+        else:
+            tensor = torch.from_numpy(array).to(self.job.device, dtype)
+        bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
+        return tensor
+
+
+class WaitingSession(OrtSession):
+    """A session of a provider with a queue of its own: a call returns when all is done."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
+    """With `optimized` the session writes its optimized graph there, the weights next to it."""
+    options = onnxruntime.SessionOptions()
+    # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
+    onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
+    options.log_severity_level = _WARNING
+    options.intra_op_num_threads = job.options.threads or _own_processors()
+    if not job.options.optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in PROVIDERS[job.engine, job.device].entries.get(job.precision, {}).items():
+        options.add_session_config_entry(key, value)
+    for dimension, size in symbol_sizes(job).items():
+        options.add_free_dimension_override_by_name(dimension, size)
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+    return options
+
+
+def _own_processors() -> int:
+    """Count the processors of this process if they are a part of the machine's; 0 lets ONNX Runtime choose.
+
+    It binds threads that it counts itself to processors of the whole machine, whatever the process's mask (1.31).
+    """
+    mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return len(mask) if len(mask) < (os.cpu_count() or 1) else 0
+
+
+def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
+    """Make the options of every call; None where a call waits for its results, as on the CPU.
+
+    Python's run_with_iobinding (1.31) asks them for `gpu_graph_id`; where it is unset, every call raises and catches an
+    exception, which takes longer than a small network.
+    """
+    if not provider.on_stream:
+        return None
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = _WARNING
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    options.add_run_config_entry("gpu_graph_id", "0")  # What the CUDA provider takes if it is unset.
+    return options
+
+
+def symbol_sizes(job: Job[Any]) -> dict[str, int]:
+    """Give the sizes of the graph's symbolic dimensions; the batch is the first input's leading one."""
+    batch = BATCH
+    if job.source.own_graph is not None:
+        shapes = [value.type.tensor_type.shape.dim for value in file_inputs(job.graph)]
+        batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
+    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+
+
+def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
+    """Write model.onnx and the settings with which it gets the figures that were measured."""
+    provider = PROVIDERS[job.engine, job.device]
+    settings = {
+        "providers": [[each.name, each.settings(job)] for each in provider.chain()],
+        "plugin": provider.library,
+        "threads": job.options.threads,
+        "optimize": job.options.optimize,
+        "session": dict(provider.entries.get(job.precision, {})),
+        "dimensions": symbol_sizes(job),
+    }
+    copy_run("run_ort.py", folder)
+    return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.")
+
+
+def _arena_bytes(start: int, end: int) -> int | None:
+    """Sum what the log says between two positions of the CUDA arena's growth; None if it says nothing.
+
+    ONNX Runtime 1.31 gives no other access to its arena's statistics from Python.
+    """
+    total, arena = 0, b""
+    for match in _ARENA.finditer(_logged(start, end)):
+        arena = match["arena"] or arena
+        if match["reserved"] or (match["grown"] and arena == b"Cuda"):
+            total += int(match["reserved"] or match["grown"])
+    return total or None
+
+
+def _logged(start: int, end: int) -> bytes:
+    """Read standard error, a file, between two positions."""
+    if end <= start:
+        return b""
+    with Path("/proc/self/fd/2").open("rb") as log:
+        log.seek(start)
+        return log.read(end - start)
+
+
+def _log_size() -> int:
+    """Return the size of standard error; 0 if it is no file."""
+    status = os.fstat(2)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
+    """Name the type that a convolution or product works in: its weight's, or any operand's that is known.
+
+    uint8 counts as int8, which is the same arithmetic.
+    """
+    operands = [*node.input[1:], *node.input[:1], *node.output]
+    if node.op_type in _INTEGER:
+        operands = [node.input[place] for place in _INTEGER[node.op_type] if place < len(node.input)]
+    element = next((known[name] for name in operands if known.get(name)), 0)
+    name = str(onnx.TensorProto.DataType.Name(element)).lower()
+    return {"float": "float32", "double": "float64", "undefined": "unknown", "uint8": "int8"}.get(name, name)

@@ -1,0 +1,168 @@
+"""Read the nodes that ran from ONNX Runtime's profile and torch's trace of the same runs.
+
+The profile has each node's interval on the host. On CUDA that is the time of enqueueing: the published builds cannot
+see kernels (they lack `enable_cuda_profiling`). torch.profiler can, and each kernel is given to the node in whose
+interval it was launched. Both clocks are the system's, to a microsecond.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from engines.base import Layer
+from engines.layers import Kernel, Step, Trace, median_layers
+from engines.openvino_cpu import compute_type
+
+_SUFFIX = "_kernel_time"
+_PLUGINS = {"OpenVINOExecutionProvider": ("ov_node_type", "ov_exec_type")}
+"""Plugins that put their own kernels into the profile: the arguments with a kernel's kind and its implementation, such
+as "Convolution" and "brgconv_avx512_f32" (onnxruntime-ep-openvino 1.8.1)."""
+_SLACK_US = 5.0
+"""Around a node's interval; between two nodes ONNX Runtime spends more, on the profile itself."""
+_FOUND = 0.95
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """A node that ran, in microseconds since the profile's start."""
+
+    name: str
+    kind: str
+    start: float
+    end: float
+    implementation: str = ""
+    """Of a plugin's kernel."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the graph and its nodes, in microseconds since the profile's start."""
+
+    start: float
+    end: float
+    nodes: list[NodeRun]
+
+
+def read_runs(path: Path, last: int) -> list[Run]:
+    """Read the `last` runs in a profile. Raises RuntimeError if there are fewer."""
+    # What encloses others comes before them.
+    events = sorted(json.loads(path.read_text()), key=lambda e: (e["ts"], -e["dur"]))
+    runs = [Run(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
+    if len(runs) < last:
+        raise RuntimeError(f"ONNX Runtime's profile has {len(runs)} runs, {last} were made")
+    detailed = {event["args"].get("ep") for event in events if event["cat"] == "Kernel"} & _PLUGINS.keys()
+    for event in events:
+        node = _node_run(event, detailed)
+        run = node and next((run for run in runs if run.start <= node.start <= run.end), None)
+        # The nodes of a subgraph run inside the node that has it, whose time holds theirs. A plugin's kernels follow
+        # one another, and may seem to overlap: their ends are rounded.
+        if node and run and (node.implementation or not run.nodes or node.start >= run.nodes[-1].end):
+            run.nodes.append(node)
+    return runs
+
+
+def _node_run(event: dict[str, Any], detailed: Set[str]) -> NodeRun | None:
+    """Read a node, or a kernel of a plugin that made one node of a subgraph."""
+    args, start, end = event["args"], event["ts"], event["ts"] + event["dur"]
+    if event["cat"] == "Node" and event["name"].endswith(_SUFFIX) and args.get("provider") not in detailed:
+        return NodeRun(event["name"].removesuffix(_SUFFIX), args["op_name"], start, end)
+    if event["cat"] == "Kernel" and args.get("ep") in detailed:
+        kind, implementation = (args.get(key, "") for key in _PLUGINS[args["ep"]])
+        return NodeRun(event["name"].split("::", 1)[-1], kind, start, end, implementation)
+    return None
+
+
+def kernel_steps(run: Run, graph: onnx.GraphProto) -> list[Step]:
+    """Make steps of what ran in a graph that cannot be written, by names that begin with a node's or its result's.
+
+    Such a name is "conv1/WithoutBiases".
+    """
+    results = {name for node in graph.node for name in (node.name, *node.output)}
+    steps = []
+    for node in run.nodes:
+        whole = node.name.split("/")
+        begins = ["/".join(whole[:length]) for length in range(len(whole), 0, -1)]
+        result = next((begin for begin in begins if begin in results), node.name)
+        steps.append(Step(result, node.kind, (), (result,)))
+    return steps
+
+
+def compute_types(run: Run) -> dict[str, int]:
+    """Count the convolutions and products of a plugin that names its kernels, by type."""
+    types = (compute_type(node.kind, node.implementation) for node in run.nodes if node.implementation)
+    return dict(Counter(filter(None, types)))
+
+
+def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tuple[str, ...]]) -> list[Layer]:
+    """Take each node's median time on the host."""
+    return median_layers([_named(run, steps, covered, [(n.end - n.start) / 1000 for n in run.nodes]) for run in runs])
+
+
+def device_layers(
+    runs: Sequence[Run], started_ns: int, trace: Trace, steps: Sequence[Step], covered: Sequence[tuple[str, ...]]
+) -> list[Layer]:
+    """Take each node's median time on the device: that of the kernels launched in its interval.
+
+    `started_ns` is when the profile started, in nanoseconds since 1970. What was launched outside of every node follows
+    as layers of the kind "kernel". Raises RuntimeError if the two clocks do not fit.
+    """
+    offset = clock_offset(runs, (started_ns - trace.unix_ns) / 1000, trace)
+    iterations = []
+    for run, iteration in zip(runs, trace.iterations, strict=True):
+        times, others = launched_in(run.nodes, iteration.kernels, offset)
+        iterations.append([*_named(run, steps, covered, times), *(Layer(k.name, "kernel", (), k.ms) for k in others)])
+    return median_layers(iterations)
+
+
+def clock_offset(runs: Sequence[Run], offset: float, trace: Trace) -> float:
+    """Return what to add to the profile's times to get the trace's, in microseconds.
+
+    That is `offset`, unless a run would then lie outside its call: then the middle of what fits.
+    """
+    calls = trace.iterations
+    low = max(call.start - run.start for run, call in zip(runs, calls, strict=True))
+    high = min(call.returned - run.end for run, call in zip(runs, calls, strict=True))
+    return offset if low - _SLACK_US <= offset <= high + _SLACK_US else (low + high) / 2
+
+
+def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: float) -> tuple[list[float], list[Kernel]]:
+    """Sum the milliseconds of each node's kernels, and list the kernels that no node launched.
+
+    Raises RuntimeError if those are too many to be the runtime's own copies.
+    """
+    starts = [node.start + offset for node in nodes]
+    times, strangers = [0.0] * len(nodes), []
+    for kernel in kernels:
+        number = max(bisect_right(starts, kernel.launched) - 1, 0)
+        after = number + 1
+        if after < len(nodes) and kernel.launched > nodes[number].end + offset + _SLACK_US:
+            # Between two nodes: a microsecond of rounding before the next one.
+            number = after if starts[after] - kernel.launched <= _SLACK_US else number
+        if starts[number] - _SLACK_US <= kernel.launched <= nodes[number].end + offset + _SLACK_US:
+            times[number] += kernel.ms
+        else:
+            strangers.append(kernel)
+    if len(strangers) > (1 - _FOUND) * len(kernels) + 2:
+        raise RuntimeError(
+            f"{len(strangers)} of {len(kernels)} kernels were launched outside of every node: ONNX Runtime's clock and "
+            "torch.profiler's do not fit"
+        )
+    return times, strangers
+
+
+def _named(run: Run, steps: Sequence[Step], covered: Sequence[tuple[str, ...]], times: Sequence[float]) -> list[Layer]:
+    """Pair nodes with what they cover: by place, or by name if they ran in another order."""
+    if [step.kind for step in steps] == [node.kind for node in run.nodes]:
+        nodes = list(covered)
+    else:
+        by_name = dict(zip((step.name for step in steps), covered, strict=True))
+        nodes = [by_name.get(node.name, ()) for node in run.nodes]
+    return [Layer(n.name, n.kind, c, ms) for n, c, ms in zip(run.nodes, nodes, times, strict=True)]

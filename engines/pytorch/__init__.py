@@ -1,1 +1,0 @@
-"""Sessions that run a network in PyTorch: eager, compiled, training, single layers."""

@@ -1,1 +1,0 @@
-"""Sessions that build and run engines with TensorRT and TensorRT for RTX."""

@@ -1,0 +1,263 @@
+"""Run training iterations of a module, or the three parts of a single layer's, and read their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engines.base import Array, Job, Mark, ignore
+from engines.options import PRECISION_TABLE, TorchOptions
+from exporters.calls import call as call_module
+from exporters.calls import trained_output
+from exporters.gradients import of_reference_items, positions
+from exporters.inputs import BATCH, first_items
+from exporters.loss import prepare_to_train, seeded_target, start_of_backward
+from exporters.source import ModelError
+
+LEARNING_RATE = 1e-6
+"""So small that weights stay what they are over thousands of iterations on one batch: learned by heart, its gradients
+would be zeros, with which a GPU draws less power. No time depends on it."""
+SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
+ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
+Part = Callable[[Tensor, Tensor, Tensor], Any]
+"""A layer's gradInput or gradWeight: a function of the output's gradient, the input and the weights."""
+_HALVINGS = 32
+"""Of a loss scale that starts at 65536."""
+
+
+class TrainingStep:
+    """One iteration: forward pass, backward pass and optimizer step, a mark behind each; it returns the loss.
+
+    With the head "logits" it returns the network's first output. `call` runs the forward pass: the module, or what has
+    been compiled of it. Gradients are left in the parameters, and in the inputs where they are asked for.
+    """
+
+    def __init__(
+        self, job: Job[TorchOptions], model: torch.nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
+    ) -> None:
+        self.head, self.device = job.training.head, job.device
+        self.model, self.inputs, self.call, self.specs = model, inputs, call, job.specs
+        self.outputs, self.batch = job.source.outputs, job.batch_size
+        autocast = PRECISION_TABLE[job.precision].autocast
+        self._type: torch.dtype | None = getattr(torch, autocast) if autocast else None
+        with torch.no_grad(), self._autocast():
+            # In eval mode, where one item will do and statistics stay as they are.
+            first = self._trained(model.eval(), first_items(self.specs, inputs, 1))
+        if first.dim() and len(first) != 1 and any(BATCH in spec.shape for spec in self.specs):
+            shape = tuple(first.shape)
+            raise ModelError(f"training starts from an output of shape {shape} for one item: name another in `outputs`")
+        self.target = seeded_target(first, self.head, self.batch)
+        prepare_to_train(model, job.training.dropout)
+        for x in inputs:
+            x.requires_grad_(job.training.input_gradient)
+        self.optimizer = make_optimizer(job, model)
+        # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself. Where a
+        # scaler is not enabled, it passes everything on, and its scale is 1.
+        self.scaler = torch.amp.GradScaler(job.device, enabled=self._type == torch.float16)
+        self._scale: float | None = None
+
+    def __call__(self, mark: Mark) -> Tensor:
+        if self._scale is None:
+            self._scale = self._find_scale()
+        result = self.forward_and_backward(self.call, self.inputs, self.target, mark)
+        if self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            mark("step")
+        return result
+
+    def forward_and_backward(
+        self, call: Callable[..., Any], inputs: Sequence[Tensor], target: Tensor | None, mark: Mark
+    ) -> Tensor:
+        """Return the loss (or output); parameters and inputs keep their gradients, times the loss scale."""
+        self.model.zero_grad(set_to_none=True)
+        for x in inputs:
+            x.grad = None
+        with self._autocast():
+            first = self._trained(call, inputs)
+        root, gradient = start_of_backward(first, target, self.head)
+        mark("forward")
+        if gradient is None:
+            self.scaler.scale(root).backward()
+        else:
+            root.backward(self.scaler.scale(gradient))
+        mark("backward")
+        return root.detach()
+
+    def few(self, items: int) -> None:
+        """Run the first items through the module itself, for whoever looks at its operators."""
+        target = None if self.target is None else self.target[:items]
+        inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
+        inputs = [x.requires_grad_(own.requires_grad) for x, own in zip(inputs, self.inputs, strict=True)]
+        self.forward_and_backward(self.model, inputs, target, ignore)
+
+    def optimizer_bytes(self) -> int:
+        """Count the optimizer's state and the loss scale."""
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        if self.scaler.is_enabled():
+            tensors += [t for t in (self.scaler._scale, self.scaler._growth_tracker) if t is not None]
+        return sum(t.nbytes for t in tensors)
+
+    @torch.no_grad()
+    def start_again(self, state: Mapping[str, Tensor], inputs: Sequence[Array], target: Array | None) -> None:
+        """Copy weights, statistics and items into the very tensors that iterations use, as a captured graph needs."""
+        self.model.load_state_dict(state)
+        for own, array in zip(self.inputs, inputs, strict=True):
+            own.copy_(torch.from_numpy(array))
+        if self.target is not None:
+            assert target is not None
+            self.target.copy_(torch.from_numpy(target))
+        if self._scale is not None:
+            self.scaler.update(self._scale)
+
+    def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
+        """Sample each parameter's gradient after `run`, one iteration: up to 4096 elements, unscaled, as float32.
+
+        An input's is of the first items, as if the batch were only these (`reference_items`). An iteration whose
+        gradients overflowed is followed by one with half the loss scale.
+        """
+        for _ in range(_HALVINGS if self.scaler.is_enabled() else 1):
+            scale = self.scaler.get_scale()
+            run()
+            sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+            # The optimizer unscales them where they are, unless it skipped its step.
+            unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
+            of_inputs = of_reference_items(self.specs, [x.grad for x in self.inputs], self.batch)
+            unscaled |= {name: _sample(part) * np.float32(factor / scale) for name, part, factor in of_inputs}
+            if self._is_finite():
+                return unscaled
+            self.scaler.update(scale / 2)
+        return unscaled
+
+    def _trained(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Tensor:
+        return trained_output(call_module(call, self.specs, inputs), self.outputs)
+
+    def _find_scale(self) -> float:
+        """Find the largest loss scale with which nothing overflows, so that no timed step is skipped."""
+        for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
+            self.forward_and_backward(self.call, self.inputs, self.target, ignore)
+            if self._is_finite():
+                break
+            self.scaler.update(self.scaler.get_scale() / 2)
+        return self.scaler.get_scale()
+
+    def _is_finite(self) -> bool:
+        gradients = [tensor.grad for tensor in (*self.model.parameters(), *self.inputs) if tensor.grad is not None]
+        return all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._type is None else torch.autocast(self.device, self._type)
+
+
+class LayerStep(TrainingStep):
+    """One iteration: forward, gradInput and gradWeight (with it the bias's gradient), a mark behind each.
+
+    It starts from a fixed gradient of the output, the head "logits", and returns the output. The gradients lie where
+    autograd would have put them, in `grad` of the input and of the parameters.
+    """
+
+    def __init__(
+        self, job: Job[TorchOptions], model: nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
+    ) -> None:
+        super().__init__(job, model, inputs, call)
+        assert self.target is not None, "a layer's training pass starts from a gradient of its output"
+        if job.options.channels_last and self.target.dim() == 4:
+            self.target = self.target.to(memory_format=torch.channels_last)
+        self.gradient = self.target
+        self.plain = _convolution(model) if isinstance(model, nn.Conv2d) else _linear(model)
+        self._grad_input, self._grad_weight = self.plain
+
+    def compile_gradients(self, compiled: Callable[[Part], Part]) -> None:
+        """Put what `compiled` makes of gradInput and of gradWeight in their place; `call` is the forward pass's."""
+        # So that a CUDA graph that torch.compile records reads them where they are: else each replay copies them first.
+        for tensor in (*self.inputs, self.gradient, *self.model.parameters()):
+            torch._dynamo.mark_static_address(tensor)
+        self._grad_input, self._grad_weight = map(compiled, self.plain)
+
+    @torch.no_grad()
+    def __call__(self, mark: Mark) -> Tensor:
+        (x,), weight = self.inputs, self.model.get_parameter("weight")
+        # Kept, the last iteration's gradients would lie next to this one's at the peak, and a graph that torch.compile
+        # has recorded could not be replayed over them.
+        x.grad = None
+        self.model.zero_grad(set_to_none=True)
+        output: Tensor = self.call(x)
+        mark("forward")
+        x.grad = self._grad_input(self.gradient, x, weight)
+        mark("grad_input")
+        weight.grad, of_bias = self._grad_weight(self.gradient, x, weight)
+        mark("grad_weight")
+        if of_bias is not None:
+            self.model.get_parameter("bias").grad = of_bias
+        return output
+
+    @torch.no_grad()
+    def few(self, items: int) -> None:
+        """The three parts of the first items, not compiled."""
+        x, gradient = self.inputs[0][:items], self.gradient[:items]
+        self.model(x)
+        for part in self.plain:
+            part(gradient, x, self.model.get_parameter("weight"))
+
+
+def _convolution(module: nn.Conv2d) -> tuple[Part, Part]:
+    """Compute each gradient by a call of its own; autograd asks for both in one."""
+    bias_sizes = None if module.bias is None else [module.out_channels]
+
+    def backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> Any:
+        geometry = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
+        return torch.ops.aten.convolution_backward(gradient, x, weight, bias_sizes, *geometry, mask)
+
+    def grad_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return backward(gradient, x, weight, [True, False, False])[0]
+
+    def grad_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return backward(gradient, x, weight, [False, True, bias_sizes is not None])[1:]
+
+    return grad_input, grad_weight
+
+
+def _linear(module: nn.Module) -> tuple[Part, Part]:
+    biased = module.bias is not None
+
+    def grad_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return gradient @ weight
+
+    def grad_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return gradient.t() @ x, gradient.sum(0) if biased else None
+
+    return grad_input, grad_weight
+
+
+def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.optim.Optimizer | None:
+    """Make a `fused` optimizer, whose work on a GPU can be captured, or None."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if job.training.optimizer == "sgd":
+        sgd = torch.optim.SGD(parameters, lr=LEARNING_RATE, **SGD, fused=True)
+        for p in parameters:
+            # Left to itself the fused step keeps it uninitialized when the first step of all is skipped (torch 2.13).
+            sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return sgd
+    if job.training.optimizer == "adamw":
+        captured, eps = job.options.cuda_graph, epsilon(job.precision)
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=eps, **ADAMW, fused=True, capturable=captured)
+    return None
+
+
+def epsilon(precision: str) -> float:
+    """Choose AdamW's: in fp16 squares of gradients below 0.008 underflow, and 1e-8 would divide by nearly nothing."""
+    return 1e-3 if precision == "fp16" else 1e-8
+
+
+def _sample(gradient: Tensor) -> Array:
+    where = torch.from_numpy(positions(gradient.numel())).to(gradient.device)
+    # Not flattened first: that would copy a gradient whose memory order is another one.
+    sampled: Array = gradient[torch.unravel_index(where, gradient.shape)].float().cpu().numpy()
+    return sampled

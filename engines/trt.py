@@ -1,0 +1,373 @@
+"""Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
+
+The one module that imports their bindings, and only where it needs them: none of them has to be installed.
+Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here and thus known exactly;
+weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
+from engines.catalog import ENGINES
+from engines.deployment import Deployed, copy_graph, copy_run
+from engines.device import Buffer, Buffers, Driver, capture
+from engines.options import TrtOptions, parse_batches
+from engines.requirements import explain, install_command, missing
+from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
+from engines.trt_reports import (
+    EngineLayer,
+    check,
+    forget,
+    logged,
+    logger_of,
+    read_layers,
+    reasons,
+    summarize,
+)
+from exporters.cache import Cache
+from exporters.graph_flops import computes, graph_weights
+from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
+
+_DTYPES: dict[str, torch.dtype] = {
+    **{name.upper(): getattr(torch, name) for name in ("float", "half", "int8", "uint8", "int32", "int64", "bool")},
+    "BF16": torch.bfloat16,
+    "FP8": torch.float8_e4m3fn,
+}
+_PROFILED_ITERATIONS = 20
+_ERROR_CHARACTERS = 400
+
+
+def library(engine: str) -> Any:
+    """Import the module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
+    row = ENGINES[engine]
+    if lacking := missing(row, "cuda", to_build=True):
+        raise Unsupported(explain(lacking))
+    names = row.requirements[0].name.split("|")
+    name = next(name for name in names if importlib.util.find_spec(name) is not None)
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise Unsupported(
+            f"{name} is installed but does not load ({error}); install its libraries in the version of its bindings: "
+            + install_command(row.requirements[0].install)
+        ) from error
+
+
+def open_session(job: Job[TrtOptions]) -> TrtSession:
+    """Build `job`'s graph, or take it from the cache, and load it.
+
+    Raises Unsupported if library, GPU or batch cannot do it, ModelError for a graph that the parser refuses, and
+    RuntimeError with what the library logged.
+    """
+    return TrtSession(job)
+
+
+def build(job: Job[TrtOptions]) -> BuiltAhead:
+    """Build `job`'s engine into the cache unless it is there; the option `rebuild` builds in any case."""
+    module = library(job.engine)
+    request = _request(module, job)
+    job.phase(Phase.BUILD)
+    built = build_engine(module, request, Cache(), job.progress, job.options.rebuild)
+    return BuiltAhead(built.cached, built.warnings)
+
+
+def write_engine(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write model.engine, which has been built, and the graph that it was made of."""
+    assert built is not None, "an engine that builds gets what it built"
+    graph = copy_graph(job, folder)
+    shutil.copyfile(built, folder / "model.engine")
+    copy_run("run_trt.py", folder)
+    return Deployed(
+        {**graph, "settings": {"module": library(job.engine).__name__}},
+        "model.engine is for {machine} and this version of the library; it was made of model.onnx.",
+    )
+
+
+class TrtSession:
+    """An engine with its execution context, and every buffer bound."""
+
+    def __init__(self, job: Job[TrtOptions]) -> None:
+        self.job = job
+        self.library, self.product = library(job.engine), ENGINES[job.engine].library
+        self.request = _request(self.library, job)
+        self.specs = graph_specs(job.source, job.graph)
+        self.driver = Driver()
+        self.results, self.products = _names(job.graph)
+        self.warnings: list[Warning] = []
+        self.runtime: Any = None
+        self.engine: Any = None
+        self.runtime_config: Any = None
+        self.context: Any = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.fallback: str | None = None
+        self.buffers: dict[str, Buffer] = {}
+        self.logger = logger_of(self.library)
+        # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
+        with contextlib.ExitStack() as taken:
+            self.built = self._build(again=False)
+            self.memory_taken = Buffers(self.driver, torch.cuda.current_device())
+            taken.callback(self.memory_taken.free)
+            taken.callback(self.buffers.clear)
+            for name in ("runtime", "engine", "runtime_config", "context", "graph"):
+                taken.callback(setattr, self, name, None)
+            taken.callback(_wait)
+            self._load()
+            self._bind()
+            self.taken = taken.pop_all()
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one inference; with `cuda_graph` the first one plainly, then captured, then replayed."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self._enqueue()
+        if self.job.options.cuda_graph and self.fallback is None:
+            self._capture()
+
+    def feed(self, inputs: Sequence[Array]) -> None:
+        _wait()
+        own = [spec.name for spec in self.specs]
+        for name, array in zip(own, self.job.named_inputs(own, inputs), strict=True):
+            self.buffers[name].upload(array)
+
+    def outputs(self) -> list[Array]:
+        torch.cuda.current_stream().synchronize()
+        return [self.buffers[name].download() for name in self.results]
+
+    def output_names(self) -> list[str]:
+        return list(self.results)
+
+    def memory(self) -> Memory:
+        statistics = getattr(self.library, "EngineStat", None)  # TensorRT 10 has none.
+        if statistics is not None and hasattr(self.engine, "get_engine_stat"):
+            weights = self.engine.get_engine_stat(statistics.TOTAL_WEIGHTS_SIZE)
+        else:
+            elements = graph_weights(read_onnx(self.request.onnx))
+            weights = sum(count * dtype.itemsize for dtype, count in elements.items())
+        return Memory(weights, self.memory_taken.size, self.memory_taken.padding)
+
+    def proof(self) -> Proof:
+        """Report what the engine's inspector says of its layers, and what this session did."""
+        summary = summarize(self._layers(), self.products)
+        if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
+            self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
+        return Proof(
+            library=f"{self.product} {self.library.__version__}",
+            device="cuda",
+            compute_types=summary.pop("compute_types"),
+            # What the builder was asked for, or what a kernel's name gives away.
+            tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
+            cuda_graph=self.graph is not None,
+            cuda_graph_fallback=self.fallback,
+            build=Building(**{own.name: getattr(self.built, own.name) for own in fields(Building)}),
+            warnings=list(self.warnings),
+            details=summary
+            | {
+                "buffers_by": self.driver.version,
+                "layers": self.engine.num_layers,
+                "refittable": self.engine.refittable,
+                "streamable_weights_bytes": self.engine.streamable_weights_size,
+                "auxiliary_streams": self.engine.num_aux_streams,
+            },
+        )
+
+    def layers(self) -> list[Layer]:
+        """Time each layer by TensorRT's own profiler, outside of any CUDA graph."""
+        stream, profiler = torch.cuda.current_stream(), _profiler(self.library)
+        self.context.profiler = profiler
+        self.context.enqueue_emits_profile = False
+        try:
+            for _ in range(_PROFILED_ITERATIONS):
+                self._enqueue()
+                stream.synchronize()
+                if not self.context.report_to_profiler():
+                    raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
+        finally:
+            self.context.profiler = None
+        known = {layer.name: layer for layer in self._layers()}
+        unknown = EngineLayer("", "unknown")
+        return [
+            Layer(name, known.get(name, unknown).kind, known.get(name, unknown).nodes, ms / _PROFILED_ITERATIONS)
+            for name, ms in profiler.ms.items()
+        ]
+
+    def close(self) -> None:
+        self.taken.close()
+
+    def _build(self, again: bool) -> Built:
+        self.job.phase(Phase.BUILD)
+        built = build_engine(self.library, self.request, Cache(), self.job.progress, again)
+        self.job.phase(Phase.LOAD)
+        self.warnings += built.warnings
+        if not built.cached:
+            included = "peak_memory_mib and other_mib include what building took in this process"
+            self.warnings.append(Warning("built-here", f"{included}; the next run takes the engine from the cache"))
+        return built
+
+    def _load(self) -> None:
+        """Deserialize the engine. One from the cache that the library refuses is built again, once."""
+        self.runtime = open_with_plugins(self.library, self.library.Runtime, "runtime")
+        self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
+        if self.engine is None and self.built.cached:
+            reason = f"an engine that does not load was built again ({self._logged()})"
+            self.warnings.append(Warning("engine-cache", reason))
+            self.built = self._build(again=True)
+            forget(self.logger)
+            self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
+        self._check(self.engine, f"cannot load the engine {self.built.path}")
+        self.context = self.engine.create_execution_context(self._context_config())
+        self._check(self.context, "cannot create an execution context")
+        # An engine of detailed verbosity would mark every layer's launch for a profiler, which takes the host's time.
+        self.context.nvtx_verbosity = self.library.ProfilingVerbosity.NONE
+
+    def _context_config(self) -> Any:
+        """Leave memory to us, and have TensorRT for RTX compile its kernels at once."""
+        strategy = self.library.ExecutionContextAllocationStrategy.USER_MANAGED
+        kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
+        if kernels is None:
+            return strategy
+        # By default it runs, and a CUDA graph would record, fallback kernels until others are compiled next to them.
+        self.runtime_config = self.engine.create_runtime_config()
+        self.runtime_config.set_execution_context_allocation_strategy(strategy)
+        assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
+        self.runtime_config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
+        return self.runtime_config
+
+    def _bind(self) -> None:
+        """Give the context shapes, addresses and scratch memory, and upload the inputs."""
+        names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
+        own = [spec.name for spec in self.specs]
+        arrays = dict(zip(own, self.job.named_inputs(own), strict=True))
+        # All shapes and, where values are shapes, all values must be there before the outputs' shapes can be asked for.
+        inputs = [n for n in names if self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT]
+        for name in inputs:
+            shape = arrays[name].shape
+            self._check(self.context.set_input_shape(name, shape), f"refuses the shape {shape} of input {name!r}")
+            self._allocate(name, shape)
+            self.buffers[name].upload(arrays[name])
+        lacking = self.context.infer_shapes()
+        self._check(not lacking, f"cannot infer shapes: {', '.join(lacking)} lack theirs")
+        for name in (n for n in names if n not in inputs):
+            shape = tuple(self.context.get_tensor_shape(name))
+            if any(size < 0 for size in shape):
+                raise Unsupported(f"the shape of output {name!r}, {shape}, depends on values: no buffer can be made")
+            self._allocate(name, shape)
+        # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
+        scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2
+        if scratch:
+            forget(self.logger)
+            self.context.set_device_memory(self.memory_taken.block(scratch), scratch)  # It tells a misfit in the log.
+            self._check(not self.logger.errors, f"refuses {scratch} bytes of scratch memory")
+
+    def _allocate(self, name: str, shape: tuple[int, ...]) -> None:
+        kind = self.engine.get_tensor_dtype(name).name
+        if kind not in _DTYPES:
+            raise Unsupported(f"{name!r} is of TensorRT's type {kind}; inputs and outputs can be {', '.join(_DTYPES)}")
+        on_host = self.engine.get_tensor_location(name) == self.library.TensorLocation.HOST
+        self.buffers[name] = self.memory_taken.tensor(shape, _DTYPES[kind], on_host)
+        accepted = self.context.set_tensor_address(name, self.buffers[name].address)
+        self._check(accepted, f"refuses the address of {name!r}")
+
+    def _enqueue(self) -> None:
+        done = self.context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+        self._check(done, "could not enqueue the engine")
+
+    def _capture(self) -> None:
+        """Record the engine as a CUDA graph, or note why not: it then stays with plain enqueues."""
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        self.job.at_peak()  # Capturing begins with returning what torch's allocator had cached.
+        capturable = getattr(self.context, "is_stream_capturable", None)  # Only TensorRT for RTX has it.
+        if capturable is not None and not capturable(stream.cuda_stream):
+            self.fallback = f"{self.product} says that this engine cannot be captured"
+            return
+        try:
+            self.graph = capture(self._enqueue)
+        except RuntimeError as error:
+            # Leaving a recording that was broken off raises again.
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            self.fallback = reasons([str(first)], _ERROR_CHARACTERS)
+            forget(self.logger)
+
+    def _layers(self) -> list[EngineLayer]:
+        inspector = self.engine.create_engine_inspector()
+        inspector.execution_context = self.context  # For the shapes at this batch size.
+        try:
+            return read_layers(inspector.get_engine_information(self.library.LayerInformationFormat.JSON))
+        except ValueError as error:
+            self.warnings.append(Warning("unproven", f"the engine's description cannot be read ({error})"))
+            return []
+
+    def _check(self, accepted: Any, what: str) -> None:
+        """Raise RuntimeError with what the library logged, unless `accepted`; and Ctrl-C that its logger kept."""
+        check(self.logger)
+        if accepted is None or accepted is False:
+            raise RuntimeError(f"{self.product} {what}: {self._logged()}")
+
+    def _logged(self) -> str:
+        return logged(self.logger, _ERROR_CHARACTERS) or "it logged no reason"
+
+
+def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
+    """Say what to build for the current GPU."""
+    specs = graph_specs(job.source, job.graph)
+    shapes = batch_shapes(specs, _batches(job, specs))
+    return BuildRequest(job.graph, job.precision, shapes, job.options, **built_for(library, *current_gpu()))
+
+
+def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
+    """Return the least, most likely and largest batch size that the engine is for."""
+    text, batch = job.options.batch_range, job.batch_size
+    if not text:
+        return batch, batch, batch
+    batches = parse_batches(text)
+    if not batches[0] <= batch <= batches[2]:
+        raise Unsupported(f"batch size {batch} lies outside of batch_range {text}")
+    if not any(BATCH in spec.shape for spec in specs):
+        raise Unsupported(f"{job.source.name} has a fixed batch of {batch}: leave out batch_range")
+    return batches
+
+
+def _names(onnx: Path) -> tuple[list[str], list[str]]:
+    """Name the graph's outputs, in its order, and its convolutions and matrix products."""
+    graph = read_onnx(onnx).graph
+    return [value.name for value in graph.output], [node.name for node in graph.node if computes(node) and node.name]
+
+
+def current_gpu() -> tuple[str, str]:
+    """Return the current GPU's name and compute capability, such as "9.0". Raises Unsupported."""
+    try:
+        major, minor = torch.cuda.get_device_capability()
+        return torch.cuda.get_device_name(), f"{major}.{minor}"
+    except (AssertionError, RuntimeError) as error:
+        raise Unsupported(f"torch finds no NVIDIA GPU ({error}); TensorRT needs one, and its driver") from error
+
+
+def _profiler(library: Any) -> Any:
+    """Make an IProfiler that sums each layer's milliseconds in `ms`, in running order."""
+
+    class Profiler(library.IProfiler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.IProfiler.__init__(self)
+            self.ms: dict[str, float] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.ms[layer_name] = self.ms.get(layer_name, 0.0) + ms
+
+    return Profiler()
+
+
+def _wait() -> None:
+    """Let the device finish; a failure was raised where it was enqueued, or the next call raises it."""
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.current_stream().synchronize()

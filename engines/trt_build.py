@@ -1,0 +1,353 @@
+"""Build an ONNX graph with TensorRT, and keep the serialized engine and its kernel timings in the cache.
+
+The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. Networks are strongly typed: the types
+are the graph's, and the TF32 flag is the one switch of precision. TensorRT times kernels on the GPU while it builds, so
+an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from engines.base import Building, Unsupported, Warning
+from engines.catalog import ENGINES
+from engines.memory_watch import watch_memory
+from engines.options import TrtOptions
+from engines.requirements import install_command
+from engines.trt_reports import check, forget, logged, logger_of, new_monitor, reasons
+from exporters.cache import Cache, check_room, file_sha256, locked
+from exporters.inputs import TensorSpec
+from exporters.source import ModelError, digest
+from exporters.weights import graph_files
+from exporters.whole_file import write_whole
+
+Shape = tuple[int, ...]
+
+ALL_TARGETS = "all"
+_CURRENT = "current"
+"""The library's word for whichever GPU is there."""
+_OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
+_SHOWN_ERRORS = 5
+_NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
+"""Said by TensorRT for RTX of types that a target lacks: Turing has no fp32 matrix product and no bf16."""
+_ERROR_CHARACTERS = 400
+_OLD_DRIVER = re.compile(r"\berror: 35\b|CUDA driver version is insufficient")
+"""cudaErrorInsufficientDriver: the library is for a newer CUDA than the driver's."""
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A graph, and what to build it for."""
+
+    onnx: Path
+    precision: str
+    """tf32 sets the TF32 flag, every other clears it."""
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]]
+    """By input: the least, the most likely and the largest shape that the engine is for."""
+    options: TrtOptions = field(default_factory=TrtOptions)
+    target: str | None = None
+    """TensorRT for RTX: "sm89", several with commas between, or "all"."""
+    gpu: str | None = None
+    """TensorRT: the current GPU's name and compute capability."""
+
+
+@dataclass(kw_only=True)
+class Built(Building):
+    """A serialized engine in the cache. Seconds and peaks (the host's above its start) are of its build."""
+
+    path: Path
+    warnings: tuple[Warning, ...] = ()
+
+
+def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """Give every input's shape at the least, the most likely and the largest batch: an optimization profile.
+
+    Dimensions that the job varies go from their least to their largest size, for which the engine is optimized.
+    """
+    least, likely, largest = batches
+    return {
+        s.name: (s.end(least, largest=False), s.end(likely, largest=True), s.end(largest, largest=True)) for s in specs
+    }
+
+
+def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
+    """Give `BuildRequest`'s `target` (TensorRT for RTX) or `gpu` (TensorRT) for a GPU."""
+    if targets(library):
+        return {"target": f"sm{capability.replace('.', '')}"}
+    return {"gpu": f"{gpu}, compute capability {capability}"}
+
+
+def build_engine(
+    library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], rebuild: bool = False
+) -> Built:
+    """Return the engine from the cache, or build it; `rebuild` builds in any case, with earlier builds' timings.
+
+    `progress` is called a few times a second. Raises ModelError for a graph that the library's parser refuses (with
+    node, operator and reason), Unsupported for a target that it does not have, RuntimeError where the builder fails.
+    """
+    warnings: list[Warning] = []
+
+    def produce(path: Path) -> None:
+        warnings.extend(_build(library, request, cache, progress, path))
+
+    def damaged(path: Path) -> None:
+        warnings.append(Warning("engine-cache", "a damaged or foreign file was built again"))
+
+    path, cached = cache.entry("engines", engine_key(library, request), ".engine", produce, rebuild, damaged)
+    record = json.loads(path.with_suffix(".build").read_text())
+    return Built(path=path, cached=cached, warnings=tuple(warnings), **record)
+
+
+def engine_key(library: Any, request: BuildRequest) -> str:
+    """Digest everything that the engine depends on. Raises ModelError for an ONNX file that cannot be read."""
+    return digest(
+        {
+            "graph": [file_sha256(file) for file in graph_files(request.onnx).values() if file.is_file()],
+            "library": _versions(library),
+            "device": request.target or request.gpu,
+            "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
+            "options": [request.precision, request.options.optimization_level, request.options.workspace_mib],
+            "code": file_sha256(Path(__file__)),
+        }
+    )
+
+
+def _versions(library: Any) -> list[str]:
+    """Name the versions of the bindings, the parser and the installed libraries."""
+    rtx = bool(targets(library))
+    libraries = [f"{name} {version}" for name, version in _installed_libraries().items() if ("rtx" in name) == rtx]
+    bindings = f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}"
+    return [bindings, *sorted(libraries)]
+
+
+@functools.cache
+def _installed_libraries() -> dict[str, str]:
+    names = ((str(own.metadata["Name"]).lower().replace("_", "-"), own) for own in distributions())
+    return {name: own.version for name, own in names if re.match(r"tensorrt.*-libs", name)}
+
+
+def _build(
+    library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], path: Path
+) -> list[Warning]:
+    """Build and serialize to `path`, and write the rest of `Built` next to it; return warnings."""
+    # The weights are about as large as in the graph, whose int8 ones are still in fp32.
+    weights = sum(file.stat().st_size for file in graph_files(request.onnx).values())
+    check_room(path, weights / (4 if request.precision == "int8" else 1))
+    started, warnings = time.perf_counter(), list[Warning]()
+    logger, monitor = logger_of(library), new_monitor(library, progress)
+    # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.
+    timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
+    with watch_memory(device=request.target is None) as peaks:
+        builder = open_with_plugins(library, library.Builder, "builder")
+        # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
+        flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        network = builder.create_network(0 if flag is None else 1 << int(flag))
+        # Kept until the engine is built: the network's weights lie in it.
+        parser = library.OnnxParser(network, logger)
+        _parse(library, parser, request.onnx)
+        config = builder.create_builder_config()
+        _configure(library, config, request)
+        _add_profile(builder, network, config, request)
+        if timings is not None:
+            warnings += attach_timings(config, timings)
+        config.progress_monitor = monitor
+        plan = builder.build_serialized_network(network, config)
+        check(logger)
+        check(monitor)
+        if plan is None:
+            raise _failure(library, request, logger)
+        forget(logger)
+        seconds = time.perf_counter() - started
+        if timings is not None:
+            warnings += keep_timings(config, timings)
+        path.write_bytes(plan)
+    # A file of its own in the cache's entry: the next run needs it too.
+    record = {"seconds": seconds, "peak_host_mib": peaks.host_mib, "peak_device_mib": peaks.device_mib}
+    path.with_suffix(".build").write_text(json.dumps(record))
+    return warnings
+
+
+def _failure(library: Any, request: BuildRequest, logger: Any) -> Exception:
+    """Make the exception for a builder that gives no engine."""
+    why = logged(logger, 2 * _ERROR_CHARACTERS)
+    if re.search(_NO_KERNELS, " ".join(logger.errors)):
+        return Unsupported(f"{product(library)} has no kernels of this graph for {request.target}: {why}")
+    return RuntimeError(f"{product(library)} cannot build {request.onnx.name}: {why}")
+
+
+def _parse(library: Any, parser: Any, onnx: Path) -> None:
+    # From the file, so that data next to it is read.
+    if parser.parse_from_file(str(onnx)):
+        return
+    refusals = [parser.get_error(number) for number in range(parser.num_errors)]
+    shown = [_explain(refusal) for refusal in refusals[:_SHOWN_ERRORS]]
+    more = [f"and {len(refusals) - _SHOWN_ERRORS} more"] if len(refusals) > _SHOWN_ERRORS else []
+    why = "; ".join([*shown, *more])
+    raise ModelError(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
+
+
+def _explain(refusal: Any) -> str:
+    """Render one of the parser's errors: the node, its operator, and why."""
+    why = reasons([refusal.desc()], _ERROR_CHARACTERS)
+    if refusal.node() < 0:  # It is about the file.
+        return why
+    return f"node {refusal.node()} '{refusal.node_name()}' ({refusal.node_operator()}): {why}"
+
+
+def _configure(library: Any, config: Any, request: BuildRequest) -> None:
+    config.profiling_verbosity = library.ProfilingVerbosity.DETAILED
+    if request.precision == "tf32":
+        config.set_flag(library.BuilderFlag.TF32)
+    else:
+        config.clear_flag(library.BuilderFlag.TF32)
+    own_memory = getattr(library.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
+    if own_memory is not None:  # Without it TensorRT for RTX allocates while it runs: no CUDA graph could hold that.
+        config.set_flag(own_memory)
+    if any(least != largest for least, _, largest in request.shapes.values()):
+        # Else a context wants the largest batch's memory at every batch (NvInfer.h, PreviewFeature).
+        config.set_preview_feature(library.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
+    if request.options.workspace_mib:
+        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, request.options.workspace_mib * 2**20)
+    if (level := request.options.optimization_level) >= 0:
+        config.builder_optimization_level = level
+        if config.builder_optimization_level != level:  # It is clipped in silence.
+            raise Unsupported(f"optimization_level {level}: {product(library)} has 0 to 5")
+    if targets(library):
+        _set_targets(library, config, request)
+    elif request.target is not None:
+        raise Unsupported(f"{product(library)} builds only for the GPU that it runs on; leave out the target")
+
+
+def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
+    known = targets(library)
+    valid = f"valid: {', '.join([*known, ALL_TARGETS])}"
+    if request.target is None:
+        raise Unsupported(f"{product(library)} needs a target; {valid}")
+    words = list(dict.fromkeys(request.target.split(",")))
+    unknown = [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]
+    if unknown:
+        raise Unsupported(f"{product(library)} has no target '{unknown[0]}'; {valid}")
+    requested = list(known) if ALL_TARGETS in words else words
+    assert hasattr(library, "ComputeCapability")
+    assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
+    config.num_compute_capabilities = len(requested)
+    for number, word in enumerate(requested):
+        config.set_compute_capability(library.ComputeCapability.__members__[word.upper()], number)
+
+
+def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest) -> None:
+    """Add one optimization profile with the shapes of every input that is not static."""
+    profile, dynamic = builder.create_optimization_profile(), False
+    for tensor in [network.get_input(number) for number in range(network.num_inputs)]:
+        if tensor.is_shape_tensor:
+            raise Unsupported(f"input '{tensor.name}' is a shape, of which a profile would need the values")
+        sizes = tuple(tensor.shape)
+        shapes = request.shapes.get(tensor.name, (sizes,) * 3)
+        if any(not _fits(shape, sizes) for shape in shapes):
+            shown = " or ".join(map(str, dict.fromkeys(shapes)))
+            raise ModelError(f"{request.onnx}: input '{tensor.name}' is of shape {sizes} (-1 is free), not {shown}")
+        if -1 in sizes:
+            profile.set_shape(tensor.name, *shapes)
+            dynamic = True
+    if dynamic and config.add_optimization_profile(profile) < 0:
+        raise RuntimeError(f"{request.onnx.name}: no optimization profile can be made of {dict(request.shapes)}")
+
+
+def _fits(shape: Shape, sizes: Shape) -> bool:
+    return len(shape) == len(sizes) and all(s in (-1, own) and own >= 0 for own, s in zip(shape, sizes, strict=True))
+
+
+def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> Any:
+    """Call `make`, the library's Builder or Runtime, with the process's logger and TensorRT's own plugins registered.
+
+    A second call registers nothing again (github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp). Raises Unsupported
+    for a driver that is too old for the library, RuntimeError with what the library logged.
+    """
+    logger = logger_of(library)
+    forget(logger)
+    library.init_libnvinfer_plugins(logger, "")
+    try:
+        return make(logger)
+    except Exception as error:
+        # Without a driver the bindings raise a TypeError about a factory that returned a null pointer.
+        why = logged(logger, _ERROR_CHARACTERS, str(error))
+        if _OLD_DRIVER.search(" ".join(logger.errors)):
+            install = ENGINES["trt-rtx" if targets(library) else "trt"].requirements[0].install
+            raise Unsupported(
+                f"{product(library)} is for a newer CUDA than this driver's: update the driver, or remove the library "
+                f"and install the one for torch's CUDA: {install_command(install)}"
+            ) from error
+        raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
+    finally:
+        check(logger)
+
+
+def targets(library: Any) -> tuple[str, ...]:
+    """List the compute capabilities that the library builds for without such a GPU ("sm75"); none for TensorRT."""
+    known = getattr(library, "ComputeCapability", None)
+    return () if known is None else tuple(name.lower() for name in known.__members__ if name.startswith("SM"))
+
+
+def product(library: Any) -> str:
+    """Name the library and its version for errors."""
+    return f"TensorRT{' for RTX' if targets(library) else ''} {library.__version__}"
+
+
+def attach_timings(config: Any, path: Path) -> list[Warning]:
+    """Give `config` the timing cache in `path`, or an empty one; return warnings.
+
+    With the timings of one build the next chooses the same kernels, and sooner. Concurrent runs share the file. Its
+    first 32 bytes are the SHA-256 of the rest, since not every version of the library notices a damaged cache.
+    """
+    data, intact = _read(path)
+    warnings = [] if intact else [Warning("timing-cache", "a damaged file was dropped")]
+    timings = config.create_timing_cache(data)
+    if data and (timings is None or not config.set_timing_cache(timings, ignore_mismatch=False)):
+        reason = "the library refuses the file, as of another device or version; it was dropped"
+        warnings.append(Warning("timing-cache", reason))
+        data = b""
+    if not data:
+        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+    return warnings
+
+
+def keep_timings(config: Any, path: Path) -> list[Warning]:
+    """Write the timing cache of `config` to `path`, merged with what another run has written there meanwhile.
+
+    Returns warnings: an engine that was built is not lost where that fails.
+    """
+    timings = config.get_timing_cache()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(path.name + ".lock")):
+            data, _ = _read(path)
+            others = config.create_timing_cache(data) if data else None
+            merges = others is None or timings.combine(others, ignore_mismatch=False)
+            merged = bytes(timings.serialize())
+            write_whole(path, hashlib.sha256(merged).digest() + merged)
+    except OSError as error:
+        return [Warning("timing-cache", f"the timings of this build cannot be kept: {error.strerror}")]
+    return [] if merges else [Warning("timing-cache", "the library does not merge the file: other builds' are dropped")]
+
+
+def _read(path: Path) -> tuple[bytes, bool]:
+    """Return the timing cache in the file, or nothing, and whether the file is as it was written."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return b"", True
+    except OSError:
+        return b"", False
+    data = content[_DIGEST_BYTES:]
+    intact = hashlib.sha256(data).digest() == content[:_DIGEST_BYTES]
+    return (data if intact else b""), intact

@@ -1,0 +1,314 @@
+"""Read what TensorRT reports: its log, a build's progress, and an engine's layers.
+
+The library calls logger and monitor back, from threads of its own too: what they would raise must not reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exporters.errors import cut
+
+_PROGRESS_SECONDS = 0.3
+_KEPT_ERRORS = 20
+_SKIPPED = re.compile(r"skipping tactic|insuff?icient to use tactic", re.IGNORECASE)
+"""In messages about a kernel that the builder tried and left out, which is no failure."""
+_NO_MEMORY = re.compile(r"out ?of ?memory|insufficient memory|allocat", re.IGNORECASE)
+_NO_KERNEL_LEFT = "Could not find any implementation"
+"""Said where all kernels of a layer were left out: then why they were is what matters."""
+_NO_DRIVER = "catchCudaError"
+"""In messages that follow another error where there is no driver."""
+_LOGGERS: list[tuple[Any, Any]] = []
+
+_TYPES = {
+    **dict.fromkeys(("float", "fp32", "float32"), "float32"),
+    **dict.fromkeys(("half", "fp16", "float16"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("double", "fp64"), "float64"),
+    "fp8": "float8",
+    "fp4": "float4",
+    **{name: name for name in ("int4", "int8", "uint8", "int32", "int64", "bool")},
+}
+"""The inspector's words for types, as in "Channel major FP16 format where channel % 8 == 0" or in plain "Half"."""
+_OPERANDS = {
+    # The single letters are cuBLAS's: nvjet_hsh_128x64_…, nvjet_sm100_tst_…, nvjet_qqtst_…
+    **dict.fromkeys(("f16", "h"), "float16"),
+    **dict.fromkeys(("bf16", "t"), "bfloat16"),
+    **dict.fromkeys(("f32", "tf32", "s"), "float32"),
+    **dict.fromkeys(("i8", "int8"), "int8"),
+    **dict.fromkeys(("e4m3", "e5m2", "q"), "float8"),
+    "f64": "float64",
+}
+_WORD = "tf32|f16|bf16|f32|f64|i8|i32|int8|e4m3|e5m2"
+_TACTICS = tuple(
+    re.compile(pattern.replace("T", _WORD))
+    for pattern in (
+        r"(?<![a-z0-9])(?:T)(?:T)_(T)(?:T)(?![a-z0-9])",
+        r"(?<![a-z0-9])(T)_(?:T)_(?:T)(?![a-z0-9])",
+        r"(?<![a-z0-9])(T)\1(?![a-z0-9])",
+        r"^nvjet_(?:sm\d+_)?([htsq])",
+    )
+)
+"""A kernel's name gives the types of the tensors, before and after, then those of multiplier and accumulator, then that
+of what follows: sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_…, with TF32 …_f32f32_tf32f32_f32_…,
+and i8f32_i8i32_f32 of int8 that is dequantized (github.com/NVIDIA/TransformerEngine/issues/1391). In others there is
+one word for the operands, or the same one twice."""
+_COMPUTING_TYPE = re.compile(r"conv(?!er)|correlation|gemm|matrixmultiply|matmul|fullyconnected", re.IGNORECASE)
+_COMPUTING_KERNEL = re.compile(r"fprop|dgrad|gemm|winograd|cutlass|_mha_")
+_COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
+"""Of Myelin's generated kernels, whose names list what was fused: __myl_FcAddRelu_…"""
+_NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\s\x1e\x1f\[]|$)")
+_ANY_OPERAND = {"float32", "float16", "bfloat16", "float64", "float8", "float4", "int8", "int4"}
+
+
+def logger_of(library: Any) -> Any:
+    """Return the process's one logger: it prints warnings and errors to stderr and keeps the last errors.
+
+    As long as anything made with it lives, the library sends it everything, whatever logger it is given later.
+    """
+    for known, logger in _LOGGERS:
+        if known is library:
+            return logger
+    _LOGGERS.append((library, _new_logger(library)))
+    return _LOGGERS[-1][1]
+
+
+def _new_logger(library: Any) -> Any:
+    class Logger(library.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+            self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+            self.skipped: deque[str] = deque(maxlen=_KEPT_ERRORS)
+            """About kernels that a build tried and left out."""
+            self.error: BaseException | None = None
+            """Ctrl-C while the library logged, which would swallow it: `check` raises it."""
+
+        def log(self, severity: Any, message: str) -> None:
+            try:
+                self._keep(severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR), message)
+                if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR, library.ILogger.WARNING):
+                    print(f"{library.__name__}: {message}", file=sys.stderr)
+            except BaseException as error:
+                self.error = self.error or (None if isinstance(error, Exception) else error)
+
+        def _keep(self, wrong: bool, message: str) -> None:
+            if _SKIPPED.search(message):
+                # An allocation that fails is an error in the log just before the warning that its kernel is skipped.
+                if self.errors and _NO_MEMORY.search(self.errors[-1]):
+                    self.skipped.append(self.errors.pop())
+                self.skipped.append(message)
+            elif wrong:
+                self.errors.append(message)
+
+    return Logger()
+
+
+def logged(logger: Any, limit: int, *more: str) -> str:
+    """Say why the library failed; skipped kernels count only where none was left for a layer."""
+    errors = list(logger.errors)
+    skipped = list(logger.skipped) if any(_NO_KERNEL_LEFT in error for error in errors) else []
+    return reasons([*more, *skipped, *errors], limit)
+
+
+def forget(logger: Any) -> None:
+    """Let what was logged until here be no reason for what fails later."""
+    logger.errors.clear()
+    logger.skipped.clear()
+
+
+def reasons(messages: list[str], limit: int) -> str:
+    """Join messages on one line of at most `limit` characters, the newest first: it is the cause of the failure."""
+    lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
+    return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
+
+
+class Progress:
+    """A build's progress by its nested phases, each with steps."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[str | None, int, int]] = {}
+        """By name: the phase around it, its steps, and how many of them are done."""
+
+    def start(self, name: str, parent: str | None, steps: int) -> None:
+        self._open[name] = parent if parent in self._open else None, max(steps, 1), 0
+
+    def step(self, name: str, number: int) -> None:
+        if name in self._open:
+            parent, steps, _ = self._open[name]
+            self._open[name] = parent, steps, number + 1
+
+    def finish(self, name: str) -> None:
+        """End a phase and those inside it."""
+        self._open.pop(name, None)
+        for inner in [inner for inner, (parent, *_) in self._open.items() if parent == name]:
+            self.finish(inner)
+
+    @property
+    def percent(self) -> int:
+        """The share of the outermost phase that was begun last."""
+        outermost = [name for name, (parent, *_) in self._open.items() if parent is None]
+        return round(100 * self._share(outermost[-1])) if outermost else 0
+
+    def _share(self, name: str) -> float:
+        _, steps, done = self._open[name]
+        inner = [self._share(each) for each, (parent, *_) in self._open.items() if parent == name]
+        return min((done + (inner[-1] if inner else 0.0)) / steps, 1.0)
+
+
+def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
+    """Make a progress monitor that reports "building 45 %" a few times a second.
+
+    What `report` raises, or Ctrl-C, ends the build at its next step, and `check` raises it. (Python's handler for
+    Ctrl-C runs only in Python code, which these methods are, and the logger's.)
+    """
+    logger = logger_of(library)
+
+    class Monitor(library.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.IProgressMonitor.__init__(self)
+            self.error: BaseException | None = None
+            self._progress, self._lock = Progress(), threading.Lock()
+            self._reported = clock() - _PROGRESS_SECONDS
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._do(lambda: self._progress.start(phase_name, parent_phase, num_steps))
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._do(lambda: self._step(phase_name, step))
+            return self.error is None and logger.error is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._do(lambda: self._progress.finish(phase_name))
+
+        def _step(self, name: str, number: int) -> None:
+            self._progress.step(name, number)
+            if clock() - self._reported >= _PROGRESS_SECONDS:
+                self._reported = clock()
+                report(f"building {self._progress.percent} %")
+
+        def _do(self, what: Callable[[], None]) -> None:
+            try:
+                with self._lock:
+                    what()
+            except BaseException as error:
+                self.error = self.error or error
+
+    return Monitor()
+
+
+def check(kept_by: Any) -> None:
+    """Raise what a monitor or a logger has kept, if anything: it ended the build, or would have."""
+    error, kept_by.error = kept_by.error, None  # Kept there, it would keep the builder: its traceback refers to both.
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """One layer of an engine. Types are named as torch names them."""
+
+    name: str
+    kind: str
+    """TensorRT's layer type; empty where the engine keeps only its layers' names."""
+    nodes: tuple[str, ...] = ()
+    """The ONNX nodes that it came from."""
+    compute_type: str | None = None
+    """Of the operands of a convolution or matrix product, "unknown" if the engine does not say it; else None."""
+    tf32: bool = False
+    output_type: str | None = None
+
+
+def read_layers(text: str) -> list[EngineLayer]:
+    """Read EngineInspector's JSON, in running order. Raises ValueError for another text.
+
+    The format is documented by examples; TensorRT 11 split "Format/Datatype" in two and renamed the list of inputs:
+    https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-IEngineInspector.html
+    """
+    # Not strict: the separators between the nodes of "Metadata" are control characters, not always escaped.
+    document = json.loads(text, strict=False)
+    layers = document.get("Layers") if isinstance(document, dict) else None
+    if not isinstance(layers, list):
+        raise ValueError('the engine\'s information has no list "Layers"')
+    return [_layer(entry) for entry in layers]
+
+
+def compute_types(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, int]:
+    """Count convolutions and matrix products by the type they compute in.
+
+    `products` are the names of the graph's own: those that no such layer names count as "unknown". They are in an
+    opaque layer, or the engine does not say which nodes its layers came from.
+    """
+    computing = [layer for layer in layers if layer.compute_type is not None]
+    counts = Counter(layer.compute_type or "" for layer in computing)
+    named = {node for layer in computing for node in layer.nodes}
+    unseen = sum(name not in named for name in products)
+    if unseen and (named or not computing):
+        counts["unknown"] += unseen
+    return dict(counts)
+
+
+def summarize(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, Any]:
+    """Count the layers for a proof: by layer type, by type of the result, and by compute type."""
+    return {
+        "compute_types": compute_types(layers, products),
+        "layer_types": dict(Counter(layer.kind or "unknown" for layer in layers)),
+        "output_types": dict(Counter(layer.output_type for layer in layers if layer.output_type)),
+        "tf32_kernels": sum(layer.tf32 for layer in layers),
+    }
+
+
+def _layer(entry: Any) -> EngineLayer:
+    if not isinstance(entry, dict):
+        return EngineLayer(str(entry), "")
+    kind, tactic = str(entry.get("LayerType", "")), str(entry.get("TacticName", ""))
+    words = re.findall("[A-Z][a-z]*", tactic.split("_0x")[0]) if tactic.startswith("__myl_") else []
+    computes = bool(
+        _COMPUTING_TYPE.search(kind) or _COMPUTING_KERNEL.search(tactic) or not _COMPUTING_WORDS.isdisjoint(words)
+    )
+    outputs = _tensor_types(entry.get("Outputs"))
+    return EngineLayer(
+        name=str(entry.get("Name", "")),
+        kind=kind,
+        nodes=tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
+        compute_type=_compute_type(entry, tactic) if computes else None,
+        tf32=computes and "tf32" in tactic,
+        output_type=outputs[0] if outputs else None,
+    )
+
+
+def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
+    """Take the type from the kernel's name, else from the weights, which may be among the layer's constants.
+
+    The kernel is what runs: where a cast is fused it differs from its tensors, so the inputs prove nothing.
+    """
+    for pattern in _TACTICS:
+        if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:
+            return _OPERANDS[operand[1]]
+    weights = entry.get("Weights")
+    candidates = [_type(weights.get("Type"))] if isinstance(weights, dict) else []
+    candidates += _tensor_types(entry.get("Constants"))
+    return next((name for name in candidates if name in _ANY_OPERAND), "unknown")
+
+
+def _tensor_types(tensors: Any) -> list[str]:
+    types = []
+    for tensor in tensors if isinstance(tensors, list) else []:
+        words = [tensor.get(key) for key in ("Datatype", "DataType", "Format/Datatype", "Format", "Type")]
+        types.append(next((name for word in words if (name := _type(word))), "unknown"))
+    return types
+
+
+def _type(words: Any) -> str | None:
+    tokens = re.findall(r"[a-z0-9]+", str(words or "").lower())
+    return next((_TYPES[token] for token in tokens if token in _TYPES), None)
