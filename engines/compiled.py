@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics, graph_break_reasons
-from torch._inductor import config
 
 from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, Warning, ignore
 from engines.eager import EagerSession
-from engines.layers import Iteration, median_layers, record
+from engines.layers import median_layers, record
 from engines.options import CompiledOptions
 from engines.training import LayerStep
 from exporters.errors import place_in
@@ -23,7 +22,6 @@ _RUNS_UNTIL_REPLAY = 3
 _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
 """As torch's graph trees say it (torch 2.11)."""
 _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
-_CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
 """Words in the names of kernels that say where they come from."""
@@ -70,18 +68,11 @@ class CompiledSession(EagerSession):
         )
 
     def layers(self) -> list[Layer]:
-        """List kernels in running order, on CUDA also those of replayed graphs; their exported nodes are not known.
-
-        The compiler's C++ announces its kernels only on request, so on the CPU the model is compiled once more.
-        """
-        if self.job.device == "cuda":
-            iterations = record(lambda: self.run(ignore), "cuda").iterations
-            return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
-        with config.patch({"cpp.enable_kernel_profile": True}):
-            self._compile()
-            self.job.phase(Phase.PROFILE)
-        iterations = record(lambda: self.run(ignore), "cpu").iterations
-        return median_layers([_host_layers(i) for i in iterations])
+        """List kernels in running order, also those of replayed graphs; none on the CPU, where they do not show."""
+        if self.job.device == "cpu":
+            return []
+        iterations = record(lambda: self.run(ignore), "cuda").iterations
+        return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
 
     @property
     def _wants_graph(self) -> bool:
@@ -147,19 +138,6 @@ def _forget_compiled() -> None:
     torch._dynamo.reset()
     counters.clear()
     clear_compilation_metrics()
-
-
-def _host_layers(iteration: Iteration) -> list[Layer]:
-    """List generated kernels, and operators of ATen or a library that no other one called."""
-    layers, until = [], 0.0
-    for span in iteration.spans:
-        kernel = _CPP_KERNEL.fullmatch(span.name)
-        operator = span.name.startswith(("aten::", "mkldnn::", "mkl::", "onednn::", "torchvision::"))
-        if span.start >= until and (kernel or operator):
-            name = kernel[1] if kernel else span.name
-            layers.append(Layer(name, "cpp" if kernel else name.partition("::")[2], (), span.ms))
-            until = span.end
-    return layers
 
 
 def _kind(kernel: str) -> str:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
+from torch._decomp import get_decompositions
 
 from engines.base import Unsupported
 
@@ -126,17 +127,6 @@ def average_pool(
     return total
 
 
-def adaptive_average_pool(x: Array, size: Ints) -> Array:
-    """Each output is the mean of inputs from floor(i n / m) to ceil((i + 1) n / m)."""
-    for axis, (n, m) in enumerate(zip(x.shape[-len(size) :], size, strict=True), x.ndim - len(size)):
-        if n % m == 0:
-            x = x.reshape(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :]).mean(axis + 1)
-        else:
-            parts = [lax.slice_in_dim(x, i * n // m, -(-(i + 1) * n // m), axis=axis) for i in range(m)]
-            x = jnp.stack([part.mean(axis) for part in parts], axis)
-    return x
-
-
 def _windows(
     x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
 ) -> tuple[Ints, Ints, list[tuple[int, int]]]:
@@ -187,14 +177,6 @@ def batch_norm(
     seen = (mean, var * (items / max(items - 1, 1)))
     new = [(1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, seen, strict=True)]
     return (*out, None, None, *new)
-
-
-def layer_norm(
-    x: Array, shape: Ints, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
-) -> Array:
-    axes, exact = tuple(range(-len(shape), 0)), _accumulated(x)
-    mean, var = exact.mean(axes, keepdims=True), exact.var(axes, keepdims=True)
-    return _normalized(x, mean, var, weight, bias, eps, tuple(shape))
 
 
 def group_norm(
@@ -252,9 +234,12 @@ def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
     return reduced
 
 
-def variance(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Array:
+def variance_and_mean(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> list[Array]:
     axes = None if dim is None else tuple(dim)
-    return jnp.var(x, axes, ddof=1 if correction is None else correction, keepdims=keepdim)
+    return [
+        jnp.var(x, axes, ddof=1 if correction is None else correction, keepdims=keepdim),
+        x.mean(axes, keepdims=keepdim),
+    ]
 
 
 # Shapes
@@ -292,42 +277,39 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), max_pool),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), average_pool),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"), adaptive_average_pool),
     "_native_batch_norm_legit_no_training": batch_norm_by_statistics,
     "_native_batch_norm_legit_functional": batch_norm,
-    "layer_norm": layer_norm,
-    "group_norm": group_norm,
     "div": divide,
-    "var": variance,
+    "var_mean": variance_and_mean,
+    "var": lambda *args, **kwargs: variance_and_mean(*args, **kwargs)[0],
+    "group_norm": group_norm,
+    "roll": lambda x, shifts, dims=(): jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]),
     "squeeze": squeeze,
     "expand": expand,
     "constant_pad_nd": pad,
     **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
-    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
-    **{name: getattr(jnp, name) for name in ("exp", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh")},
+    **{
+        name: getattr(jnp, name)
+        for name in ("exp", "expm1", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh")
+    },
     **{name: getattr(jnp, name) for name in ("abs", "floor", "round", "where", "minimum", "maximum")},
     **{name: getattr(jnp, name) for name in ("logical_not", "logical_and")},
     "erf": lax.erf,
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
     "relu": lambda x: jnp.maximum(x, 0),
-    "gelu": lambda x, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
-    **dict.fromkeys(("clamp", "hardtanh"), lambda x, min=None, max=None: jnp.clip(x, min, max)),
-    **dict.fromkeys(("_to_copy", "to"), lambda x, dtype=None, **_: x if dtype is None else x.astype(dtype_of(dtype))),
-    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
-    "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
-    "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, slope * x),
-    "elu": lambda x, alpha=1, *_: jax.nn.elu(x, alpha),
+    "clamp": lambda x, min=None, max=None: jnp.clip(x, min, max),
+    **dict.fromkeys(
+        ("_to_copy", "to", "convert_element_type"),
+        lambda x, dtype=None, **_: x if dtype is None else x.astype(dtype_of(dtype)),
+    ),
     "add": lambda x, y, alpha=1: x + (y if alpha == 1 else alpha * y),
     "sub": lambda x, y, alpha=1: x - (y if alpha == 1 else alpha * y),
-    "rsub": lambda x, y, alpha=1: y - alpha * x,
     "pow": lambda x, y: x**y,
     "bitwise_and": operator.and_,
     "bitwise_not": operator.invert,
     "bitwise_or": operator.or_,
-    "masked_fill": lambda x, mask, value: jnp.where(mask, value, x).astype(x.dtype),
     **{name: _reduction(getattr(jnp, name)) for name in ("mean", "sum", "amax", "amin", "any", "argmax")},
     "cumsum": lambda x, dim, dtype=None: jnp.cumsum(x, dim),
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, shape: x.reshape(shape)),
@@ -335,19 +317,18 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "select": lambda x, dim, index: x[_along(x, dim, index)],
     "split_with_sizes": lambda x, sizes, dim=0: jnp.split(x, np.cumsum(sizes[:-1]), dim),
     "index": lambda x, indices: x[tuple(slice(None) if i is None else i for i in indices)],
-    "roll": lambda x, shifts, dims=(): jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]),
     "permute": lambda x, dims: jnp.transpose(x, dims),
     "transpose": lambda x, one, other: jnp.swapaxes(x, one, other),
     "t": lambda x: x.T,
     "unsqueeze": lambda x, dim: jnp.expand_dims(x, dim),
     "cat": lambda xs, dim=0: jnp.concatenate(xs, dim),
-    "stack": lambda xs, dim=0: jnp.stack(xs, dim),
     "unbind": lambda x, dim=0: list(jnp.moveaxis(x, dim, 0)),
     "flip": lambda x, dims: jnp.flip(x, dims),
     "repeat": lambda x, times: jnp.tile(x, times),
     "embedding": lambda weight, indices, *_: weight[indices],
     "gather": lambda x, dim, where: jnp.take_along_axis(x, where, dim),
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),
+    "scalar_tensor": lambda value, dtype=None, **_: jnp.array(value, dtype and dtype_of(dtype)),
     "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
     **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
     "_assert_tensor_metadata": lambda *_, **__: None,  # As it was when it was traced.
@@ -356,6 +337,15 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax)),
 }
 """By the name of ATen's operator, for all its overloads."""
+_ATEN = torch.ops.aten
+DECOMPOSED = get_decompositions(
+    [
+        *(_ATEN.native_layer_norm, _ATEN._adaptive_avg_pool2d),
+        *(_ATEN.gelu, _ATEN.silu, _ATEN.elu, _ATEN.leaky_relu, _ATEN.hardswish, _ATEN.hardsigmoid, _ATEN.hardtanh),
+        *(_ATEN.addmm, _ATEN.rsub, _ATEN.masked_fill, _ATEN.stack),
+    ]
+)
+"""Operators that torch says in others, beyond those that torch.export decomposes by itself."""
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = \(?(\w+)\[.*?[\])}] ([\w-]+)\((.*)")
 _OPERAND = re.compile(r"%?([\w.-]+)[,)]")
@@ -371,8 +361,6 @@ class Products:
 
     types: Counter[str] = field(default_factory=Counter)
     """By the type of their first operand."""
-    calls: Counter[str] = field(default_factory=Counter)
-    """By what computes them: a library's function, or XLA's own code."""
     below_float32: int = 0
     """Those of float32 that may be computed in less: on a GPU in TF32."""
 
@@ -387,14 +375,13 @@ def products(text: str) -> Products:
         name, of_result, kind, rest = match.groups()
         types[name] = of_result
         target = _TARGET.search(rest)
-        if kind == "custom-call" and target is not None and _LIBRARIES.search(target[1]):
-            kind = target[1]
-        elif kind not in ("convolution", "dot"):
+        if kind == "custom-call":
+            kind = "product" if target is not None and _LIBRARIES.search(target[1]) else ""
+        if kind not in ("product", "convolution", "dot"):
             continue
         operand = _OPERAND.search(rest)
         of_operand = types.get(operand[1] if operand else "", of_result)
         found.types[_TYPES.get(of_operand, of_operand)] += 1
-        found.calls[kind] += 1
         precision = _PRECISION.search(rest)
         highest = precision is not None and "highest" in (precision[1] or precision[2]).lower()
         found.below_float32 += of_operand == "f32" and not highest and "algorithm=dot_f32_f32_f32" not in rest

@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
 from engines.deployment import Deployed, copy_run, described_inputs
 from engines.eager import DTYPES
-from engines.jax_operators import OPERATORS, products
+from engines.jax_operators import DECOMPOSED, OPERATORS, products
 from engines.options import Options
 from engines.training import ADAMW, LEARNING_RATE, SGD, epsilon
 from exporters.build_model import restore
@@ -139,7 +139,7 @@ class JaxSession:
             device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
             compute_types=dict(seen.types),
             tf32=self.job.device == "cuda" and seen.below_float32 > 0,
-            details={"calls": dict(seen.calls), "operators": len(self.program.module.graph.nodes), **self._threads()},
+            details={"operators": len(self.program.module.graph.nodes), **self._threads()},
         )
 
     def layers(self) -> list[Layer]:
@@ -261,6 +261,7 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
         table = torch.export.default_decompositions()
         for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
             table.pop(packet)
+        table.update(DECOMPOSED)
         exported = torch.export.export(model, example).run_decompositions(table)
     names_called = {_name(node.target) for node in exported.graph.nodes if node.op == "call_function"}
     if lacking := sorted(names_called - OPERATORS.keys()):

@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.layers import node_name
 from engines.options import OpenVinoOptions
-from exporters.inputs import read_onnx
 
-_PROFILED_RUNS = 10
-"""The first of them, which is slower, is in the mean."""
 _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
 """How kinds of its nodes begin that are convolutions and products, such as FullyConnectedQuantizedLegacy."""
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
@@ -48,8 +44,7 @@ def open_session(job: Job[OpenVinoOptions]) -> OpenVinoSession:
 class OpenVinoSession:
     """A compiled model and one inference request with its inputs set."""
 
-    def __init__(self, job: Job[OpenVinoOptions], **properties: Any) -> None:
-        """`properties` are further ones of OpenVINO's, such as PERF_COUNT."""
+    def __init__(self, job: Job[OpenVinoOptions]) -> None:
         self.job = job
         self.library: Any = importlib.import_module("openvino")
         core = self.library.Core()
@@ -58,7 +53,7 @@ class OpenVinoSession:
         arrays = job.named_inputs(self.names)
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
-        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options.threads), **properties})
+        self.compiled = core.compile_model(model, "CPU", cpu_properties(job.options.threads))
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         self.feed(job.inputs)
@@ -96,23 +91,7 @@ class OpenVinoSession:
         )
 
     def layers(self) -> list[Layer]:
-        """Read each layer's mean time from the execution graph of a twin that counts."""
-        twin = OpenVinoSession(self.job, PERF_COUNT=True)
-        self.job.phase(Phase.PROFILE)
-        for _ in range(_PROFILED_RUNS):
-            twin.run(ignore)
-        exported = read_onnx(self.job.graph).graph.node
-        layers: dict[int, Layer] = {}
-        for operator in twin.compiled.get_runtime_model().get_ordered_ops():
-            info = operator.get_rt_info()
-            time, fused = _info(info, "execTimeMcs"), set(_info(info, "originalLayersNames").split(","))
-            if time.isdigit():
-                # The last node goes by its output's name.
-                nodes = tuple(node_name(n) for n in exported if fused & {n.name, *n.output})
-                layer = Layer(operator.get_friendly_name(), _info(info, "layerType"), nodes, int(time) / 1000)
-                layers[int(_info(info, "execOrder"))] = layer
-        twin.close()
-        return [layers[place] for place in sorted(layers)]
+        return []
 
     def close(self) -> None:
         del self.request, self.compiled

@@ -25,8 +25,8 @@ import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.layers import ITERATIONS, Step, Trace, covered_nodes, record, steps_of
-from engines.ort_layers import Run, compute_types, device_layers, host_layers, kernel_steps, read_runs
+from engines.layers import ITERATIONS, Trace, covered_nodes, record, steps_of
+from engines.ort_layers import device_layers, host_layers, plugin_types, read_runs
 from engines.ort_providers import PROVIDERS, Provider, plugin_device
 from exporters.errors import text_of
 from exporters.inputs import BATCH, file_inputs, read_onnx
@@ -47,6 +47,7 @@ _ARENA = re.compile(
     rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
 )
 _INFO, _WARNING = 1, 2
+_OPTIMIZED = "optimized.onnx"
 _NOT_CAPTURED = "cannot use the graph capture feature"
 """Said where a node runs on the CPU (ONNX Runtime 1.31)."""
 
@@ -149,48 +150,49 @@ class OrtSession:
         have them, if the plugin says any; else they are `unknown`.
         """
         if self.provider.compiles:
-            runs = [] if self.job.device == "cuda" else self._profiled(lambda twin: twin.run(ignore), 1)[0]
-            return next(filter(None, map(compute_types, runs)), {"unknown": compute}), {}
+            types: dict[str, int] = {}
+            if self.job.device == "cpu":
+                with tempfile.TemporaryDirectory() as folder:
+                    types = plugin_types(self._profile(lambda twin: twin.run(ignore), Path(folder))[0])
+            return types or {"unknown": compute}, {}
         graph = self._optimized_graph()
         known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
         known |= {t.name: t.data_type for t in graph.initializer}
-        types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
-        return dict(types), {"operators": len(graph.node), "casts": sum(node.op_type == "Cast" for node in graph.node)}
+        counts = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
+        return dict(counts), {"operators": len(graph.node), "casts": sum(node.op_type == "Cast" for node in graph.node)}
 
     def layers(self) -> list[Layer]:
-        """Profile a twin session: its nodes, or a plugin's kernels; none on a GPU of a provider that compiles."""
-        if self.provider.compiles and self.job.device == "cuda":
+        """Time the nodes of a twin session that ONNX Runtime profiles; a provider that compiles has none."""
+        if self.provider.compiles:
             return []
-        # On the CPU torch.profiler sees nothing of it, and counts the iterations.
-        traces: list[Trace] = []
-        runs, started, steps = self._profiled(
-            lambda twin: traces.append(record(lambda: twin.run(ignore), self.job.device)), ITERATIONS
-        )
+        traces: list[Trace] = []  # On the CPU torch.profiler sees nothing of it, and counts the iterations.
+        with tempfile.TemporaryDirectory() as folder:
+            path, started = self._profile(
+                lambda twin: traces.append(record(lambda: twin.run(ignore), self.job.device)), Path(folder)
+            )
+            runs = read_runs(path, ITERATIONS)
+            steps = steps_of(read_onnx(Path(folder) / _OPTIMIZED).graph)
         covered = covered_nodes(read_onnx(self.job.graph).graph, steps)
         if self.job.device == "cpu":
             return host_layers(runs, steps, covered)
         return device_layers(runs, started, traces[0], steps, covered)
 
-    def _profiled(self, call: Callable[[OrtSession], object], last: int) -> tuple[list[Run], int, list[Step]]:
-        """Return the last runs that `call` makes of a profiled twin, the profile's start, and the twin's steps.
+    def _profile(self, call: Callable[[OrtSession], object], folder: Path) -> tuple[Path, int]:
+        """Profile what `call` does with a twin without a CUDA graph, whose replay runs no node.
 
-        The twin has no CUDA graph, whose replay runs no node.
+        Returns the profile and when it started, in nanoseconds since 1970.
         """
         own = self.job.options
         plain = replace(own, cuda_graph=False) if own.cuda_graph else own
-        with tempfile.TemporaryDirectory() as folder:
-            optimized = None if self.provider.compiles else Path(folder) / "optimized.onnx"
-            options = session_options(self.job, optimized)
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
-            twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
-            call(twin)
-            started = twin.session.get_profiling_start_time_ns()
-            runs = read_runs(Path(twin.session.end_profiling()), last)
-            twin.close()
-            graph = read_onnx(optimized or self.job.graph).graph
-            steps = steps_of(graph) if optimized else kernel_steps(runs[-1], graph)
-        return runs, started, steps
+        options = session_options(self.job, None if self.provider.compiles else folder / _OPTIMIZED)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profile")
+        twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
+        call(twin)
+        started = twin.session.get_profiling_start_time_ns()
+        path = Path(twin.session.end_profiling())
+        twin.close()
+        return path, started
 
     def close(self) -> None:
         """Free the session, after a run that waits for its results.
@@ -239,7 +241,7 @@ class OrtSession:
 
     def _optimized_graph(self) -> onnx.GraphProto:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "optimized.onnx"
+            path = Path(folder) / _OPTIMIZED
             self._open(session_options(self.job, path))
             return read_onnx(path).graph
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import onnx
 
 from engines.base import Layer
 from engines.layers import Kernel, Step, Trace, median_layers
@@ -38,8 +35,6 @@ class NodeRun:
     kind: str
     start: float
     end: float
-    implementation: str = ""
-    """Of a plugin's kernel."""
 
 
 @dataclass(frozen=True)
@@ -58,46 +53,24 @@ def read_runs(path: Path, last: int) -> list[Run]:
     runs = [Run(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
     if len(runs) < last:
         raise RuntimeError(f"ONNX Runtime's profile has {len(runs)} runs, {last} were made")
-    detailed = {event["args"].get("ep") for event in events if event["cat"] == "Kernel"} & _PLUGINS.keys()
     for event in events:
-        node = _node_run(event, detailed)
-        run = node and next((run for run in runs if run.start <= node.start <= run.end), None)
-        # The nodes of a subgraph run inside the node that has it, whose time holds theirs. A plugin's kernels follow
-        # one another, and may seem to overlap: their ends are rounded.
-        if node and run and (node.implementation or not run.nodes or node.start >= run.nodes[-1].end):
-            run.nodes.append(node)
+        if event["cat"] != "Node" or not event["name"].endswith(_SUFFIX):
+            continue
+        name, start = event["name"].removesuffix(_SUFFIX), event["ts"]
+        run = next((run for run in runs if run.start <= start <= run.end), None)
+        # The nodes of a subgraph run inside the node that has it, whose time holds theirs.
+        if run and (not run.nodes or start >= run.nodes[-1].end):
+            run.nodes.append(NodeRun(name, event["args"]["op_name"], start, start + event["dur"]))
     return runs
 
 
-def _node_run(event: dict[str, Any], detailed: Set[str]) -> NodeRun | None:
-    """Read a node, or a kernel of a plugin that made one node of a subgraph."""
-    args, start, end = event["args"], event["ts"], event["ts"] + event["dur"]
-    if event["cat"] == "Node" and event["name"].endswith(_SUFFIX) and args.get("provider") not in detailed:
-        return NodeRun(event["name"].removesuffix(_SUFFIX), args["op_name"], start, end)
-    if event["cat"] == "Kernel" and args.get("ep") in detailed:
-        kind, implementation = (args.get(key, "") for key in _PLUGINS[args["ep"]])
-        return NodeRun(event["name"].split("::", 1)[-1], kind, start, end, implementation)
-    return None
-
-
-def kernel_steps(run: Run, graph: onnx.GraphProto) -> list[Step]:
-    """Make steps of what ran in a graph that cannot be written, by names that begin with a node's or its result's.
-
-    Such a name is "conv1/WithoutBiases".
-    """
-    results = {name for node in graph.node for name in (node.name, *node.output)}
-    steps = []
-    for node in run.nodes:
-        whole = node.name.split("/")
-        begins = ["/".join(whole[:length]) for length in range(len(whole), 0, -1)]
-        result = next((begin for begin in begins if begin in results), node.name)
-        steps.append(Step(result, node.kind, (), (result,)))
-    return steps
-
-
-def compute_types(run: Run) -> dict[str, int]:
-    """Count the convolutions and products of a plugin that names its kernels, by type."""
-    types = (compute_type(node.kind, node.implementation) for node in run.nodes if node.implementation)
+def plugin_types(path: Path) -> dict[str, int]:
+    """Count the convolutions and products of a profile's one run by type, if a plugin names its kernels there."""
+    types = (
+        compute_type(*(event["args"].get(key, "") for key in _PLUGINS[event["args"]["ep"]]))
+        for event in json.loads(path.read_text())
+        if event["cat"] == "Kernel" and event["args"].get("ep") in _PLUGINS
+    )
     return dict(Counter(filter(None, types)))
 
 
@@ -151,18 +124,14 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
         else:
             strangers.append(kernel)
     if len(strangers) > (1 - _FOUND) * len(kernels) + 2:
-        raise RuntimeError(
-            f"{len(strangers)} of {len(kernels)} kernels were launched outside of every node: ONNX Runtime's clock and "
-            "torch.profiler's do not fit"
-        )
+        raise RuntimeError(f"{len(strangers)} of {len(kernels)} kernels lie outside of every node: the clocks differ")
     return times, strangers
 
 
 def _named(run: Run, steps: Sequence[Step], covered: Sequence[tuple[str, ...]], times: Sequence[float]) -> list[Layer]:
     """Pair nodes with what they cover: by place, or by name if they ran in another order."""
-    if [step.kind for step in steps] == [node.kind for node in run.nodes]:
-        nodes = list(covered)
-    else:
+    nodes = list(covered)
+    if [step.kind for step in steps] != [node.kind for node in run.nodes]:
         by_name = dict(zip((step.name for step in steps), covered, strict=True))
         nodes = [by_name.get(node.name, ()) for node in run.nodes]
     return [Layer(n.name, n.kind, c, ms) for n, c, ms in zip(run.nodes, nodes, times, strict=True)]

@@ -303,8 +303,8 @@ def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
 
 def _tensor_types(tensors: Any) -> list[str]:
     types = []
-    for tensor in tensors if isinstance(tensors, list) else []:
-        words = [tensor.get(key) for key in ("Datatype", "DataType", "Format/Datatype", "Format", "Type")]
+    for described in tensors if isinstance(tensors, list) else []:
+        words = [described.get(key) for key in ("Datatype", "DataType", "Format/Datatype", "Format", "Type")]
         types.append(next((name for word in words if (name := _type(word))), "unknown"))
     return types
 

@@ -1,10 +1,8 @@
 """A test double of the `tensorrt` module: its engines are ONNX files, and ONNX Runtime runs them. No engine for users.
 
-TensorRT itself cannot be installed where the tests run. What tensorrt_engines does around it is real: the stand-in
-runs the graph on exactly the addresses and the stream that it is given (its scratch memory is its own, but it
-overwrites all of the block that it asked for), and it refuses what TensorRT refuses: shapes outside of the profile,
-addresses that are not there or not aligned, too little scratch. Its names are TensorRT's, with which
-tests/engines/tensorrt_engines/test_session.py compares them.
+It runs the graph on exactly the addresses and the stream that it is given, overwrites the scratch memory that it asked
+for, and refuses what TensorRT refuses: shapes outside of the profile, addresses that are missing or not aligned, too
+little scratch. Its names are TensorRT's, with which tests/engines/test_trt.py compares them.
 """
 
 from __future__ import annotations
@@ -97,13 +95,10 @@ class StandIn:
     fails: str | None = None
     """The method that fails, as TensorRT fails: by None, False or an exception, and an error in the log."""
     refuses_capture: str | None = None
-    """ "politely": it only says so; "by waiting": it does what breaks a capture off; "beforehand": if it is asked."""
+    """ "beforehand": if it is asked; "by waiting": it does what breaks a capture off."""
     tactic: str | None = None
     """What its kernels' names say of their types, if not the truth."""
-    host_tensors: tuple[str, ...] = ()
-    """Inputs whose values it wants in host memory."""
     strange_types: dict[str, DataType] = field(default_factory=dict)
-    auxiliary_streams: int = 0
     logs: str = ""
     """What it logs as the error of the step that fails, in place of its own sentence."""
     events: list[str] = field(default_factory=list)
@@ -192,7 +187,7 @@ class Engine(Freed):
         self.profile = json.loads(profile)
         self.num_layers = len(model.graph.node)
         self.refittable, self.streamable_weights_size = False, 0
-        self.num_aux_streams = self.library.auxiliary_streams
+        self.num_aux_streams = 0
 
     @property
     def num_io_tensors(self) -> int:
@@ -210,7 +205,7 @@ class Engine(Freed):
         return self.library.strange_types.get(name, TYPES[kind][0])
 
     def get_tensor_location(self, name: str) -> TensorLocation:
-        return TensorLocation.HOST if name in self.library.host_tensors else TensorLocation.DEVICE
+        return TensorLocation.DEVICE
 
     def get_engine_stat(self, stat: EngineStat) -> int:
         assert stat is EngineStat.TOTAL_WEIGHTS_SIZE
@@ -298,8 +293,7 @@ class Context(Freed):
 
     def infer_shapes(self) -> list[str]:
         unnamed = [value.name for value in self.engine.model.graph.input if value.name not in self.shapes]
-        lacking = [name for name in self.library.host_tensors if name not in self.addresses]
-        return ["nothing_of_that_name"] if self.library.goes_wrong("infer_shapes", self.logger) else unnamed + lacking
+        return ["nothing_of_that_name"] if self.library.goes_wrong("infer_shapes", self.logger) else unnamed
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         if name in self.shapes:
@@ -360,12 +354,11 @@ class Context(Freed):
 
     def _wrong(self, stream: int) -> str | None:
         """What TensorRT would object to."""
-        devices = {name: address for name, address in self.addresses.items() if name not in self.library.host_tensors}
         if self.library.goes_wrong("execute_async_v3", self.logger):
             return "Cuda Runtime (an illegal memory access was encountered)"
         if missing := sorted(self.engine.tensors.keys() - self.addresses.keys()):
             return f"no address for {missing}"
-        if crooked := sorted(name for name, address in devices.items() if address % ALIGNMENT):
+        if crooked := sorted(name for name, address in self.addresses.items() if address % ALIGNMENT):
             return f"the addresses of {crooked} are not aligned to {ALIGNMENT} bytes"
         if self.library.scratch and (self.block is None or self.block[0] % ALIGNMENT):
             return "no device memory was set, or it is not aligned"
@@ -378,9 +371,8 @@ class Context(Freed):
     def _objection_to_capture(self, stream: int) -> str | None:
         if not is_capturing(self.library, stream) or self.library.refuses_capture is None:
             return None
-        if self.library.refuses_capture == "by waiting":
-            self.library.broken_off = True
-        if self.library.broken_off and self.library.device == "cuda":
+        self.library.broken_off = True
+        if self.library.device == "cuda":
             cuda("cuStreamSynchronize", ctypes.c_void_p(stream), check=False)
         return "operation not permitted when stream is capturing"
 
@@ -397,9 +389,8 @@ class Context(Freed):
         for name, address in self.addresses.items():
             is_input = self.engine.get_tensor_mode(name) is TensorIOMode.INPUT
             bind = binding.bind_input if is_input else binding.bind_output
-            place = "cpu" if name in self.library.host_tensors else self.library.device
             kind = self.engine.tensors[name].type.tensor_type.elem_type
-            bind(name, place, 0, kind, list(self.get_tensor_shape(name)), address)
+            bind(name, self.library.device, 0, kind, list(self.get_tensor_shape(name)), address)
         if new and self.library.device == "cuda":
             # Its arena grows, and cuDNN's algorithms are tried, in the first runs: a capture bears neither.
             for _ in range(2):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 MODEL, BATCH = ModelSource("resnet18"), 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "eager": {"cuda_graph": True, "channels_last": True},
-    "compiled": {"mode": "max-autotune"},
+    "compiled": {"mode": "reduce-overhead"},
     "ort": {"cuda_graph": True},
 }
 

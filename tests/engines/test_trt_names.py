@@ -1,4 +1,4 @@
-"""Every name that engines/tensorrt_engines/ uses exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
+"""Every name that engines/ uses exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
 
 TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made by the script there of the
 bindings, from their wheels); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
@@ -30,11 +30,9 @@ import torch
 
 from engines.trt import library
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = Path(__file__).parent / "tensorrt_names"
-FOLDER = ROOT / "engines" / "tensorrt_engines"
-SOURCES = [FOLDER / f"{stem}.py" for stem in ("build", "build_monitor", "run_example", "session", "timing_cache")]
-"""But those that are given no object of TensorRT's."""
+SOURCES = [ROOT / "engines" / f"{name}.py" for name in ("trt", "trt_build", "trt_reports", "deployed/run_trt")]
 LIBRARY = {"library", "module"}
 OBJECTS = {
     "builder": "Builder",

@@ -14,7 +14,7 @@ from engines.base import Job, Unsupported
 from engines.catalog import ENGINES, OrtOptions, OrtTrtOptions, foreign_hardware
 from engines.options import is_path, key_values
 from engines.ort import session_options
-from engines.ort_providers import PROVIDERS, load_plugin, load_tensorrt
+from engines.ort_providers import PROVIDERS, load_plugin, load_tensorrt, plugin_device
 from engines.requirements import explain, missing
 from exporters.source import ModelSource
 from profiler.machine import Target
@@ -99,14 +99,13 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("library", "says"),
     [
-        ("", "no library is named: give the package"),
+        ("", "no library is named: give the plugin's package"),
         ("no_such_plugin", "no_such_plugin is not installed: pip install no-such-plugin"),
-        ("without_library", "where its library is: module 'without_library' has no attribute 'get_lib"),
-        ("elsewhere", "library: /not/there.so is not there: give the plugin's .so"),
-        ("fails", "fails cannot be imported, or does not say where its library is: division by zero"),
-        ("needs_more", "where its library is: No module named 'no_such_module'"),
-        ("{}/missing.so", "missing.so is not there"),
-        ("{}/folder.so", "folder.so is a folder"),
+        ("without_library", "without_library cannot be imported: module 'without_library' has no attribute"),
+        ("elsewhere", "library: /not/there.so is not a file"),
+        ("fails", "fails cannot be imported: division by zero"),
+        ("needs_more", "needs_more cannot be imported: No module named 'no_such_module'"),
+        ("{}/folder.so", "folder.so is not a file"),
         ("{}/text.so", "text.so as a plugin: "),
         (SHARED, "libonnxruntime_providers_shared.so as a plugin: "),
     ],
@@ -122,20 +121,20 @@ def test_what_cannot_be_loaded_says_what_mends_it(broken: Path, library: str, sa
 
 @pytest.mark.skipif(not has_openvino, reason="no such plugin")
 def test_a_plugin_without_the_device_says_what_it_has_and_openvinos_has_intels_processors() -> None:
-    plugin = load_plugin("onnxruntime_ep_openvino")
+    plugin = "onnxruntime_ep_openvino"
     if foreign_hardware(ENGINES["ort-openvino"], "cpu", Target("cpu").hardware):
-        with pytest.raises(Unsupported, match="offers nothing here: it needs other hardware"):
-            plugin.on("cpu")
+        with pytest.raises(Unsupported, match="offers nothing on this machine, and no CPU"):
+            plugin_device(plugin, "cpu")
         return
-    assert plugin.on("cpu").ep_name == "OpenVINOExecutionProvider"
-    with pytest.raises(Unsupported, match="offers no GPU here, only OpenVINOExecutionProvider on CPU"):
-        plugin.on("cuda")
+    assert plugin_device(plugin, "cpu").ep_name == "OpenVINOExecutionProvider"
+    with pytest.raises(Unsupported, match="offers OpenVINOExecutionProvider on CPU on this machine, and no GPU"):
+        plugin_device(plugin, "cuda")
 
 
 def test_a_plugins_options() -> None:
     assert key_values("a=1; b = x=y ;") == {"a": "1", "b": "x=y"}
     assert key_values("") == {}
-    for wrong in ("a", "=1", "a=1;b", "a=1;a=2"):
+    for wrong in ("a", "=1", "a=1;b"):
         with pytest.raises(ValueError, match="key=value; key=value"):
             key_values(wrong)
 

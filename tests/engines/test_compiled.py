@@ -25,7 +25,7 @@ def ran(model: torch.nn.Module) -> None:
 
 
 def test_a_branch_on_a_value_is_a_break_and_a_counter_compiles_again() -> None:
-    file = Path(__file__).parents[2] / "bad_models.py"
+    file = Path(__file__).parents[1] / "bad_models.py"
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "y.sum() > 0" in text)
     ran(Branches())
     code = "(`return y if y.sum() > 0 else -y`)"

@@ -88,7 +88,7 @@ def test_what_is_exported_runs_without_this_project_and_gives_the_modules_output
     (folder / "config.json").write_text(json.dumps(config))
     (items,) = seeded_inputs(input_specs(source), 2)
     np.save(folder / "x.npy", items)
-    command = [sys.executable, "-P", "run.py", "--input", "x.npy", "--output", "y.npy"]
+    command = [sys.executable, "run.py", "--input", "x.npy", "--output", "y.npy"]
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=outside)
     assert done.returncode == 0, done.stderr

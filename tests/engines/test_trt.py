@@ -1,0 +1,396 @@
+"""TensorRT's run half without a GPU: the real session on a stand-in for TensorRT, and memory that numpy plays."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from engines import trt
+from engines.base import Building, Job, Unsupported, Warning
+from engines.device import ALIGNMENT
+from exporters.inputs import input_specs, seeded_inputs
+from profiler.job.case import Case
+from profiler.worker import checks
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+import graphs
+import stand_in
+from graphs import job_of, run
+from stand_in import DataType, StandIn
+
+NAMES = Path(__file__).parent / "tensorrt_names"
+has_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT for RTX is not installed"
+)
+
+
+class Bindings(ModuleType):
+    """cuda.bindings.driver as far as engines/device.py uses it: host memory plays the device's."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_OUT_OF_MEMORY=2)
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__("cuda.bindings.driver")
+        self.events, self.offset = events, 0
+        self.taken: dict[int, np.ndarray[Any, Any]] = {}
+        self.pinned: dict[int, np.ndarray[Any, Any]] = {}
+        self.current: list[str] = []
+        self.retained = self.allocations = 0
+        self.fails_at = -1
+        """The allocation for which there is no memory."""
+        self.refuses = ""
+        """The function that answers with an error."""
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        does: dict[str, Callable[..., Any]] = {
+            "cuInit": lambda flags: None,
+            "cuDeviceGet": lambda number: number,
+            "cuDevicePrimaryCtxRetain": self.retain,
+            "cuDevicePrimaryCtxRelease": self.release,
+            "cuCtxPushCurrent": lambda context: self.current.append(context),
+            "cuCtxPopCurrent": lambda: self.current.pop(),
+            "cuMemAlloc": self.allocate,
+            "cuMemFree": self.free,
+            "cuMemAllocHost": self.pin,
+            "cuMemFreeHost": lambda address: self.pinned.pop(address),
+            "cuMemcpyHtoD": ctypes.memmove,
+            "cuMemcpyDtoH": ctypes.memmove,
+        }
+        if name not in does:
+            raise AttributeError(name)
+
+        def answer(*arguments: Any) -> tuple[Any, ...]:
+            if name == self.refuses:
+                return (804,)
+            try:
+                return 0, does[name](*arguments)
+            except MemoryError:
+                return (2,)
+
+        return answer
+
+    def retain(self, device: int) -> str:
+        self.retained += 1
+        return "primary context"
+
+    def release(self, device: int) -> None:
+        assert not self.taken and not self.pinned, "memory must not outlive its context"
+        self.retained -= 1
+        self.events.append("context given back")
+
+    def allocate(self, size: int) -> int:
+        assert self.current and size > 0, "in a current context, and cuMemAlloc takes no 0"
+        self.allocations += 1
+        if self.allocations - 1 == self.fails_at:
+            raise MemoryError
+        memory = np.zeros(size + 2 * ALIGNMENT, np.uint8)
+        address = int(-(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT + self.offset)
+        self.taken[address] = memory
+        return address
+
+    def free(self, address: int) -> None:
+        del self.taken[address]
+        self.events.append("memory freed")
+
+    def pin(self, size: int) -> int:
+        assert self.current and size > 0
+        memory = np.zeros(size, np.uint8)
+        self.pinned[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+
+class Graph:
+    """torch.cuda.CUDAGraph and torch.cuda.graph in one: it keeps what the stand-in did not run, and replays it."""
+
+    def __init__(self, library: StandIn) -> None:
+        self.library, self.work = library, []
+        weakref.finalize(self, library.events.append, "graph freed")
+
+    def __enter__(self) -> None:
+        self.library.recording = []
+
+    def __exit__(self, *error: object) -> None:
+        self.work, self.library.recording = self.library.recording, None
+        if self.library.broken_off:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        for execute in self.work:
+            execute()
+
+
+@pytest.fixture
+def library() -> StandIn:
+    return StandIn("cpu", scratch=4096)
+
+
+@pytest.fixture
+def driver(library: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    """A GPU, its driver and TensorRT, all played."""
+    bindings = Bindings(library.events)
+    for module in ("cuda", "cuda.bindings"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    monkeypatch.setattr(trt, "library", lambda engine: library)
+    monkeypatch.setattr(trt, "build_engine", library.build_engine)
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    stream = SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
+    for name, value in {
+        "get_device_capability": lambda: (9, 0),
+        "get_device_name": lambda: "NVIDIA H200",
+        "current_device": lambda: 0,
+        "current_stream": lambda: stream,
+        "graph_pool_handle": lambda: (0, 1),
+        "CUDAGraph": lambda: Graph(library),
+        "graph": lambda graph, **options: graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return bindings
+
+
+@pytest.fixture
+def convolution(tmp_path: Path) -> Path:
+    return graphs.convolution(tmp_path / "convolution.onnx")
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    return graphs.mixed(tmp_path / "mixed.onnx")
+
+
+def expected(job: Job[Any]) -> Any:
+    session = onnxruntime.InferenceSession(job.onnx, providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip((i.name for i in session.get_inputs()), job.inputs, strict=True)))[0]
+
+
+def case_of(job: Job[Any]) -> Case:
+    names = ("net", "trt", "trt", "inference", job.precision)
+    return Case(*names, job.batch_size, "cuda", 0, job.source, asdict(job.options))
+
+
+def nothing_is_held(library: StandIn, driver: Bindings) -> None:
+    gc.collect()
+    assert (driver.taken, driver.pinned, driver.retained, driver.current) == ({}, {}, 0, [])
+    for thing in ("runtime", "engine", "context"):
+        assert library.events.count(f"{thing} made") == library.events.count(f"{thing} freed")
+
+
+def test_the_first_run_is_plain_and_the_others_are_replays(
+    driver: Bindings, library: StandIn, convolution: Path
+) -> None:
+    phases: list[str] = []
+    at_peak: list[int] = []
+    job = replace(job_of(convolution, "fp32", cuda_graph=True), phase=phases.append)
+    session = trt.open_session(replace(job, at_peak=lambda: at_peak.append(session.context.enqueued)))
+    assert phases == ["build", "load"]
+    for _ in range(4):
+        (output,) = run(session)
+        np.testing.assert_allclose(output, expected(job), rtol=1e-5, atol=1e-6)
+    assert (session.context.enqueued, at_peak) == (2, [1]), "one plain, one captured"
+    memory = session.memory()
+    assert memory.weights == 4 * graphs.WEIGHTS
+    assert memory.activations == library.scratch + 4 * graphs.BATCH * (3 * 16 * 16 + graphs.CLASSES)
+    assert memory.slack == 0
+    assert session.context.nvtx_verbosity is library.ProfilingVerbosity.NONE
+    proof = session.proof()
+    assert (proof.library, proof.compute_types) == ("TensorRT 10.13.0", {"float32": 2})
+    assert (proof.tf32, proof.cuda_graph, proof.cuda_graph_fallback) == (False, True, None)
+    assert proof.build == Building(seconds=12.5, cached=False, peak_host_mib=900.0, peak_device_mib=300.0)
+    assert proof.details["buffers_by"].startswith("cuda-bindings ")
+    assert Warning("engine-cache", "so says the stand-in") in proof.warnings
+    assert checks.mismatch(case_of(job), proof) is None
+    layers = session.layers()
+    assert [(layer.kind, layer.nodes) for layer in layers] == [
+        ("CaskConvolution", ("conv",)), ("kgen", ("relu",)), ("kgen", ("pool",)), ("kgen", ("flatten",)),
+        ("gemm", ("fc",)),
+    ]  # fmt: skip
+    assert [layer.ms for layer in layers] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.25])
+    assert session.context.profiler is None, "it would time whatever runs later"
+    del library.events[:]
+    session.close()
+    freed = ["graph freed", "context freed", "engine freed", "runtime freed", *["memory freed"] * 3]
+    assert library.events == [*freed, "context given back"]
+
+
+def test_inputs_and_outputs_of_other_types_keep_their_order_and_take_new_values(
+    driver: Bindings, library: StandIn, mixed: Path
+) -> None:
+    driver.offset = 16  # cuMemAlloc promises no alignment.
+    job = job_of(mixed)
+    session = trt.open_session(job)
+    assert all(buffer.address % ALIGNMENT == 0 for buffer in session.buffers.values())
+    assert session.memory().slack > 0
+    others = seeded_inputs(input_specs(graphs.source_of(mixed)), graphs.BATCH, first=graphs.BATCH)
+    for numbers, halves in (job.inputs, others):
+        session.feed([numbers, halves])
+        positive, scaled = run(session, 2)
+        assert (positive.dtype, scaled.dtype) == (np.bool_, np.float32)
+        np.testing.assert_array_equal(positive, numbers > 0)
+        np.testing.assert_allclose(scaled, numbers * halves.astype(np.float32), rtol=2**-8)
+    del session
+    nothing_is_held(library, driver)
+
+
+@pytest.mark.parametrize(("how", "says"), [("by waiting", "not permitted"), ("beforehand", "cannot be captured")])
+def test_an_engine_that_cannot_be_captured_is_enqueued_anew_each_time(
+    driver: Bindings, library: StandIn, convolution: Path, how: str, says: str
+) -> None:
+    library.refuses_capture = how
+    job = job_of(convolution, cuda_graph=True)
+    session = trt.open_session(job)
+    (output,) = run(session, 3)
+    assert session.context.enqueued == 3
+    np.testing.assert_allclose(output, expected(job), rtol=1e-5, atol=1e-6)
+    proof = session.proof()
+    assert (proof.cuda_graph, says in proof.cuda_graph_fallback) == (False, True)
+    assert "no-cuda-graph" in [warning.kind for warning in checks.remarks(case_of(job), proof)]
+
+
+STEPS = (
+    *("Runtime", "deserialize_cuda_engine", "create_execution_context", "set_input_shape", "set_tensor_address"),
+    *("infer_shapes", "set_device_memory", "execute_async_v3"),
+)
+
+
+@pytest.mark.parametrize("step", [*STEPS, *range(5)])
+def test_a_step_or_an_allocation_that_fails_says_why_and_frees_what_was_taken(
+    driver: Bindings, library: StandIn, mixed: Path, step: str | int
+) -> None:
+    if isinstance(step, int):
+        driver.fails_at = step
+        with pytest.raises(MemoryError, match="out of memory"):
+            trt.open_session(job_of(mixed))
+    elif step == "execute_async_v3":
+        session = trt.open_session(job_of(mixed))
+        library.fails = step
+        with pytest.raises(RuntimeError, match=r"could not enqueue the engine: .*illegal memory access"):
+            run(session)
+        session.close()
+    else:
+        library.fails = step
+        with pytest.raises(RuntimeError, match=f"{step} fails, as it was told to"):
+            trt.open_session(job_of(mixed))
+    nothing_is_held(library, driver)
+
+
+def test_a_cached_engine_that_does_not_load_is_built_again_once(
+    driver: Bindings, library: StandIn, convolution: Path
+) -> None:
+    library.takes_from_cache = True
+    session = trt.open_session(job_of(convolution))
+    assert len(library.builds) == 2
+    run(session)
+    assert any(w.kind == "engine-cache" and "magic tag" in w.text for w in session.proof().warnings)
+
+
+def test_the_build_is_told_what_the_options_say(driver: Bindings, library: StandIn, convolution: Path) -> None:
+    trt.open_session(job_of(convolution))
+    trt.open_session(job_of(convolution, "tf32", optimization_level=0, workspace_mib=512, batch_range="1:8:32"))
+    plain, asked = library.builds
+    assert plain.shapes == {"x": ((graphs.BATCH, 3, 16, 16),) * 3}
+    assert (plain.gpu, plain.target) == ("NVIDIA H200, compute capability 9.0", None)
+    assert (asked.precision, asked.options.optimization_level, asked.options.workspace_mib) == ("tf32", 0, 512)
+    assert asked.shapes == {"x": tuple((batch, 3, 16, 16) for batch in (1, 8, 32))}
+
+
+def test_what_an_engine_cannot_take_is_unsupported(
+    driver: Bindings, library: StandIn, convolution: Path, mixed: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(mixed)
+    model.graph.output[1].type.tensor_type.shape.dim[1].dim_param = "found"
+    onnx.save(model, tmp_path / "by_value.onnx")
+    with pytest.raises(Unsupported, match=r"output 'scaled', \(4, -1\), depends on values"):
+        trt.open_session(job_of(tmp_path / "by_value.onnx"))
+    with pytest.raises(Unsupported, match="batch size 4 lies outside of batch_range 8:16:32"):
+        trt.open_session(job_of(convolution, batch_range="8:16:32"))
+    library.strange_types = {"halves": DataType.INT4}
+    with pytest.raises(Unsupported, match="'halves' is of TensorRT's type INT4"):
+        trt.open_session(job_of(mixed))
+    library.fails, library.logs = "Runtime", "[runtime.cpp] CUDA initialization failure with error: 35"
+    with pytest.raises(Unsupported, match=r"newer CUDA than this driver's: update .* pip install 'tensorrt"):
+        trt.open_session(job_of(convolution))
+    driver.refuses = "cuInit"
+    with pytest.raises(Unsupported, match=r"no usable NVIDIA driver .cuInit failed"):
+        trt.open_session(job_of(convolution))
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernel", "says"),
+    [
+        ("fp16", "gemm_f32f32_f32f32_f32", "asked for fp16, computed in float32 (2×)"),
+        ("fp32", "gemm_f32f32_tf32f32_f32", "TF32 was on at fp32"),
+        ("int8", "gemm_f16f16_f16f16_f16", "asked for int8, computed in float16"),
+        ("tf32", "gemm_f32f32_tf32f32_f32", None),
+    ],
+)
+def test_an_engine_that_computes_in_another_type_is_a_mismatch(
+    driver: Bindings, library: StandIn, convolution: Path, precision: str, kernel: str, says: str | None
+) -> None:
+    library.tactic = f"sm80_xmma_fprop_implicit_{kernel}_nhwckrsc"
+    session = trt.open_session(job_of(convolution, precision))
+    found = checks.mismatch(case_of(session.job), session.proof())
+    assert found is None if says is None else says in (found or "")
+
+
+def test_what_cannot_be_proven_is_warned_of(driver: Bindings, library: StandIn, convolution: Path) -> None:
+    assert "unproven" in [w.kind for w in trt.open_session(job_of(convolution, "tf32")).proof().warnings]
+    library.fails = "get_engine_information"
+    proof = trt.open_session(job_of(convolution, "fp32")).proof()
+    assert proof.compute_types == {"unknown": 2}
+    assert "unproven" in [w.kind for w in proof.warnings]
+
+
+@pytest.mark.parametrize("content", ["raise OSError('libnvinfer.so.10: undefined symbol')", "import no_such_bindings"])
+def test_a_library_that_does_not_load_is_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (tmp_path / "tensorrt.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    with pytest.raises(Unsupported, match=r"tensorrt is installed but does not load \(.*\); .*: pip install 'tensorrt"):
+        trt.library("trt")
+
+
+@has_rtx
+def test_the_real_library_takes_our_types_logger_and_profiler() -> None:
+    real = trt.library("trt-rtx")
+    names = set(real.DataType.__members__)
+    assert names - trt._DTYPES.keys() == {"FP4", "INT4", "E8M0"}, "packed, or a scale"
+    sizes = {name: getattr(real.DataType, name).itemsize for name in trt._DTYPES}
+    assert sizes == {name: dtype.itemsize for name, dtype in trt._DTYPES.items()}
+    logger = trt.logger_of(real)
+    assert real.Runtime(logger).deserialize_cuda_engine(b"no engine" * 100) is None
+    assert "kEXPECTED_MAGIC_TAG" in trt.reasons(list(logger.errors), 400)
+    profiler = trt._profiler(real)
+    for name, ms in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
+        profiler.report_layer_time(name, ms)
+    assert list(profiler.ms.items()) == [("a", 4.0), ("b", 2.0)]
+
+
+@pytest.mark.parametrize("release", ["10.13", "11.4"])
+def test_the_stand_ins_names_are_tensorrts(release: str) -> None:
+    """The session runs on the stand-in, so it takes no other names; but for what it asks for before it takes it."""
+    known = set((NAMES / f"{release}.txt").read_text().split("\n"))
+    real = {"Engine": "ICudaEngine", "Context": "IExecutionContext"}
+    kinds = ("Engine", "Context", "Runtime", "EngineInspector", "DataType", "TensorIOMode", "TensorLocation")
+    ours = {
+        f"{real.get(kind, kind)}.{name}"
+        for kind in (*kinds, "ExecutionContextAllocationStrategy", "LayerInformationFormat")
+        for name in vars(getattr(stand_in, kind))
+        if not name.startswith("_")
+    }
+    assert ours - known <= {"ICudaEngine.get_engine_stat"}
