@@ -10,7 +10,7 @@ import ast
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,17 +89,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
     given = {t for step in steps for t in step.outputs}
     folded = _computed_ahead(nodes, constants)
     owner = _owners_by_name(nodes, constants, folded, steps)
-    for last, number in list(owner.items()):
-        # A step that was found by its end, such as an activation, owns the chain back to a node of its own kind.
-        chain, node = [], last
-        while not steps[number].kind.endswith(nodes[node].op_type):
-            chain.append(node)
-            before = {producer[t] for t in nodes[node].input if t in producer} - folded - owner.keys()
-            if len(before) != 1:
-                break
-            (node,) = before
-        else:
-            owner |= dict.fromkeys((*chain, node), number)
+    _own_chains(owner, nodes, producer, folded, steps)
     # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
     owning = set(owner.values())
     lost = [step.kind for n, step in enumerate(steps) if n not in owning and step.kind not in _MOVES]
@@ -159,6 +149,26 @@ def _owners_by_name(
             if node is not None and not (step.kind in _MOVES and nodes[node].op_type != step.kind):
                 owner.setdefault(node, number)
     return owner
+
+
+def _own_chains(
+    owner: dict[int, int],
+    nodes: Sequence[onnx.NodeProto],
+    producer: Mapping[str, int],
+    folded: set[int],
+    steps: Sequence[Step],
+) -> None:
+    """Give a step that was found by its end, such as an activation, the chain back to a node of its own kind."""
+    for last, number in list(owner.items()):
+        chain, node = [], last
+        while not steps[number].kind.endswith(nodes[node].op_type):
+            chain.append(node)
+            before = {producer[t] for t in nodes[node].input if t in producer} - folded - owner.keys()
+            if len(before) != 1:
+                break
+            (node,) = before
+        else:
+            owner |= dict.fromkeys((*chain, node), number)
 
 
 def origins(graph: onnx.GraphProto) -> list[Origin]:

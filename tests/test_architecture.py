@@ -192,7 +192,7 @@ def test_a_catalog_is_data_without_torch(catalog):
 
 
 def test_tensorrt_and_its_drivers_are_imported_by_name_where_they_are_needed():
-    libraries = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "pycuda"}
+    libraries = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"}
     assert [module for module in MODULES if tops(module) & libraries] == []
 
 

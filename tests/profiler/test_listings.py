@@ -48,10 +48,8 @@ PYCUDA = Requirement("no_pycuda", "pip install pycuda", to_build=False)
 def test_what_to_install(monkeypatch, row):
     lack(monkeypatch, "trt", BINDINGS, LIBRARIES, PYCUDA)
     said = row("trt", "auto", [card("9.0")])
-    assert (
-        "no_bindings or no_bindings_either, no_libraries and no_pycuda are not installed: pip install them pycuda"
-        in said
-    )
+    assert "no_bindings or no_bindings_either is not installed, no_libraries is not installed, " in said
+    assert "pip install them pycuda" in said
     assert "fp32 tf32 fp16 bf16 int8 native" in said
 
 
@@ -60,13 +58,6 @@ def test_what_only_narrower_precisions_need(monkeypatch, row):
     monkeypatch.setitem(ENGINES, "eager", dataclasses.replace(ENGINES["eager"], quantizers=quantizers))
     assert "for int8: no_quantizer is not installed: pip install it" in row("eager", "cpu", [])
     assert "for int8 and fp8: no_quantizer" in row("eager", "cuda", [card("9.0")])
-
-
-def test_versions_that_do_not_go_together(monkeypatch, row):
-    lack(monkeypatch, "trt", Requirement("numpy=rich", "pip install --upgrade both", "same version"))
-    said = row("trt", "cuda", [card("9.0")])
-    assert " are not of one version: pip install --upgrade both" in said
-    assert "numpy 2." in said
 
 
 def test_without_a_driver(row):

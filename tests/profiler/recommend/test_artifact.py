@@ -28,7 +28,7 @@ from runs import Profiler
 from safetensors.torch import load_file
 
 from engines.catalog import ENGINES
-from engines.deployment import Deployed, write_run
+from engines.deployment import Deployed
 from exporters.cache import Cache
 from exporters.source import RANDOM_WEIGHTS, ModelSource
 from profiler.errors import ConfigError
@@ -85,8 +85,9 @@ exclude: [{{model: branching, engine: [ort, openvino]}}, {{model: unloaded, engi
 RUNTIMES = ("onnxruntime", "openvino", "torch", "numpy")
 """torch's folder may hold an ONNX Runtime for the CPU: the one that was measured comes first."""
 WITHOUT_US = """
-import runpy, sys
+import os, runpy, sys
 
+sys.dont_write_bytecode = True
 OTHERS = ("exporters", "engines", "profiler", "onnx", "onnxscript", "polars", "pydantic", "rich", "safetensors")
 
 class Lacking:
@@ -108,6 +109,8 @@ except ModuleNotFoundError:
 scripts, given = sys.argv[1].split(":"), sys.argv[2:]
 for number, script in enumerate(scripts):
     sys.argv = [script, *given, "--output", f"y{number}.npy"]
+    sys.path.insert(0, os.path.dirname(script))  # As where it is run by its name.
+    sys.modules.pop("frame", None)
     runpy.run_path(script, run_name="__main__")
 """
 """Runs examples as in an environment that has their runtime alone."""
@@ -240,7 +243,7 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
     for (variant, artifact), (said, y) in zip(
         zip(variants, artifacts, strict=True), run_examples(artifacts, tmp_path, x), strict=True
     ):
-        papers = {"config.json", "run.py", "requirements.txt", "README.txt"}
+        papers = {"config.json", "run.py", "frame.py", "requirements.txt", "README.txt"}
         assert {path.name for path in artifact.iterdir()} == papers | files
         assert f"good: output ({BATCH}, 10), median latency " in said
         np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
@@ -475,18 +478,16 @@ def test_the_papers_have_the_figures_with_their_intervals_and_footnotes(tmp_path
     assert [note["kind"] for note in told["footnotes"]] == ["drift"]
 
 
-def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) -> None:
+def test_every_engine_is_deployed_by_a_script_that_stands_alone() -> None:
     assert [engine.name for engine in ENGINES.values() if not engine.deployment] == [
         "ort-trt",
         "ort-plugin",
         "ort-trt-rtx",
     ]
-    scripts = list((ROOT / "engines").glob("*/run_example.py"))
-    assert len(scripts) == len({e.deployment.write.split(".")[1] for e in ENGINES.values() if e.deployment})
-    for script in scripts:
-        write_run(str(script), tmp_path)
-        written = ast.parse((tmp_path / "run.py").read_text())
-        nodes = [n for n in ast.walk(written) if isinstance(n, ast.Import | ast.ImportFrom)]
+    scripts = list((ROOT / "engines" / "deployed").glob("run_*.py"))
+    assert len(scripts) == 5
+    for script in [*scripts, ROOT / "engines" / "deployed" / "frame.py"]:
+        nodes = [n for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
         imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
         ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
         assert not ours, script
