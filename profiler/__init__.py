@@ -1,3 +1,4 @@
+# ruff: noqa: F401 -- what is imported for type checkers is what __all__ names.
 """Measure networks in deployment runtimes, and read what runs measured.
 
 The functions here are what other programs may rely on; docs/api.md teaches them.
@@ -10,43 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from profiler.compare.cells import compare as compare_runs
-    from profiler.errors import ConfigError
-    from profiler.published.references import published_as_results
+    from profiler.errors import ConfigError as ConfigError
+    from profiler.published.references import published_as_results as published_as_results
     from profiler.query import query as query_runs
-    from profiler.recommend.answer import Answer
+    from profiler.recommend.answer import Answer as Answer
+    from profiler.recommend.answer import Request as Request
     from profiler.recommend.answer import recommend as recommend_runs
-    from profiler.recommend.options import Request
     from profiler.results.cells import cells as cells_of
-    from profiler.results.choice import Limit
-    from profiler.results.reading import load, load_largest_batches, load_layers, read_runs
-    from profiler.run.measure import measure
-    from profiler.stats.samples import effective_size, median_interval
+    from profiler.results.choice import Limit as Limit
+    from profiler.results.reading import load as load
+    from profiler.results.reading import load_largest_batches as load_largest_batches
+    from profiler.results.reading import load_layers as load_layers
+    from profiler.results.reading import read_runs as read_runs
+    from profiler.run.measure import measure as measure
+    from profiler.stats.samples import effective_size as effective_size
+    from profiler.stats.samples import median_interval as median_interval
 
-__all__ = [
-    "Answer",
-    "ConfigError",
-    "Limit",
-    "Request",
-    "cells_of",
-    "compare_runs",
-    "effective_size",
-    "load",
-    "load_largest_batches",
-    "load_layers",
-    "measure",
-    "median_interval",
-    "published_as_results",
-    "query_runs",
-    "read_runs",
-    "recommend_runs",
-]
 _PLACES = {
     **dict.fromkeys(("load", "load_largest_batches", "load_layers", "read_runs"), "results.reading"),
     **dict.fromkeys(("effective_size", "median_interval"), "stats.samples"),
-    "Answer": "recommend.answer",
+    **dict.fromkeys(("Answer", "Request"), "recommend.answer"),
     "ConfigError": "errors",
     "Limit": "results.choice",
-    "Request": "recommend.options",
     "measure": "run.measure",
     "published_as_results": "published.references",
     # Not by their own names: profiler.compare, once it is imported, is the package.
@@ -55,6 +41,7 @@ _PLACES = {
     "query_runs": "query:query",
     "recommend_runs": "recommend.answer:recommend",
 }
+__all__ = [*_PLACES]
 
 
 def __getattr__(name: str) -> Any:

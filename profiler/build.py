@@ -6,11 +6,11 @@ that crashes costs only its own engine.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -21,13 +21,11 @@ from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_har
 from engines.options import parse_batches
 from engines.requirements import explain, missing
 from engines.trt_build import (
-    ALL_TARGETS,
     BuildRequest,
     Built,
     batch_shapes,
     build_engine,
     built_for,
-    targets,
 )
 from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
@@ -35,7 +33,6 @@ from exporters.inputs import fixed_batch, graph_specs
 from exporters.onnx_export import check_onnx
 from exporters.onnx_files import MADE, is_float32
 from exporters.source import ModelSource
-from exporters.whole_file import write_whole
 from profiler import nvml
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.job.case import Budget, Case
@@ -51,14 +48,12 @@ from profiler.tables.numbers import decimals, each, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_table
 
-MIB = 2**20
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
-_PROBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """The engine of a case, by the case's options.
+    """Name the engine of a case, by the case's options.
 
     `target` is None for the GPU here; `onnx` is None until the graph is there.
     """
@@ -87,22 +82,19 @@ def execute(options: Options, console: Console) -> int:
     tasks = make_tasks(engine, options)
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    if gpu is None and options.target is None:
+        raise ConfigError("--target is missing: there is no GPU here to build for; give one such as sm89, or all")
     with libraries(), open_display(console) as display:
-        if gpu is None:
-            _check_target(engine, options.target, logs)
         outcomes = _build_all(tasks, gpu, options.timeout, logs, display)
     _print(console, f"Engines of {engine.name} for {options.target or (gpu.name if gpu else '')}", tasks, outcomes)
     if any(outcome.status != "ok" for outcome in outcomes):
         console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
         return 1
-    if options.export is not None:
-        _copy(outcomes[0].value.path, options.export)
-        console.print(Text(f"Copied to {options.export}"), soft_wrap=True)
     return 0
 
 
 def find_engine(word: str, option: str = "--engine") -> Engine:
-    """The engine of that name, if it builds ahead of time and its library is here. Raises ConfigError.
+    """Return the engine of that name, if it builds ahead of time and its library is here. Raises ConfigError.
 
     `option` is what the user gave it by.
     """
@@ -117,17 +109,14 @@ def find_engine(word: str, option: str = "--engine") -> Engine:
 
 
 def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gpu | None:
-    """The GPU to build on and for; None with a target, or without a GPU. Raises ConfigError where one is needed."""
+    """Return the GPU to build on; None with a target, or without a GPU. Raises ConfigError where one is needed."""
     if target is not None:
         if "cuda" not in engine.hardware:
             raise ConfigError(f"--target: {engine.name} builds only for the GPU that it runs on; leave out --target")
         return None
     gpu = next(iter(nvml.visible_gpus()), None)
     if gpu is None and engine.builds != "anywhere":
-        raise ConfigError(
-            f"{option} {engine.name}: its builder times kernels on the GPU, and no NVIDIA GPU answers here; build on "
-            "the machine that the engine is for"
-        )
+        raise ConfigError(f"{option} {engine.name}: no NVIDIA GPU answers here; build on the machine with the GPU")
     reason = foreign_hardware(engine, "cuda", gpu.compute_capability if gpu else None)
     if reason is not None:
         raise ConfigError(f"{option} {engine.name}: {reason}; to build for another GPU give --target, such as sm89")
@@ -135,65 +124,50 @@ def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gp
 
 
 def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
-    """Every model in every precision at every batch. Raises ConfigError."""
+    """Return every model in every precision at every batch. Raises ConfigError."""
     if options.calibration is not None and not any(options.calibration.glob("*.npy")):
         raise ConfigError(f"--calibration: there are no .npy files in {options.calibration}")
-    tasks = list(_tasks(engine, options))
-    if options.export is not None and len(tasks) > 1:
-        raise ConfigError(f"--export takes one engine, and this builds {len(tasks)}: {tasks[0].name}, {tasks[1].name}…")
-    if options.export is not None and (options.export.is_dir() or not options.export.parent.is_dir()):
-        raise ConfigError(f"--export {options.export}: give a file in a folder that exists")
-    return tasks
-
-
-def _tasks(engine: Engine, options: Options) -> Iterator[BuildTask]:
-    names: dict[str, str] = {}
-    given = {name: getattr(options, name) for name in ("optimization_level", "workspace_mib", "rebuild")}
-    given = {name: value for name, value in given.items() if value is not None}
+    tasks = []
     for word in dict.fromkeys(options.models):
         source = _source(word, options)
-        if names.setdefault(source.name, word) != word:
-            raise ConfigError(f"--model: {names[source.name]} and {word} have one name; build them one after another")
-        for precision in dict.fromkeys(_precisions(engine, source, options.precisions)):
-            for batches in dict.fromkeys(options.batches.split(",")):
-                try:
-                    parse_batches(batches)
-                except ValueError as error:
-                    raise ConfigError(f"--batch: {error}") from None
-                of_engine = {**given, "batch_range": batches}
-                case = Case(
-                    source.name, engine.name, engine.name, "inference", precision, 1, "cuda", 0, source, of_engine
-                )
-                yield BuildTask(case=case, target=options.target)
+        for precision, batches in product(
+            _precisions(engine, source, options), dict.fromkeys(options.batches.split(","))
+        ):
+            try:
+                parse_batches(batches)
+            except ValueError as error:
+                raise ConfigError(f"--batch: {error}") from None
+            of, own = engine.name, {"batch_range": batches}
+            case = Case(source.name, of, of, "inference", precision, 1, "cuda", 0, source, own)
+            tasks.append(BuildTask(case=case, target=options.target))
+    return tasks
 
 
 def _source(word: str, options: Options) -> ModelSource:
     path = Path(word)
-    if path.suffix == ".onnx" or os.sep in word:
+    if path.suffix == ".onnx":
         if not path.is_file():
-            raise ConfigError(f"--model: {path} is a folder" if path.is_dir() else f"--model: there is no file {path}")
+            raise ConfigError(f"--model: there is no file {path}")
         return ModelSource(path.stem, onnx=path.resolve(), calibration=options.calibration)
     if word not in CATALOG:
-        raise ConfigError(f"--model: '{word}' is neither a network nor a path to an .onnx file{nearest(word, CATALOG)}")
+        raise ConfigError(f"--model: '{word}' is neither a network nor an .onnx file{nearest(word, CATALOG)}")
     return ModelSource(word, calibration=options.calibration)
 
 
-def _precisions(engine: Engine, source: ModelSource, requested: Sequence[str]) -> Sequence[str]:
+def _precisions(engine: Engine, source: ModelSource, options: Options) -> Sequence[str]:
     if source.onnx is not None and not is_float32(source.onnx):
-        if set(requested) - {"native"}:
-            own = "an ONNX file that is not float32 throughout, and runs as it is"
-            raise ConfigError(f"--precision: {source.name} is {own}; leave it out")
+        if set(options.precisions) - {"native"}:
+            raise ConfigError(f"--precision: {source.name} is not float32 throughout and runs as it is; leave it out")
         return ["native"]
-    valid = [precision for precision in PRECISIONS if precision != "native"]
-    if source.onnx is not None:
-        valid, requested = list(MADE), requested or ["fp32"]
+    valid = [precision for precision in PRECISIONS if precision != "native"] if source.onnx is None else list(MADE)
+    requested = options.precisions or (["fp32"] if source.onnx is not None else [])
     if not requested:
         raise ConfigError(f"--precision is missing; valid: {', '.join(valid)}")
     for precision in requested:
         check_choice("--precision", precision, valid)
         if reason := unsupported(engine, "inference", "cuda", precision, source.kind):
             raise ConfigError(f"--precision {precision}: {reason}")
-    return requested
+    return list(dict.fromkeys(requested))
 
 
 def build(task: BuildTask, gpu: Gpu | None, log: Path, timeout: float, tick: Callable[[str], None]) -> Outcome:
@@ -203,16 +177,8 @@ def build(task: BuildTask, gpu: Gpu | None, log: Path, timeout: float, tick: Cal
     return run_one(call, lambda child: tick(child.progress or child.phase))
 
 
-def known_targets(engine: str, report: Report) -> tuple[str, ...]:
-    """In a worker: what the library can build for without a GPU. Raises engines.base.Unsupported without a library."""
-    from engines.trt import library
-
-    found = targets(library(engine))
-    return (*found, ALL_TARGETS) if found else ()
-
-
 def build_one(task: BuildTask, report: Report) -> Built:
-    """In a worker: the engine, from the cache or built. Raises what `build_engine` does."""
+    """Return, in a worker, the engine from the cache, or build it. Raises what `build_engine` does."""
     from engines.trt import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
@@ -227,21 +193,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     shapes = batch_shapes(specs, batches)
     request = BuildRequest(task.onnx, task.case.precision, shapes, options, **device)
     report(Entered(Phase.BUILD))
-    return build_engine(module, request, Cache(), lambda text: report(Progress(text)), options.rebuild)
-
-
-def _check_target(engine: Engine, target: str | None, logs: Path) -> None:
-    """Ask the library itself, which the parent does not import, what it can build for without a GPU."""
-    log, no_gpu = logs / "targets.log", {"CUDA_VISIBLE_DEVICES": ""}
-    outcome = run_one(Call("profiler.build:known_targets", engine.name, log, _PROBE_SECONDS, environment=no_gpu))
-    if outcome.status != "ok":
-        raise ConfigError(f"--engine {engine.name}: {outcome.reason}")
-    valid = ", ".join(outcome.value)
-    if target is None:
-        raise ConfigError(f"--target is missing: there is no GPU here to build for; valid: {valid}")
-    unknown = [word for word in target.split(",") if word not in outcome.value]
-    if unknown:
-        raise ConfigError(f"--target: unknown '{unknown[0]}'; valid: {valid}")
+    return build_engine(module, request, Cache(), lambda text: report(Progress(text)))
 
 
 def _build_all(
@@ -274,33 +226,25 @@ def _print(console: Console, title: str, tasks: Sequence[BuildTask], outcomes: S
         figure("Size", "size", each(lambda mib: decimals(mib, 1)), unit="MiB"),
         name("Engine", "path"),
     ]
-    rows = []
+    rows, remarks = [], []
     for task, outcome in zip(tasks, outcomes, strict=True):
-        cells = [outcome.status, None, None, None, ""]
+        cells: list[object] = [outcome.status, None, None, None, ""]
         if outcome.status == "ok":
-            built = outcome.value
-            how = "from the cache" if built.cached else "built"
-            cells = [how, built.seconds, built.peak_host_mib, built.path.stat().st_size / MIB, str(built.path)]
+            made = outcome.value
+            size = made.path.stat().st_size / 2**20
+            cells = [
+                "from the cache" if made.cached else "built",
+                made.seconds,
+                made.peak_host_mib,
+                size,
+                str(made.path),
+            ]
+            seeded = task.case.precision == "int8" and task.case.source.calibration is None
+            remarks += [(task, "yellow", str(words)) for words in (*made.warnings, *[_SEEDED][: int(seeded)])]
+        else:
+            remarks.append((task, "red", f"{outcome.status}: {outcome.reason}"))
         rows.append([task.case.model, task.case.precision, task.batches, *cells])
     # As wide as it needs to be, so that a path can be copied with its row.
     print_table(console, of_rows(title, fields, rows), width=10_000)
-    for task, outcome in zip(tasks, outcomes, strict=True):
-        style = "yellow" if outcome.status == "ok" else "red"
-        for words in _remarks(task, outcome):
-            console.print(Text(f"{task.name}: {words}", style=style), soft_wrap=True)
-
-
-def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
-    if outcome.status != "ok":
-        return [f"{outcome.status}: {outcome.reason}"]
-    seeded = task.case.precision == "int8" and task.case.source.calibration is None
-    return [*map(str, outcome.value.warnings), *([_SEEDED] if seeded else [])]
-
-
-def _copy(engine: Path, export: Path) -> None:
-    """Whole or not at all."""
-    try:
-        with engine.open("rb") as file:
-            write_whole(export, file)
-    except OSError as error:
-        raise ConfigError(f"--export {export}: {error.strerror}; the engine is in {engine}") from None
+    for task, style, words in remarks:
+        console.print(Text(f"{task.name}: {words}", style=style), soft_wrap=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import signal
 import sys
 import traceback
@@ -23,8 +22,8 @@ import typer
 from typer.core import TyperGroup
 
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, ConfigError, check_arguments, unusable_path
-from profiler.options import COMMANDS, Build, Doctor, Environment, Run
+from profiler.errors import PROGRAM, ConfigError
+from profiler.options import COMMANDS, Build, Doctor, Run
 from profiler.tables.standard_streams import check_written, given_width
 
 if TYPE_CHECKING:
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """That a run ends by with its tables."""
 _AGAIN_SECONDS = 0.05
-_LOADING = (Run, Build, Doctor, Environment)
+_LOADING = (Run, Build, Doctor)
 """Commands that load torch and the runtimes."""
-_LONG_WORD = re.compile(r"(\S{1000})\S+")
 
 
 class _DefaultsToRun(TyperGroup):
@@ -48,21 +46,6 @@ class _DefaultsToRun(TyperGroup):
                 job_file(args[0])
             args = ["run", *args]
         return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; an option that only others have names those, in place of one that is spelt like it."""
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            option = getattr(error, "option_name", None)
-            # By its name: typer raises its own, or in older versions click's.
-            if type(error).__name__ == "NoSuchOption" and option:
-                having = [n for n, each in self.commands.items() if any(option in one.opts for one in each.params)]
-                where = f"{PROGRAM} {having[0]} --help" if len(having) == 1 else ", ".join(having)
-                if having:
-                    message = f"No such option: {option}. Other commands have it: {where}"
-                    vars(error).update(possibilities=None, message=message)
-            raise
 
 
 app = typer.Typer(
@@ -132,15 +115,13 @@ for _name, _row in COMMANDS.items():
 def main() -> NoReturn:
     """The entry point; see the module's docstring for exit codes."""
     try:
-        check_arguments(sys.argv[1:])
         app(prog_name=PROGRAM, standalone_mode=True)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
-        said = str(error) if isinstance(error, ConfigError) else unusable_path(error)
-        if said:
-            print(_LONG_WORD.sub(r"\1…", said), file=sys.stderr)
-            sys.exit(2)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except Exception:
         traceback.print_exc()
         sys.exit(70)
     finally:  # Nothing is left to end, and what runs as Python exits would answer by a traceback.

@@ -31,49 +31,47 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of version 2 and 1 of control groups: the limit, what is used, and the key in memory.stat of the part of it that the
-kernel gives back by itself, files that nobody read lately."""
+"""Of version 2 and 1 of control groups: the limit, what is used, and the key in memory.stat of what the kernel gives
+back by itself, files that nobody read lately."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The device of a run: "cpu", or "cuda" and one GPU."""
+    """Name the device of a run: "cpu", or "cuda" and one GPU."""
 
     kind: Device
     gpu: Gpu | None = None
 
     def __str__(self) -> str:
-        """As a job names it, such as "cuda:0"."""
+        """Return the name that a job gives it, such as "cuda:0"."""
         return f"cuda:{self.gpu.index}" if self.gpu else self.kind
 
     @property
     def name(self) -> str:
-        """What to call it in a table's title."""
+        """Return what a table's title calls it."""
         return self.gpu.name if self.gpu else cpu_model()
 
     @property
     def hardware(self) -> str | None:
-        """What an engine may ask of it: the GPU's compute capability, such as "9.0", or the CPU's vendor, such as
-        "GenuineIntel"; None where it is not known."""
+        """Return the GPU's compute capability, such as "9.0", or the CPU's vendor; None where it is not known."""
         if self.kind == "cpu":
             return _proc("cpuinfo", "vendor_id") or None
         return self.gpu.compute_capability if self.gpu else None
 
 
 def check_device(requested: str) -> str:
-    """The argument of --device. Raises ConfigError for a word that is no device."""
+    """Return the argument of --device. Raises ConfigError for a word that is no device."""
     if not is_device(requested):
         raise ConfigError(f"--device {requested}: valid: {DEVICES}")
     return requested
 
 
 def is_device(text: str) -> bool:
-    """Whether a word is one of those that resolve_device knows."""
     return re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", text) is not None
 
 
 def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Target:
-    """The device that `requested` ("auto", "cpu", "cuda", "cuda:1") means here; "auto" is the first GPU, else the CPU.
+    """Return the device that `requested` ("auto", "cpu", "cuda:1") means here; "auto" is the first GPU, else the CPU.
 
     `facts` are what the installed libraries say (processes.forkserver.libraries): a GPU that torch cannot use is none.
     Raises ConfigError where a GPU is requested and cannot be had; without `facts`, to see what a GPU could do, "cuda"
@@ -107,7 +105,7 @@ def host_and_user() -> dict[str, str]:
 
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
-    """Everything about the machine that a reader may ask for; the first keys are columns of the results."""
+    """Return all about the machine that a reader may ask for; the first keys are columns of the results."""
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     return {
         "gpu": target.gpu.name if target.gpu else None,
@@ -134,12 +132,12 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def core_quota() -> float | None:
-    """Cores' worth of time that this process's control groups give, the least of them; None where they give all."""
+    """Return the cores' worth of time that this process's control groups give; None where they give all."""
     quotas = []
     for folder in control_groups("cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
@@ -150,8 +148,7 @@ def core_quota() -> float | None:
 
 
 def cpu_model() -> str:
-    found = _proc("cpuinfo", "model name")
-    return found or platform.processor() or platform.machine()
+    return _proc("cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
 def total_memory_mib() -> float | None:
@@ -159,14 +156,13 @@ def total_memory_mib() -> float | None:
 
 
 def available_memory_mib() -> float | None:
-    """Main memory that could be had without swapping: of the machine, or what the limits of this process's control
-    groups leave, whichever is least."""
-    left = [_left(folder) for folder in control_groups()]
-    return min((each for each in (_memory("MemAvailable"), *left) if each is not None), default=None)
+    """Return the memory to be had without swapping: the machine's, or what control groups leave, if that is less."""
+    left = [_memory("MemAvailable"), *map(_left, control_groups())]
+    return min((mib for mib in left if mib is not None), default=None)
 
 
 def control_groups(controller: str = "memory", root: Path = Path("/")) -> list[Path]:
-    """The folders of the control groups that limit this process's memory or "cpu", its own first (cgroups(7)).
+    """Return the folders of the control groups that limit this process's memory or "cpu", its own first (cgroups(7)).
 
     In a container that sees the host's paths none of them is there, and the mounted folder is the container's own.
     """
@@ -185,7 +181,7 @@ def control_groups(controller: str = "memory", root: Path = Path("/")) -> list[P
 
 
 def _left(folder: Path) -> float | None:
-    """MiB that a control group may still take; None where it has no limit."""
+    """Return MiB that a control group may still take; None where it has no limit."""
     for limit, used, kept in _GROUP_FILES:
         with contextlib.suppress(OSError, ValueError):
             most, now = (int((folder / name).read_text()) for name in (limit, used))  # "max" is none.
@@ -200,15 +196,15 @@ def _memory(key: str) -> float | None:
 
 
 def _proc(file: str, key: str) -> str | None:
-    try:
-        lines = Path(f"/proc/{file}").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), None)
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{file}").read_text().splitlines():
+            if line.partition(":")[0].strip() == key:
+                return line.partition(":")[2].strip()
+    return None
 
 
 def library_versions() -> dict[str, str | None]:
-    """By column of the results, the version of the engines' library that is installed; None where none is."""
+    """Return by column of the results the version of the engines' library that is installed; None where none is."""
     columns: dict[str, str | None] = {}
     for library in (engine.version for engine in ENGINES.values() if engine.version):
         columns[library.column] = columns.get(library.column) or installed_version(*library.packages)
@@ -216,24 +212,22 @@ def library_versions() -> dict[str, str | None]:
 
 
 def own_version() -> str:
-    """The profiler's own version; of a copy that was never installed it is not known."""
     return installed_version("cnn-runtime-profiler") or "of a copy that is not installed"
 
 
 def untested() -> list[str]:
-    """A note for each installed package whose version is not one of constraints.txt."""
+    """Return a note for each installed package whose version is not one of constraints.txt."""
     from packaging.requirements import Requirement  # Neither is in every worker's interpreter.
 
     from profiler.bundled import bundled
 
     lines = [line.partition("#")[0].strip() for line in bundled("constraints.txt").read_text().splitlines()]
-    requirements = [Requirement(line) for line in lines if line]
-    return [
-        f"{one.name} {found} was not tested with this version of the profiler; {one.specifier} was"
-        for one in requirements
-        if (found := installed_version(one.name))
-        and not one.specifier.contains(found.partition("+")[0], prereleases=True)
-    ]
+    notes = []
+    for one in map(Requirement, filter(None, lines)):
+        found = installed_version(one.name)
+        if found and not one.specifier.contains(found.partition("+")[0], prereleases=True):
+            notes.append(f"{one.name} {found} was not tested with this version of the profiler; {one.specifier} was")
+    return notes
 
 
 def _package_versions() -> dict[str, str]:

@@ -30,7 +30,7 @@ _POWER_CAP = 0x4
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU; `index` counts as CUDA does, over the devices that CUDA_VISIBLE_DEVICES leaves."""
+    """Describe a visible GPU; `index` counts as CUDA does, over the devices that CUDA_VISIBLE_DEVICES leaves."""
 
     index: int
     uuid: str
@@ -44,7 +44,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Reading:
-    """One poll of the device; None where it does not answer."""
+    """Hold one poll of the device; None where it does not answer."""
 
     seconds: float
     """On the machine's monotonic clock."""
@@ -57,71 +57,48 @@ class Reading:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs and slices that a process started now could use; empty without a driver. Creates no CUDA context.
+    """Return the GPUs and MIG slices that a process started now could use; empty without a driver.
 
-    Of a card in MIG mode CUDA uses one slice, by itself the first one.
-
-    Raises ConfigError where CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
+    Creates no CUDA context. Of a card in MIG mode CUDA uses one slice, by itself the first. Raises ConfigError where
+    CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
     """
     nvml = _nvml()
     if nvml is None:
         return []
-    devices = [_device(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
+    cards = [_devices(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
     requested = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if requested is None:
-        chosen = [gpu for device in devices if (gpu := device.default)]
-    else:
-        chosen = _requested(requested, devices)
+    chosen = [card[0] for card in cards if card] if requested is None else _requested(requested, cards)
     return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
 
 
-@dataclass(frozen=True)
-class _Device:
-    """A card and its slices, each slice with its two names in CUDA_VISIBLE_DEVICES; `index` is the card's for CUDA."""
-
-    gpu: Gpu
-    in_slices: bool
-    slices: tuple[tuple[Gpu, str], ...]
-
-    @property
-    def default(self) -> Gpu | None:
-        """What CUDA uses of the card by itself."""
-        first = self.slices[0][0] if self.slices else None
-        return first if self.in_slices else self.gpu
-
-    def named(self, word: str) -> list[Gpu]:
-        """What `word` means of this card; of a UUID the beginning will do."""
-        if word.isdigit() or word.startswith("GPU-"):
-            is_this = word == str(self.gpu.index) or self.gpu.uuid.startswith(word)
-            return [self.default] if is_this and self.default else []
-        if not word.startswith("MIG-"):
-            return []
-        return [gpu for gpu, older in self.slices if gpu.uuid.startswith(word) or older == word]
-
-
-def _requested(value: str, devices: list[_Device]) -> list[Gpu]:
-    """The devices that CUDA_VISIBLE_DEVICES names, up to the first word that names none, or several.
+def _requested(value: str, cards: list[list[Gpu]]) -> list[Gpu]:
+    """Return the devices that CUDA_VISIBLE_DEVICES names, up to the first word that names none, or several.
 
     This is CUDA's rule: "If one of the indices is invalid, only the devices whose index precedes the invalid index are
-    visible" (CUDA C++ Programming Guide, section "CUDA Environment Variables", where the names of slices are, too).
+    visible" (CUDA C++ Programming Guide, section "CUDA Environment Variables"). A UUID may be cut short.
     """
     chosen: list[Gpu] = []
     words = [word.strip() for word in value.split(",")]
     for word in words:
-        match = [gpu for device in devices for gpu in device.named(word)]
+        names_card = word.isdigit() or word.startswith("GPU-")
+        devices = [device for card in cards for device in (card[:1] if names_card else card)]
+        match = [gpu for gpu in devices if word == str(gpu.index) or _uuid(gpu, names_card).startswith(word or "none")]
         if len(match) != 1:
             break
         chosen += match
     # Slurm says NoDevFiles where a job has no GPU.
-    if not chosen and devices and words[0] not in ("", "NoDevFiles") and not re.fullmatch(r"-\d+", words[0]):
-        here = [f"{d.gpu.index} or {d.gpu.uuid} ({d.gpu.name})" for d in devices]
-        here += [f"{gpu.uuid} ({gpu.name})" for device in devices for gpu, _ in device.slices]
-        what = f"CUDA_VISIBLE_DEVICES={value} names no device, or several; there are {', '.join(here)}"
-        raise ConfigError(f"{what}; set it to some of these, unset it, or set it to nothing to do without a GPU")
+    if not chosen and cards and words[0] not in ("", "NoDevFiles") and not re.fullmatch(r"-\d+", words[0]):
+        here = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for card in cards for gpu in card)
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no device, or several; there are {here}; or unset it")
     return chosen
 
 
-def _device(nvml: Any, number: int) -> _Device:
+def _uuid(gpu: Gpu, of_card: bool) -> str:
+    return gpu.card or gpu.uuid if of_card else gpu.uuid
+
+
+def _devices(nvml: Any, number: int) -> list[Gpu]:
+    """Return a card, or of one in MIG mode its slices."""
     card, driver = nvml.nvmlDeviceGetHandleByIndex(number), nvml.nvmlSystemGetDriverVersion()
     capability = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", card)
     capability = capability and ".".join(map(str, capability))
@@ -131,21 +108,18 @@ def _device(nvml: Any, number: int) -> _Device:
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
         return Gpu(number, uuid, name, memory, driver, capability, parent)
 
-    gpu, slices = described(card), []
-    in_slices = _answer(nvml, "nvmlDeviceGetMigMode", card) or [0, 0]
-    if in_slices[0]:
-        for index in range(_answer(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0):
-            # Their indices need not be without gaps.
-            if (handle := _answer(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, index)) is not None:
-                ids = (_answer(nvml, f"nvmlDeviceGet{kind}InstanceId", handle) for kind in ("Gpu", "Compute"))
-                slices.append((described(handle, gpu.uuid), "/".join(map(str, (f"MIG-{gpu.uuid}", *ids)))))
-    return _Device(gpu, bool(in_slices[0]), tuple(slices))
+    if not (_answer(nvml, "nvmlDeviceGetMigMode", card) or [0])[0]:
+        return [described(card)]
+    # Slices' indices need not be without gaps.
+    most, uuid = _answer(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0, nvml.nvmlDeviceGetUUID(card)
+    slices = (_answer(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, index) for index in range(most))
+    return [described(handle, uuid) for handle in slices if handle is not None]
 
 
 class Nvml:
-    """One GPU's readings; without a GPU or a driver each of them is None.
+    """Read one GPU; without a GPU or a driver each figure is None.
 
-    Of a MIG slice memory is its own; power, clock, temperature and clock events are its card's, which alone has them.
+    A MIG slice has its own memory, and its card's power, clock, temperature and clock events.
     """
 
     def __init__(self, uuid: str | None) -> None:
@@ -164,8 +138,8 @@ class Nvml:
 
     def users(self) -> int | None:
         """How many processes compute on the device; one that only draws a screen does not count."""
-        found = self._ask("nvmlDeviceGetComputeRunningProcesses", len)
-        return None if found is None else int(found)
+        pids = self.pids()
+        return None if pids is None else len(pids)
 
     def pids(self) -> frozenset[int] | None:
         """The processes that compute on the device. A container may see none, its own included, or other numbers."""

@@ -19,7 +19,7 @@ def _argument(help: str, default: Any = MISSING, **more: Any) -> Any:
 
 
 def _option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """An option by its own name, or by `names`; `more` is as in typer.Option."""
+    """Declare an option by its own name, or by `names`; `more` is as in typer.Option."""
     return field(default=default, metadata={"typer": Option(*names, help=help, **more)})
 
 
@@ -28,12 +28,12 @@ def _flag(name: str, help: str) -> Any:
 
 
 def _several(help: str, *names: str, **more: Any) -> Any:
-    """An option that may be repeated."""
+    """Declare an option that may be repeated."""
     return _option(help, *names, default=(), **more)
 
 
 def _runs() -> Any:
-    return _argument("Folders of runs, patterns, or addresses", metavar="RUN...")
+    return _argument("Folders of runs, or patterns", metavar="RUN...")
 
 
 def _only() -> Any:
@@ -104,10 +104,6 @@ class Build:
         "fp32, tf32, fp16, bf16, int8, fp8; repeatable; of an .onnx file fp32 if left out", "--precision"
     )
     target: str | None = _option("trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
-    export: Path | None = _option("Copy the engine to this file too")
-    rebuild: bool = _flag("--rebuild", "Build even what the engine cache has")
-    optimization_level: int | None = _option("The builder's, 0 to 5", min=0, max=5)
-    workspace_mib: int | None = _option("Most scratch memory a layer may use", min=1)
     calibration: Path | None = _option("int8: a folder of .npy files with inputs")
     timeout: float = _option("Seconds for each export and each build", default=900.0, min=0.1)
 
@@ -117,11 +113,7 @@ class Layers:
     """Print what each layer took, and the exported nodes with every variant's time side by side."""
 
     run: Path = _argument("A run's folder, made with --profile")
-    model: str | None = _option("Only these, such as resnet18,resnet50")
-    variant: str | None = _option("Only these, such as eager,ort")
-    pass_: str | None = _option("inference or training", "--pass")
-    precision: str | None = _option("Only these, such as fp16")
-    batch: str | None = _option("Only these sizes, such as 1,16")
+    only: Sequence[str] = _only()
     top: int | None = _option("The longest so many rows of each table", min=1)
 
 
@@ -129,7 +121,7 @@ class Layers:
 class Report:
     """Write a report as one page that loads nothing: what to deploy, charts, tables, environment and method."""
 
-    runs: Sequence[str] = _argument("Folders of runs, patterns such as 'results/*', or addresses")
+    runs: Sequence[str] = _runs()
     output: Path | None = _option("File or folder; else the run's own folder, for several runs this one")
     only: Sequence[str] = _only()
 
@@ -140,23 +132,18 @@ class Recommend:
 
     runs: Sequence[str] = _runs()
     model: str | None = _option("The model to deploy; a short answer for each where it is left out")
-    batch: str | None = _option("Batch sizes to choose from, such as 1,16; all if left out")
     pass_: str = _option("inference or training", "--pass", default="inference")
-    precision: str | None = _option("Precisions to choose from, such as fp32,fp16")
-    engine: Sequence[str] = _several("Engines or variants to choose from: ort,compiled; may be repeated")
-    exclude_engine: Sequence[str] = _several("Engines or variants to leave out; may be repeated")
-    machine: Sequence[str] = _several("Only what was measured on this machine; may be repeated", metavar="LABEL")
     setting: str | None = _option("Which training or shape: optimizer=sgd, sequence=128, or plain")
+    only: Sequence[str] = _several("Choose among these: engine=ort,precision=fp16,batch_size=1; may be repeated")
     max_latency_ms: Sequence[str] = _several("Maximum latency per call (ms): 2 (the median), p99=2, or both")
-    min_throughput: float | None = _option("Minimum throughput (items/s)")
-    max_memory_mib: float | None = _option("Maximum peak memory (MiB)")
-    max_error: float | None = _option("Maximum error bound, else 0.01 (training: gradient_error, else none)")
+    min_throughput: str | None = _option("Minimum throughput (items/s)")
+    max_memory_mib: str | None = _option("Maximum peak memory (MiB)")
+    max_error: str | None = _option("Maximum error bound, else 0.01 (training: gradient_error, else none)")
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
     )
-    usd_per_hour: Sequence[str] = _several("The machine's price, LABEL=3.5 for one of several; in place of the runs'")
     objective: str = _option("latency, throughput, memory, energy or cost", default="latency")
-    format: str = _option("text, md or json", default="text")
+    format: str = _option("text or json", default="text")
     export: Path | None = _option("Write the choice, ready to run, into this folder: model, config.json, run.py")
     trust_code: bool = _trust_code()
 
@@ -170,14 +157,10 @@ class Compare:
     base: str | None = _option("The side that the others are compared with; else the first")
     best: bool = _flag("--best", "Of each side the fastest variant, whatever its name")
     only: Sequence[str] = _only()
-    references: Sequence[str] = _several(
-        "Published figures to show next to the runs, such as cnn-benchmarks", "--reference"
-    )
     fail_on_regression: str | None = _option(
         "Exit with 1 if a cell is slower by more than this, such as 5%, or fails; with 4 if that is unclear"
     )
-    format: str = _option("text, md, csv or json", default="text")
-    output: Path | None = _option("Write to this file, not to the terminal")
+    format: str = _option("text, md or json", default="text")
     top: int = _option("Rows of each table in text and md: those that changed most", default=40, min=1)
 
 
@@ -188,8 +171,8 @@ class Query:
     For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
     """
 
-    runs: Sequence[str] = _argument("Folders of runs, patterns or addresses, and last the query")
-    format: str = _option("text, md, csv, html, json or parquet", default="text")
+    runs: Sequence[str] = _argument("Folders of runs or patterns, and last the query")
+    format: str = _option("text, md, csv, json or parquet", default="text")
     output: Path | None = _option("Write to this file, not to the terminal")
     rows: int = _option("Most rows on the terminal", default=200, min=1)
 
@@ -229,12 +212,6 @@ class Cache:
     """List what is kept between runs (exports, references, engines), or clear it."""
 
     action: str = _argument("list or clear", default="list")
-    older_than: float = _option("clear: only what was not used for so many days", default=0.0, min=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """Print what a run would record of this machine, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,19 +223,18 @@ class Doctor:
 
 
 COMMANDS: dict[str, tuple[type, str]] = {
-    "run": (Run, "profiler.recommend.after_run:execute"),
+    "run": (Run, "profiler.recommend.command:execute_run"),
     "build": (Build, "profiler.build:execute"),
     "layers": (Layers, "profiler.layers:execute"),
     "report": (Report, "profiler.report.command:execute"),
     "recommend": (Recommend, "profiler.recommend.command:execute"),
     "compare": (Compare, "profiler.compare.command:execute"),
     "query": (Query, "profiler.query:execute"),
-    "doctor": (Doctor, "profiler.doctor.command:execute"),
+    "doctor": (Doctor, "profiler.doctor:execute"),
     "engines": (Engines, "profiler.listings:list_engines"),
     "models": (Models, "profiler.listings:list_models"),
     "suites": (Suites, "profiler.listings:list_suites"),
     "published": (Published, "profiler.published.command:execute"),
     "cache": (Cache, "profiler.listings:cache"),
-    "environment": (Environment, "profiler.listings:print_environment"),
 }
-"""By name the class of a command's options, whose docstring is its help, and the function that carries it out."""
+"""By name a command's options, whose docstring is its help, and the function that carries it out."""

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -17,11 +16,11 @@ from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import cells
 from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs
-from profiler.tables.numbers import count, counted, listed
+from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS, deliver, parquet, print_table
 
-FORMATS = ("text", *TEXTS, "json", "parquet")
+FORMATS = ("text", "md", "csv", "json", "parquet")
 _READS = ("select", "with", "show", "explain", "describe", "values", "from")
 """What a query may begin with: nothing is ever written, so what would change a table is refused."""
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
@@ -55,8 +54,8 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     trusted: Polars' file functions, such as read_csv, read in it what the user can. Raises ConfigError for a query that
     is none or that names a table or column that there is not.
     """
-    if not re.match(rf"[\s(]*({'|'.join(_READS)})\b", sql, re.IGNORECASE):
-        first = re.split(r"\W+", sql.strip(" \t\n("))[0].lower()
+    first = re.split(r"\W+", sql.strip(" \t\n("))[0].lower()
+    if first not in _READS:
         hint = nearest(first, _READS, f'for example "{_EXAMPLE}"')
         raise ConfigError(f"query: only queries that read are allowed{hint}")
     tables = {"results": runs.results, "samples": runs.samples, "environments": _environments(runs.environments)}
@@ -68,7 +67,15 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         with pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
-        raise ConfigError(f"query: {_explain(error, tables, sql)}") from None
+        message = first_line(error)
+        if column := re.search(r'"([^"]+)"', message) if isinstance(error, pl.exceptions.ColumnNotFoundError) else None:
+            columns = {name for table in tables.values() for name in table.collect_schema()}
+            message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], columns)}"
+        elif relation := re.search(r"relation '([^']+)' was not found", message):
+            message = f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
+        elif "function" in message:
+            message += f"; {_LISTS}"
+        raise ConfigError(f"query: {message} (for example: {_EXAMPLE})") from None
 
 
 def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame:
@@ -79,23 +86,6 @@ def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame
         if not isinstance(value, Mapping)
     ]
     return pl.LazyFrame(rows, schema=dict.fromkeys(("run_id", "key", "value"), pl.String), orient="row")
-
-
-def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame], sql: str) -> str:
-    """What is wrong, with the column or table that was probably meant."""
-    message = first_line(error)
-    if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', message)):
-        columns = {name: list(frame.collect_schema()) for name, frame in tables.items()}
-        read = {name: own for name, own in columns.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
-        if having := [name for name, own in columns.items() if named[1] in own]:
-            lists = [f"; {name} has {', '.join(own)}" for name, own in read.items() if len(own) < 10]
-            return f"'{named[1]}' is a column of {listed(having)}, which the query does not read there{''.join(lists)}"
-        return f"there is no column '{named[1]}'{nearest(named[1], chain.from_iterable(read.values()))}"
-    relation = re.search(r"relation '([^']+)' was not found", message)
-    if relation:
-        return f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
-    hint = f"; {_LISTS}" if "function" in message else ""
-    return f"{message}{hint} (for example: {_EXAMPLE})"
 
 
 def _print(console: Console, found: pl.DataFrame, most: int) -> None:

@@ -1,4 +1,1 @@
-"""`profiler compare`: several runs side by side.
-
-Data flows through command → cells → view; differences are those of the sides' environments and models.
-"""
+"""Compare several runs side by side: cells, and what their environments and models do not have in common."""

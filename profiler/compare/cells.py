@@ -14,7 +14,6 @@ import polars as pl
 from profiler.errors import ConfigError, nearest
 from profiler.results import cells as merged
 from profiler.stats.intervals import MARGINS, MOST_REPLICATES, Verdict
-from profiler.tables.numbers import natural
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "setting"]
 _OF_A_SIDE = {
@@ -46,14 +45,11 @@ def compare(
 ) -> pl.DataFrame:
     """Return one row a cell and side: how many times faster the side is than the base, and how much memory it takes.
 
-    `results` has all rows of its runs; `by` is the text column whose values are the sides. Rows of one side and cell
-    (model, variant, pass, precision, batch size, setting) are its processes. The base is the side of that name, else
-    the first; of shapes the smallest that a model has of the same dimensions. With `best` only the fastest variant of
-    a side counts. `only` selects cells.
+    `results` has all rows of its runs; `by` is the text column whose values are the sides. The base is the side of that
+    name, else the first. With `best` only the fastest variant of a side counts. `only` selects cells.
 
-    `ratio`, its 95 % interval and `verdict` are of the latency in milliseconds; memory is in MiB. A cell that failed or
-    that a side lacks has no ratio: its status says why, or is null. `differs` names what makes two cells of one name
-    not the same: options, model.
+    `ratio`, its 95 % interval and `verdict` are of the latency; memory is in MiB. A cell that failed or that a side
+    lacks has no ratio: its status says why, or is null. `differs` names what makes two cells of one name not the same.
 
     Raises ConfigError for a column that does not exist, for one side only, and where sides share no cell.
     """
@@ -62,8 +58,6 @@ def compare(
     if by in CELL:  # A cell is not told by its side.
         lines = lines.with_columns(pl.lit(None, lines.schema[by]).alias(by))
     names = lines["side"].unique(maintain_order=True).to_list()
-    if by == "shape":
-        names.sort(key=natural)
     if len(names) < 2:
         there = f"there is only one side ({by} {names[0]})" if names else "--only: no row of these runs matches"
         raise ConfigError(f"{there}: give another run, or other sides by --by")
@@ -73,8 +67,7 @@ def compare(
     if best:
         lines = lines.sort("latency_ms", nulls_last=True, maintain_order=True)
         lines = lines.unique(["side", *match], keep="first", maintain_order=True)
-    groups = _by_dimensions(lines) if by == "shape" and base is None else [lines]
-    found = pl.concat(_against(part, match, [n for n in names if n in set(part["side"])], base) for part in groups)
+    found = _against(lines, match, names, base)
     if found.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
         others, keys = (", ".join(each) for each in (names, [name for name in match if name != by]))
         raise ConfigError(f"no cell is on both sides: {others} share no {keys}; compare runs of the same models")
@@ -88,34 +81,20 @@ def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     rows = results.lazy().with_columns(side=by).filter(pl.col("side").is_not_null()).collect()
     if rows.is_empty():
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
-    if by == "shape":  # Settings end with the shape.
-        setting = pl.col("setting").str.strip_suffix(pl.col("side")).str.strip_suffix("/")
-        # Other sizes are other work, but no other model.
-        rows = rows.with_columns(setting=setting, flops_per_item=pl.lit(None, pl.Float64))
     return rows
-
-
-def _by_dimensions(lines: pl.DataFrame) -> list[pl.DataFrame]:
-    """Split by model and dimensions: a sequence is not to be compared with a cache."""
-    dimensions = pl.col("side").str.replace_all("=[^/]*", "").alias("dimensions")
-    groups = [part for _, part in lines.group_by("model", dimensions, maintain_order=True)]
-    return [part for part in groups if part["side"].n_unique() > 1] or [lines]
 
 
 def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None) -> pl.DataFrame:
     """Compare all other sides with the base, else with the first of `names`."""
     own = [name for name in dict.fromkeys([*CELL, *_OF_A_SIDE, *_TOLD]) if name not in match]
-
-    def of(name: str, suffix: str) -> pl.DataFrame:
-        return lines.filter(side=name).select(*match, pl.col(own).name.suffix(suffix))
-
-    base = names[0] if base is None else base
-    found = []
-    for name in (name for name in names if name != base):
-        both = of(base, "_base").join(
-            of(name, "_side"), on=match, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right"
-        )
-        found.append(_named(both.hstack(merged.compared(both, own="_side")), base, name))
+    base, found = base or names[0], []
+    first, *others = (
+        lines.filter(side=name).select(*match, pl.col(own).name.suffix(suffix))
+        for name, suffix in [(base, "_base"), *((name, "_side") for name in names if name != base)]
+    )
+    for side, other in zip((name for name in names if name != base), others, strict=True):
+        both = first.join(other, on=match, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right")
+        found.append(_named(both.hstack(merged.compared(both, own="_side")), base, side))
     return pl.concat(found)
 
 
@@ -132,20 +111,14 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
     is_known = pl.col("verdict").is_not_null()  # A figure of 0 has no ratio.
     ratios = {f"ratio{end}": pl.when(is_known).then(f"factor{end}") for end in ("", "_low", "_high")}
     memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib_base")
+    model = (pl.col("flops_per_item_side") / pl.col("flops_per_item_base") - 1).abs() > _MODEL_DIFFERS
+    differs = {"options": same & (pl.col("options_base") != pl.col("options_side")), "model": model}
+    words = [pl.when(differ).then(pl.lit(word)) for word, differ in differs.items()]
     return both.select(
         **{"base": pl.lit(base), "side": pl.lit(side), **keys, **own, **ratios, "verdict": "verdict"},
         memory_ratio=pl.when(memory.is_finite() & (memory > 0)).then(memory),
-        differs=_differs(same),
+        differs=pl.concat_str(words, separator=", ", ignore_nulls=True).replace("", None),
     )
-
-
-def _differs(same_variant: pl.Expr) -> pl.Expr:
-    """Name what makes two cells of one name not the same: the engine's options, or the model's FLOPs."""
-    options = same_variant & (pl.col("options_base") != pl.col("options_side"))
-    model = (pl.col("flops_per_item_side") / pl.col("flops_per_item_base") - 1).abs() > _MODEL_DIFFERS
-    words = [pl.when(differ).then(pl.lit(word)) for word, differ in (("options", options), ("model", model))]
-    text = pl.concat_str(words, separator=", ", ignore_nulls=True)
-    return pl.when(text != "").then(text)
 
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
@@ -179,24 +152,18 @@ def cell_name() -> pl.Expr:
 def totals(cells: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each side and pass in which cells of `compare` have a ratio, in their order.
 
-    `ratio` and `memory_ratio` are geometric means; `low` and `high` are the least low and the greatest high end of a
-    model's mean, whose cells' intervals are taken as going together.
-    Both sides ran `models`, of the `of` that either has. `faster` to `unclear` count the verdicts.
+    `ratio` and `memory_ratio` are geometric means; `low` and `high` are the ends over models of each one's mean, whose
+    cells' intervals are taken as going together. Both sides ran `models`, of the `of` that either has.
     """
     keys = ["base", "side", "pass"]
-    either = cells.group_by(keys).agg(of=pl.col("model").n_unique())
-    by_model = (
-        cells.drop_nulls("ratio")
-        .group_by(*keys, "model", maintain_order=True)
-        .agg(_mean("ratio_low"), _mean("ratio_high"))
-    )
+    ran = cells.drop_nulls("ratio")
+    by_model = ran.group_by(*keys, "model", maintain_order=True).agg(_mean("ratio_low"), _mean("ratio_high"))
     models = by_model.group_by(keys, maintain_order=True).agg(
         low=pl.col("ratio_low").min(), high=pl.col("ratio_high").max(), models=pl.col("model").drop_nulls()
     )
     counts = ((pl.col("verdict") == verdict).sum().alias(verdict) for verdict in Verdict)
-    found = cells.drop_nulls("ratio").group_by(keys, maintain_order=True)
-    means = found.agg(_mean("ratio"), _mean("memory_ratio"), *counts, cells=pl.len())
-    for other in (models, either):
+    means = ran.group_by(keys, maintain_order=True).agg(_mean("ratio"), _mean("memory_ratio"), *counts, cells=pl.len())
+    for other in (models, cells.group_by(keys).agg(of=pl.col("model").n_unique())):
         means = means.join(other, on=keys, how="left", nulls_equal=True, maintain_order="left")
     return means
 
@@ -208,9 +175,9 @@ def resolution(cells: pl.DataFrame) -> float | None:
 
 
 def replicates_needed(cells: pl.DataFrame, limit: float | None) -> int | None:
-    """Estimate how many replicates a side would tell a difference of `limit` in half of the cells, where these do not.
+    """Estimate how many replicates a side tell a difference of `limit` in half of the cells, where these do not.
 
-    An interval narrows with the square root of the number of processes. Null where they do, and beyond 100.
+    An interval narrows with the square root of the number of processes. None where they do, and beyond 100.
     """
     told, wanted = resolution(cells), limit or MARGINS["host"]
     if told is None or told <= wanted:

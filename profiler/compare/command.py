@@ -2,77 +2,132 @@
 
 from __future__ import annotations
 
-import io
+import math
 import re
 import shlex
 import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 from rich.console import Console
 
-from profiler.compare.cells import compare, find_regressions, replicates_needed, resolution, totals
-from profiler.compare.differences import changed_models, differences
-from profiler.compare.view import Comparison, regressions, sections
-from profiler.errors import ConfigError, check_choice
-from profiler.job.conditions import Filter, parse_only
+from engines.catalog import ENGINES
+from exporters.source import MAY_COMPUTE_THE_SAME, Identity
+from profiler.compare.cells import REGRESSIONS, cell_name, compare, find_regressions, replicates_needed, resolution
+from profiler.compare.cells import totals as totals_of
+from profiler.errors import PROGRAM, ConfigError, check_choice
+from profiler.job.conditions import parse_only
 from profiler.options import Compare as Options
-from profiler.published.references import published_as_results
-from profiler.results.reading import Runs, check_only, chosen, read_runs
-from profiler.tables.table import Table
-from profiler.tables.writers import csv, deliver, markdown_section, print_section
+from profiler.results.columns import field
+from profiler.results.reading import Runs, check_only, chosen, flat, read_runs, versions_of_others
+from profiler.results.result import printable
+from profiler.results.run_folder import RunFolder
+from profiler.results.warning_kinds import meaning
+from profiler.stats.intervals import Verdict
+from profiler.tables import numbers
+from profiler.tables.numbers import compact, each, percent, significant, times, whole
+from profiler.tables.table import Section, Table, figure, of_rows, prose, words
+from profiler.tables.writers import markdown_section, print_section
 
-FORMATS = ("text", "md", "csv", "json")
+FORMATS = ("text", "md", "json")
 _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%|(0?\.\d+|0)")
+Frame = Annotated[pl.DataFrame, PlainSerializer(pl.DataFrame.to_dicts, return_type=list[dict[str, Any]])]
+_FOUR_DIGITS = each(lambda ms: significant(ms, 4))
+_MEMORY = figure("Memory", "memory_ratio", each(times), expendable=4)
+_OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "untested", "label"}
+"""Keys of environment.json that describe the run, not the machine."""
+_TWICE = {f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages}
+"""Packages whose versions have a key of their own."""
+_CLOSE = 0.02
+"""Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
+
+
+class OtherModel(BaseModel):
+    """Name a model that is another network in `side` than in `base`; not `certain` where only its code differs."""
+
+    model: str
+    base: str
+    side: str
+    differs: list[str]
+    certain: bool
+
+
+class Comparison(BaseModel):
+    """Hold all that a comparison found, as --format json writes it.
+
+    `sides` has each side's run ids. `cells`, `totals` and `regressions` are frames of profiler/compare/cells.py; the
+    last is null without a limit. In half of the cells differences below the share `resolution` cannot be told; `next`
+    are commands that measure with enough replicates to tell them.
+    """
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+    base: str
+    sides: dict[str, list[str]]
+    other_models: list[OtherModel]
+    totals: Frame
+    resolution: float | None
+    regressions: Frame | None
+    differences: list[dict[str, str]]
+    notes: list[str]
+    next: list[str]
+    cells: Frame
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 for a regression or without a ratio, 4 for what is unclear or lost, else 0."""
+        if self.totals.is_empty():
+            return 1
+        codes = () if self.regressions is None else self.regressions["code"].unique()
+        return min((REGRESSIONS[code] for code in codes), default=0)
 
 
 def execute(options: Options, console: Console) -> int:
-    """Compare, print or write; return 1 for a regression or without a ratio, 4 for an unclear regression, else 0.
+    """Compare and print; return 1 for a regression or without a ratio, 4 for an unclear regression, else 0.
 
     Raises ConfigError for what cannot be used.
     """
     check_choice("--format", options.format, FORMATS)
     comparison = make_comparison(options)
-    if options.format == "text" and options.output is None:
+    if options.format == "text":
         for section in sections(comparison, options.top):
             print_section(console, section)
         return comparison.exit_code
-    deliver(_text(comparison, options), options.output, console)
+    if options.format == "json":
+        print(comparison.model_dump_json())
+    else:
+        print("\n".join(map(markdown_section, sections(comparison, options.top))), end="")
     if comparison.exit_code:  # Standard output is for programs.
-        print_section(Console(file=sys.stderr, width=console.width), regressions(comparison, options.top))
+        print_section(Console(file=sys.stderr, width=console.width), _regressions(comparison, options.top))
     return comparison.exit_code
 
 
 def make_comparison(options: Options) -> Comparison:
     """Compare as the options ask. Raises ConfigError for what cannot be used."""
     limit = None if options.fail_on_regression is None else parse_limit(options.fail_on_regression)
-    only = parse_only(options.only)
-    runs = read_runs(options.runs)
-    published = [published_as_results(study) for study in dict.fromkeys(options.references)]
-    # A published library is none of our variants: of each machine the fastest counts.
-    by, best = options.by or ("machine" if published else "run"), options.best or bool(published)
-    names = {**_run_names(runs), **{study: study for study in options.references}}
-    results = pl.concat([runs.results, *(frame.lazy() for frame in published)])
-    results = results.with_columns(run=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
+    only, runs, by = parse_only(options.only), read_runs(options.runs), options.by or "run"
+    results = runs.results.with_columns(run=pl.col("run_id").replace_strict(_run_names(runs), return_dtype=pl.String))
+    wanted = None
     if only is not None:
         check_only(only, results)
         results = results.filter(pl.col("replicate").is_in(only.replicate)) if only.replicate else results
+        wanted = chosen(only.model_copy(update={"replicate": None}))
     rows = results.collect()
-    cells = compare(rows, by, options.base, best, _wanted(only, pl.col("run_ids").list.first(), options))
-    rows = rows.filter(_wanted(only, pl.col("run_id"), options), pl.col(by).is_not_null())
+    cells = compare(rows, by, options.base, options.best, wanted)
+    rows = rows.filter(pl.lit(value=True) if wanted is None else wanted, pl.col(by).is_not_null())
     sides = dict(rows.group_by(by, maintain_order=True).agg(pl.col("run_id").unique(maintain_order=True)).iter_rows())
     base_first = dict(sorted(sides.items(), key=lambda side: side[0] != options.base))
-    models, unread = changed_models(runs, base_first, rows["model"].unique())
     return Comparison(
         base=", ".join(cells["base"].unique(maintain_order=True)),
         sides=sides,
-        other_models=models,
-        totals=totals(cells),
+        other_models=other_models(runs, base_first, rows["model"].unique()),
+        totals=totals_of(cells),
         resolution=resolution(cells),
         regressions=None if limit is None else find_regressions(cells, limit),
         differences=differences({name: _environments(rows.filter(pl.col(by) == name), runs) for name in sides}),
-        notes=[*runs.notes, *unread],
+        notes=list(runs.notes),
         next=_next(runs, replicates_needed(cells, limit)),
         cells=cells,
     )
@@ -82,23 +137,8 @@ def parse_limit(text: str) -> float:
     """Read "5%" or "0.05" as 0.05; raise ConfigError for anything else."""
     found = _LIMIT.fullmatch(text.strip())
     if not found:
-        raise ConfigError(
-            f"--fail-on-regression: expected a percentage such as 5%, or a share such as 0.05, got '{text}'"
-        )
+        raise ConfigError(f"--fail-on-regression: expected a percentage such as 5%, or a share, got '{text}'")
     return float(found[1]) / 100 if found[1] else float(found[2])
-
-
-def _text(comparison: Comparison, options: Options) -> str:
-    if options.format == "json":
-        return comparison.model_dump_json() + "\n"
-    if options.format == "csv":
-        return csv(Table("", "", {}, (), data=comparison.cells))
-    if options.format == "md":
-        return "\n".join(map(markdown_section, sections(comparison, options.top)))
-    page = io.StringIO()
-    for section in sections(comparison, options.top):
-        print_section(Console(file=page, width=120), section)
-    return page.getvalue()
 
 
 def _run_names(runs: Runs) -> dict[str, str]:
@@ -109,28 +149,170 @@ def _run_names(runs: Runs) -> dict[str, str]:
     return {run_id: name for run, name in zip(runs.runs, called, strict=True) for run_id in run.run_ids}
 
 
-def _wanted(only: Filter | None, run_id: pl.Expr, options: Options) -> pl.Expr:
-    """Select what --only means; of published figures whatever the variant and the engine."""
-    if only is None:
-        return pl.lit(value=True)
-    ours = only.model_copy(update={"replicate": None})
-    published = ours.model_copy(update={"variant": None, "engine": None})
-    return pl.when(run_id.is_in(list(options.references))).then(chosen(published)).otherwise(chosen(ours))
-
-
-def _environments(rows: pl.DataFrame, runs: Runs) -> list[dict[str, Any]]:
-    """List the environments of a side's runs, each with its rows' median SM clock and engines."""
-    found = []
-    for (run_id,), part in rows.group_by("run_id", maintain_order=True):
-        clock = part["sm_clock_mhz"].median()
-        # Of a published figure its machine's name is all that is known.
-        known = runs.environments.get(str(run_id), {"machine": part["machine"][0]})
-        own = {} if clock is None else {"sm_clock_mhz": clock}
-        found.append({**known, **own, "engines": part["engine"].unique().to_list()})
-    return found
-
-
 def _next(runs: Runs, replicates: int | None) -> list[str]:
     """Return the commands that measure the runs' jobs again with so many replicates."""
     jobs = [path for run in runs.runs if (path := Path(run.address) / "bench.yaml").is_file()]
-    return [f"python -m profiler {shlex.quote(str(job))} --replicates {replicates}" for job in jobs if replicates]
+    return [f"{PROGRAM} {shlex.quote(str(job))} --replicates {replicates}" for job in jobs if replicates]
+
+
+def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:
+    """Return the models that may be another network than in the first side; `sides` has each side's run ids."""
+    recorded: dict[str, tuple[Any, dict[str, Identity]]] = {}
+    for run in runs.runs:
+        known = {subject: model.identity for subject, model in RunFolder(Path(run.address)).read_models().items()}
+        recorded |= dict.fromkeys(run.run_ids, (run.environment.get("cpu"), known))
+    (base, base_ids), *others = ((side, [recorded[of] for of in ids if of in recorded]) for side, ids in sides.items())
+    first = {subject: (cpu, identity) for cpu, known in reversed(base_ids) for subject, identity in known.items()}
+    changes: dict[tuple[str, str], dict[str, None]] = {}
+    for side, cpu, subject, now in ((s, cpu, *item) for s, of in others for cpu, known in of for item in known.items()):
+        name = subject.partition("/")[0]  # At several shapes it is recorded as several.
+        if subject in first and name in models:
+            base_cpu, before = first[subject]
+            # Another processor or version of torch rounds otherwise, and outputs are recorded bit by bit.
+            alike = cpu is not None and (cpu, now.parts.get("torch")) == (base_cpu, before.parts.get("torch"))
+            words = printable(before.changes(now, *([] if alike else ["outputs"])))
+            changes.setdefault((name, side), {}).update(dict.fromkeys(words))
+    return [
+        OtherModel(
+            model=name, base=base, side=side, differs=[*words],
+            certain=not all(word.startswith(MAY_COMPUTE_THE_SAME) for word in words),
+        )
+        for (name, side), words in changes.items()
+        if words
+    ]  # fmt: skip
+
+
+def _environments(rows: pl.DataFrame, runs: Runs) -> list[dict[str, Any]]:
+    """List the environments of a side's runs, with their rows' median SM clock, and the libraries that ran no row."""
+    found = []
+    for (run_id,), part in rows.group_by("run_id", maintain_order=True):
+        others = dict.fromkeys(versions_of_others(part["engine"].unique()))
+        found.append({**runs.environments[str(run_id)], **others, "sm_clock_mhz": part["sm_clock_mhz"].median()})
+    return found
+
+
+def differences(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
+    """Return one row a fact that every side recorded, and otherwise: `what`, then each side's values under its name."""
+    flattened = {name: [dict(flat(environment)) for environment in own] for name, own in sides.items()}
+    rows = []
+    for key in dict.fromkeys(key for runs in flattened.values() for run in runs for key in run):
+        values = {
+            name: _distinct(run[key] for run in runs if _is_fact(run.get(key))) for name, runs in flattened.items()
+        }
+        is_of_run = key.partition(".")[0] in _OF_THE_RUN or key in _TWICE
+        if all(values.values()) and not is_of_run and len(_distinct(v for own in values.values() for v in own)) > 1:
+            rows.append({"what": key, **{name: ", ".join(map(_in_text, own)) for name, own in values.items()}})
+    return rows
+
+
+def _is_fact(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """List the values that are not close to an earlier one."""
+    found: list[Any] = []
+    for value in values:
+        close = (math.isclose(value, old, rel_tol=_CLOSE) for old in found if isinstance(old, float))
+        if value not in found and not (isinstance(value, float) and any(close)):
+            found.append(value)
+    return found
+
+
+def _in_text(value: Any) -> str:
+    return compact(value, 5) if isinstance(value, float) else str(value)
+
+
+def sections(comparison: Comparison, top: int) -> list[Section]:
+    """Return what is printed, in order; each table of cells has the `top` that changed most."""
+    parts = [_totals(comparison), _cells(comparison, top), _missing(comparison), _differences(comparison)]
+    parts += [_regressions(comparison, top), Section("Notes", comparison.notes)]
+    return [part for part in parts if part.paragraphs or part.tables]
+
+
+def _totals(comparison: Comparison) -> Section:
+    """Say which models are others before any factor, then how the sides compare, and what can be told."""
+    paragraphs = [
+        f"{'Not' if other.certain else 'Maybe not'} the same model in {other.side} as in {other.base}: {other.model} "
+        f"({', '.join(other.differs)})."
+        for other in comparison.other_models
+    ]
+    title = f"{', '.join(comparison.cells['side'].unique(maintain_order=True))} against {comparison.base}"
+    if comparison.totals.is_empty():
+        return Section(title, [*paragraphs, "No cell was measured on both sides."])
+    if comparison.resolution:
+        share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
+        paragraphs.append(f"Differences below {share} % cannot be told here.")
+    paragraphs += [f"To tell more: {command}" for command in comparison.next]
+    several = comparison.totals["base"].n_unique() > 1
+    fields = [
+        *(words(name.title(), name) for name in (["base"] if several else []) + ["side", "pass"]),
+        figure("Cells", "cells", whole),
+        figure("Geometric mean", "ratio", each(numbers.relative)),
+        figure("Of models from", "low", each(numbers.relative)),
+        figure("to", "high", each(numbers.relative)),
+        _MEMORY,
+        *(figure(verdict.title(), verdict, whole) for verdict in Verdict),
+    ]
+    return Section(title, paragraphs, [Table("", "", comparison.totals, fields)])
+
+
+def _cells(comparison: Comparison, top: int) -> Section:
+    """Return a table a side and pass: the slowest and the fastest, where there are more than `top`."""
+    fields = [
+        *map(field, ("model", "variant", "precision", "batch_size", "setting")),
+        figure("Base", "base_ms", _FOUR_DIGITS, unit="ms", expendable=2),
+        figure("Side", "side_ms", _FOUR_DIGITS, unit="ms", expendable=1),
+        figure("Factor (95 %)", ("ratio", "ratio_low", "ratio_high"), numbers.relatives),
+        words("Verdict", "verdict"),
+        _MEMORY,
+        words("Differs", "differs"),
+    ]
+    tables, compared = [], comparison.cells.drop_nulls("ratio")
+    for (base, side, pass_), part in compared.group_by("base", "side", "pass", maintain_order=True):
+        title = ", ".join(filter(None, [f"{side} against {base}", pass_]))
+        if part.height > top:
+            title += f": of {numbers.count(part.height)} cells the {top} that changed most"
+            part = part.sort("ratio", maintain_order=True)
+            part = pl.concat([part.head(top - top // 2), part.tail(top // 2)])
+        tables.append(Table("", title, part, fields))
+    kinds = pl.concat_list(pl.col(f"{side}_footnotes").fill_null([]) for side in ("base", "side")).list.unique()
+    counts = compared.select(kind=kinds).explode("kind").drop_nulls()["kind"].value_counts(sort=True)
+    rows = [(kind, count, meaning(kind, otherwise=kind)) for kind, count in counts.iter_rows()]
+    notes = [words("Footnote", "kind"), figure("Cells", "count", whole), prose("Meaning", "meaning")]
+    return Section("", (), [*tables, *([of_rows("", notes, rows)] if rows else [])])
+
+
+def _missing(comparison: Comparison) -> Section:
+    """Count the cells that one side ran and the other did not, by reason, with the first ones' names."""
+    parts = []
+    for here, there in (("base", "side"), ("side", "base")):
+        status, reason = (pl.col(f"{here}_{name}") for name in ("status", "reason"))
+        lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", status.ne_missing("ok"))
+        named = lacking.select(side=here, status=status.fill_null("missing"), reason=reason, cell=cell_name()).unique()
+        by_reason = named.sort("cell").group_by("side", "status", "reason", maintain_order=True)
+        parts.append(by_reason.agg(pl.len().alias("cells"), pl.col("cell").head(3)))
+    fields = [words("Side", "side"), words("Status", "status"), figure("Cells", "cells", whole)]
+    fields += [prose("Reason", "reason"), words("Such as", "cell")]
+    found = pl.concat(parts)
+    return Section("Measured on one side only", (), [Table("", "", found, fields)] if found.height else [])
+
+
+def _differences(comparison: Comparison) -> Section:
+    if not comparison.differences:
+        return Section("What differs", ["The environments do not differ."])
+    names = ["what", *comparison.sides]
+    rows = [[row[name] for name in names] for row in comparison.differences]
+    return Section("What differs", (), [of_rows("", [words(name, name) for name in names], rows)])
+
+
+def _regressions(comparison: Comparison, top: int) -> Section:
+    """Return the cells that are worse than the limit allows, the `top` worst."""
+    if comparison.regressions is None:
+        return Section()
+    counts = comparison.regressions["code"].value_counts(sort=True)
+    text = ", ".join(f"{numbers.count(number)} {code}" for code, number in counts.iter_rows())
+    fields = [words(name.title(), name) for name in ("code", "side", "cell")]
+    fields += [figure("Factor", ("ratio", "low", "high"), numbers.relatives), prose("Reason", "reason")]
+    tables = [Table("", "", comparison.regressions.head(top), fields)] if text else []
+    return Section("Regressions", [f"Cells: {text or 'none'}."], tables)

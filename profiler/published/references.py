@@ -49,7 +49,7 @@ def published_as_results(study: str) -> pl.DataFrame:
     an interval is the figure itself. Raises ConfigError for an unknown study.
     """
     if study not in STUDIES:
-        raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, STUDIES)}")
+        raise ConfigError(f"no published figures of '{study}'{nearest(study, STUDIES)}")
     machine = pl.col("gpu").str.strip_prefix("CPU: ")
     same = {"run_id": study, "suite": study, "status": "ok", "precision": "fp32", "pass": "training", "replicate": 0}
     same |= {"setting": "", "is_base": False}

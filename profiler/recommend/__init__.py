@@ -1,4 +1,1 @@
-"""`profiler recommend`: what to deploy, and why not the others.
-
-Data flows through options → answer → writers; with --export → artifact.
-"""
+"""Say what to deploy: a request is answered as data, printed, and exported ready to run."""

@@ -1,24 +1,24 @@
 """Decide what to deploy, and state it as data: the winner with its figures, why nothing else wins, and what to do next.
 
-Every sentence is made of an Answer by writers.py; `Answer.model_json_schema()` describes it for programs.
+`Answer.model_json_schema(mode="serialization")` describes it for programs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import polars as pl
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from profiler.job.case import setting_words
-from profiler.recommend.options import OBJECTIVES, Request
+from profiler.job.conditions import parse_only
 from profiler.results.cells import cells
 from profiler.results.choice import HIGHER, Choice, Limit, Loser, cell_name, choose
 from profiler.results.columns import COLUMNS, DERIVED, LIMITED_BY, Group, columns, names
-from profiler.results.reading import versions_of_others
+from profiler.results.reading import chosen, versions_of_others
 from profiler.results.reasons import Reason
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import KINDS
@@ -27,12 +27,50 @@ from profiler.tables import numbers
 Row = Mapping[str, Any]
 BY = ("machine", "device", *names(Group.VERSIONS), "options", "calibrated")
 """Rows that agree in these and in their configuration are replicates of one another, be it in several runs."""
+OBJECTIVES = {column.objective: column.name for column in COLUMNS.values() if column.objective}
+"""By objective the figure that is to be as good as possible."""
 FIGURES = {
     **{c.name: c for c in columns(Group.LATENCY, Group.CLOCKS, Group.SET_UP) if c.better},
     **{c.name: c for c in COLUMNS.values() if c.objective},
     **DERIVED,
 }
 """Figures that an answer gives of each candidate."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ask what to deploy: of this model, pass and setting, among the cells that `only` selects."""
+
+    model: str
+    pass_: Annotated[str, Field(serialization_alias="pass")] = "inference"
+    setting: str = ""
+    """Of a training or of shapes, as the column has it."""
+    only: str = ""
+    """As `--only` takes it, such as "engine=ort,precision=fp16"."""
+    limits: tuple[Limit, ...] = ()
+    objective: str = "latency"
+    allow_uncalibrated: bool = False
+
+    @property
+    def subject(self) -> str:
+        """Return what is asked about, like "resnet50 training, optimizer sgd"."""
+        model = f"{self.model}{' training' if self.pass_ == 'training' else ''}"
+        return ", ".join([model, *setting_words(self.setting)])
+
+    def admitted(self) -> pl.Expr:
+        """Return which cells the request leaves to choose from."""
+        only = parse_only([self.only]) if self.only else None
+        of = (pl.col("model") == self.model, pl.col("pass") == self.pass_, pl.col("setting") == self.setting)
+        return pl.all_horizontal(*of, pl.lit(value=True) if only is None else chosen(only))
+
+    def words(self) -> list[str]:
+        """Return the options that ask for it, without those that have their default."""
+        given = {"--model": self.model, "--pass": self.pass_, "--setting": self.setting, "--only": self.only}
+        given |= {"--objective": self.objective}
+        usual = {"--pass": "inference", "--setting": "", "--only": "", "--objective": "latency"}
+        found = [word for flag, value in given.items() if value != usual.get(flag) for word in (flag, value)]
+        found += [word for limit in self.limits for word in option(limit.figure, f"{limit.value:g}").split()]
+        return [*found, *["--allow-uncalibrated"][: self.allow_uncalibrated]]
 
 
 class Figure(BaseModel):
@@ -72,30 +110,11 @@ class Candidate(BaseModel):
     """Kinds."""
 
 
-class Why(BaseModel):
-    """State a reason as profiler.results.reasons.Reason does; `subject` is a candidate's name, `text` the words.
-
-    `detail` is what a run said, such as why a case was not measured.
-    """
-
-    code: str
-    subject: str
-    figure: str
-    value: float | None
-    low: float | None
-    high: float | None
-    limit: float | None
-    other: str
-    have: float | None
-    detail: str
-    text: str
-
-
 class Rejected(BaseModel):
     """State why a candidate was not chosen."""
 
     candidate: Candidate
-    reasons: list[Why]
+    reasons: list[Reason]
 
 
 class Relaxation(BaseModel):
@@ -138,8 +157,8 @@ class Answer(BaseModel):
     tied: list[str]
     replicates_to_settle: int | None
     runner_up: str | None
-    margin: Why | None
-    close: list[Why]
+    margin: Reason | None
+    close: list[Reason]
     losers: list[Rejected]
     nearest: str | None
     relaxations: list[Relaxation]
@@ -154,19 +173,15 @@ class Answer(BaseModel):
 
 def recommend(results: pl.DataFrame, request: Request) -> Answer:
     """Return what to deploy by all rows of any number of runs; their columns are profiler.results.columns's."""
-    every = cells_of(results, request.prices)
+    every = cells_of(results)
     return make_answer(request, decide(every, request), every)
 
 
-def cells_of(results: pl.DataFrame, prices: Mapping[str, float]) -> pl.DataFrame:
-    """Merge replicates on one machine with one set of versions; `prices` replace the runs' own, by machine."""
-    usd_per_hour = pl.col("machine").replace_strict(prices, default=pl.col("usd_per_hour"), return_dtype=pl.Float64)
-    items_per_hour = 3600 * pl.when(pl.col("throughput") > 0).then("throughput")
+def cells_of(results: pl.DataFrame) -> pl.DataFrame:
+    """Merge replicates on one machine with one set of versions."""
     # A replicate that failed does not tell; a run has one set of calibration data.
     calibrated = pl.coalesce("calibrated", pl.col("calibrated").max().over("run_id", "precision"))
-    cost = 1e6 * usd_per_hour / items_per_hour
-    rows = results.with_columns(usd_per_hour=usd_per_hour, usd_per_million_items=cost, calibrated=calibrated)
-    return cells(rows, BY)
+    return cells(results.with_columns(calibrated=calibrated), BY)
 
 
 def decide(every: pl.DataFrame, request: Request) -> Choice:
@@ -183,17 +198,13 @@ def decide(every: pl.DataFrame, request: Request) -> Choice:
 
 def make_answer(request: Request, choice: Choice, every: pl.DataFrame) -> Answer:
     """State a choice among `every` cell as data, without commands."""
-    rows = [*([choice.winner] if choice.winner else []), *(loser.cell for loser in choice.losers)]
-    named = dict(zip(map(id, rows), _unique_names(rows), strict=True))
-
-    def name(cell: Row | None) -> str | None:
-        return None if cell is None else named[id(cell)]
-
-    def why(cell: Row, reason: Reason) -> Why:
-        return Why(**asdict(reason) | {"subject": named[id(cell)], "detail": reason.text, "text": str(reason)})
-
     winner, runner_up = choice.winner, choice.runner_up
-    close = [reason for limit in choice.limits if winner and (reason := limit.close(winner))]
+    rows = [*([winner] if winner else []), *(loser.cell for loser in choice.losers)]
+    named = dict(zip(map(id, rows), _unique_names(rows), strict=True))
+    losers = [
+        Rejected(candidate=_candidate(loser.cell, named[id(loser.cell)]), reasons=list(loser.reasons))
+        for loser in choice.losers
+    ]
     return Answer(
         request=request,
         figure=choice.figure,
@@ -201,17 +212,11 @@ def make_answer(request: Request, choice: Choice, every: pl.DataFrame) -> Answer
         winner=_candidate(winner, named[id(winner)]) if winner else None,
         tied=[named[id(cell)] for cell in choice.tied],
         replicates_to_settle=choice.replicates_to_settle,
-        runner_up=name(runner_up),
-        margin=why(runner_up, choice.margin) if runner_up and choice.margin else None,
-        close=[why(winner, reason) for reason in close] if winner else [],
-        losers=[
-            Rejected(
-                candidate=_candidate(loser.cell, named[id(loser.cell)]),
-                reasons=[why(loser.cell, reason) for reason in loser.reasons],
-            )
-            for loser in choice.losers
-        ],
-        nearest=name(choice.nearest),
+        runner_up=named[id(runner_up)] if runner_up else None,
+        margin=choice.margin,
+        close=[reason for limit in choice.limits if winner and (reason := limit.close(winner))],
+        losers=losers,
+        nearest=named[id(choice.nearest)] if choice.nearest else None,
         relaxations=[] if winner else [_relaxation(limit, choice, named) for limit in choice.limits],
         footnotes=_footnotes([(named[id(cell)], cell) for cell in (winner, runner_up) if cell], winner, every),
     )
@@ -250,10 +255,9 @@ def _unique_names(rows: Sequence[Row]) -> list[str]:
     for column, before in (("batch_size", ", batch "), ("machine", " on ")):
         if len({row[column] for row in rows}) > 1:
             found = [f"{name}{before}{row[column]}" for name, row in zip(found, rows, strict=True)]
-    endings: list[Callable[[int], str]] = [lambda at: f" (run {rows[at]['run_ids'][0]})", lambda at: f", no. {at + 1}"]
-    for ending in endings:
+    for endings in ([f" (run {row['run_ids'][0]})" for row in rows], [f", no. {at}" for at in range(1, len(rows) + 1)]):
         count = Counter(found)
-        found = [name + ending(at) if count[name] > 1 else name for at, name in enumerate(found)]
+        found = [name + ending if count[name] > 1 else name for name, ending in zip(found, endings, strict=True)]
     return found
 
 
@@ -265,20 +269,16 @@ def _relaxation(limit: Limit, choice: Choice, named: Mapping[int, str]) -> Relax
         if {(reason.code in ("over", "under"), reason.figure) for reason in loser.reasons} == {(True, limit.figure)}
         and (value := limit.measured(loser.cell)) is not None
     ]
-    needed, cell = min(able, key=lambda pair: limit.excess(pair[0]), default=(None, None))
-    return Relaxation(
-        figure=limit.figure,
-        limit=limit.value,
-        needed=needed,
-        option=None if needed is None else option(limit.figure, needed),
-        admits=None if cell is None else named[id(cell)],
-    )
+    if not able:
+        return Relaxation(figure=limit.figure, limit=limit.value, needed=None, option=None, admits=None)
+    needed, cell = min(able, key=lambda pair: limit.excess(pair[0]))
+    given = option(limit.figure, numbers.reachable(needed, up=limit.figure not in HIGHER))
+    return Relaxation(figure=limit.figure, limit=limit.value, needed=needed, option=given, admits=named[id(cell)])
 
 
-def option(figure: str, value: float) -> str:
-    """Return the option whose limit a candidate with that value meets, like "--max-latency-ms p99=2.31"."""
+def option(figure: str, number: str) -> str:
+    """Return the option that limits the figure to the number, like "--max-latency-ms p99=2.31"."""
     percentile = FIGURES[figure].percentile
-    number = numbers.reachable(value, up=figure not in HIGHER)
     return f"{LIMITED_BY[figure]} {f'p{percentile}=' if percentile else ''}{number}"
 
 
@@ -295,10 +295,3 @@ def _footnotes(compared: list[tuple[str, Row]], winner: Row | None, every: pl.Da
         for name, failures, total in failed
         if failures
     ]
-
-
-def subject(answer: Answer) -> str:
-    """Return what an answer is of, like "resnet50 training, optimizer sgd"."""
-    request = answer.request
-    model = f"{request.model}{' training' if request.pass_ == 'training' else ''}"
-    return ", ".join([model, *setting_words(request.setting)])

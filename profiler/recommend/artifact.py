@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.shapes import at_shape
 from exporters.source import ModelSource
+from exporters.weights import has_own_weights
 from profiler.build import BuildTask, build, find_engine, find_gpu
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, settings
@@ -29,16 +31,26 @@ from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
 from profiler.recommend.answer import Answer
-from profiler.recommend.artifact_papers import write_papers
 from profiler.results.reading import Run, json_object
+from profiler.results.reasons import amount
 from profiler.results.run_folder import RunFolder, check_readable, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.prepare import Stages, failure, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
-from profiler.tables.numbers import listed
 
 Row = Mapping[str, Any]
+_README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.
+
+    python -m venv venv
+    venv/bin/pip install -r requirements.txt
+    venv/bin/python run.py
+
+{contents}
+config.json has the options, the inputs and the figures. run.py is an example to start from: it takes inputs by
+--input x.npy and times calls by the host's clock.
+"""
+_SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
 class NotExported(Exception):
@@ -46,14 +58,9 @@ class NotExported(Exception):
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError unless `folder` is new or empty, and could be made."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"--export {folder}: the folder is not empty; give a new one")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--export {folder}: this is a file; give a new folder")
-    nearest = next(parent for parent in folder.resolve().parents if parent.exists())
-    if not nearest.is_dir():
-        raise ConfigError(f"--export {folder}: {nearest} is a file; give a new folder")
+    """Raises ConfigError unless `folder` is new or empty."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"--export {folder}: something is there already; give a new folder")
 
 
 def export(cell: Row, answer: Answer, run: Run, folder: Path, console: Console, trust_code: bool) -> None:
@@ -93,9 +100,7 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
         source, folders = ModelSource(row["model"]), ()
     else:
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
-    options, declared = json_object(row["options"]), ENGINES[row["engine"]].options.declared()
-    if odd := [key for key, value in options.items() if key not in declared or type(value) is not declared[key].type]:
-        raise ConfigError(f"--export: {row['engine']} has no such option: {listed(odd)}; give another run")
+    options = json_object(row["options"])
     if options.get("cuda_graph") and NO_CUDA_GRAPH in row["footnotes"]:
         options["cuda_graph"] = False  # What was measured went on without, which the exported program would not.
     model, engine, variant = row["model"], row["engine"], row["variant"]
@@ -174,3 +179,41 @@ def _made(outcome: Outcome) -> Any:
     if outcome.status != "ok":
         raise NotExported(f"{outcome.reason} (its output is in {outcome.log})")
     return outcome.value
+
+
+def write_papers(answer: Answer, row: Row, case: Case, deployed: Deployed, folder: Path) -> None:
+    """Write config.json, requirements.txt and README.txt; the answer's winner is of the cell `row`."""
+    winner, engine = answer.winner, ENGINES[case.engine]
+    assert winner is not None and engine.deployment is not None
+    notes = [f"{note.kind}: {note.meaning}" for note in answer.footnotes if {winner.name, case.model} & {*note.of}]
+    drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
+    notes += [_SEEDED] if drawn and not has_own_weights(case.source) else []
+    measured = winner.model_dump(include={"machine", "versions", "run_ids", "processes", "figures", "base", "factor"})
+    config = {
+        **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
+        "options": dict(case.options),
+        **deployed.config,
+        "measured": {"gpu": row["gpu"], **measured, "notes": notes},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    version, plugin = engine.version and row[engine.version.column], json_object(row["proof"]).get("plugin")
+    releases = {"release": _release(version), "plugin": _release(plugin)}
+    lines = [line.format(**releases) for line in engine.deployment.requirements[case.device]]
+    (folder / "requirements.txt").write_text("\n".join([*lines, "numpy"]) + "\n")
+    latency = winner.figures["latency_ms"]
+    readme = _README.format(
+        model=case.model,
+        precision=case.precision,
+        engine=engine.name,
+        batch=case.batch_size,
+        machine=winner.machine,
+        latency=amount("latency_ms", latency.value, latency.low, latency.high),
+        contents=deployed.contents.format(machine=winner.machine),
+    )
+    (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")
+
+
+def _release(version: object) -> str:
+    # "2.13.0+cpu", "2026.4.1-22100-b0d0e3b": no index has a release by the name of its build.
+    release = re.split("[+-]", str(version))[0]
+    return f"=={release}" if re.fullmatch(r"\d[\w.]*", release) else ""

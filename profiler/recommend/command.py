@@ -1,34 +1,68 @@
-"""Recommend what to deploy: print the answer, and export the winner ready to run."""
+"""Recommend what to deploy: print the answers, and export the winner ready to run; a run ends with a short one."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import known
+from engines.catalog import PASSES, known
 from exporters.source import RANDOM_WEIGHTS
-from profiler.errors import ConfigError, measuring_anew
+from profiler.errors import PROGRAM, ConfigError, check_choice, measuring_anew, nearest
+from profiler.job.conditions import parse_only
 from profiler.options import Recommend as Options
-from profiler.recommend.answer import FIGURES, Answer, Command, Footnote, base_of, cells_of, decide, make_answer
+from profiler.options import Run
+from profiler.recommend.answer import (
+    FIGURES,
+    OBJECTIVES,
+    Answer,
+    Candidate,
+    Command,
+    Figure,
+    Footnote,
+    Rejected,
+    Request,
+    base_of,
+    cells_of,
+    decide,
+    make_answer,
+)
 from profiler.recommend.artifact import NotExported, check_folder, export
-from profiler.recommend.options import check, command_line, each_of, make_request
-from profiler.recommend.writers import as_json, as_markdown, print_answer, print_briefly
-from profiler.results.choice import Choice
-from profiler.results.reading import Runs, read_runs
+from profiler.results.choice import Choice, Limit
+from profiler.results.columns import COLUMNS, LIMITED_BY
+from profiler.results.reading import Runs, check_only, chosen, read_runs
+from profiler.results.reasons import amount, bound, noun
 from profiler.results.run_folder import RunFolder
+from profiler.run.command import execute as run_job
 from profiler.stats.samples import PERCENTILE_NEEDS
+from profiler.tables.numbers import UNITS, counted, factors, grouped, listed, products, ranges, seconds, times
+from profiler.tables.table import Section, Table, figure, name, of_rows, prose, words
+from profiler.tables.writers import print_section
 
+FORMATS = ("text", "json")
 NOTHING_FITS = 3
 _MOST_AGAIN = 3
 """Candidates with too few samples that a command measures again."""
-Found = tuple[Options, Choice, Answer]
+_MOST_NAMES = 4
+_HEADLINES = 2
+"""More answers than these are a table."""
+_AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
+"""Of other objectives "lowest" and their name."""
+_PURPOSES = {
+    "export": "Export",
+    "replicates": "Measure with more replicates",
+    "samples": "Measure with more samples",
+}
+Found = tuple[Choice, Answer]
 Row = Mapping[str, Any]
 
 
@@ -37,22 +71,24 @@ def execute(options: Options, console: Console) -> int:
 
     Raises ConfigError.
     """
-    check(options)
+    check_choice("--format", options.format, FORMATS)
     if options.export is not None:
         check_folder(options.export)
     runs = read_runs(options.runs)
     for note in runs.notes:
         print(note, file=sys.stderr)
     results = runs.results.collect()
-    folders = {run_id: run.address for run in runs.runs for run_id in run.run_ids}
-    found = answers(each_of(options, results), results, folders)
-    made = [answer for *_, answer in found]
+    asked = requests(options, results)
+    if options.export is not None and (len(asked) > 1 or options.pass_ != "inference"):
+        subjects = "; ".join(one.subject for one in asked)
+        raise ConfigError(f"--export takes one model's inference; choose by --model, --setting or --pass: {subjects}")
+    found = answers(asked, results, {run_id: run.address for run in runs.runs for run_id in run.run_ids}, options.runs)
+    made = [answer for _, answer in found]
     if options.format == "json":
-        print(as_json(made))
-    elif options.format == "md":
-        print("\n".join(map(as_markdown, made)))
+        dumps = [answer.model_dump(mode="json", by_alias=True) for answer in made]
+        print(json.dumps(dumps if len(dumps) > 1 else dumps[0], indent=2, ensure_ascii=False))
     elif len(found) > 1:
-        print_briefly(console, [(asked, answer) for asked, _, answer in found])
+        print_briefly(console, made, options.runs)
     else:
         print_answer(console, made[0])
     if options.export is not None:
@@ -60,40 +96,118 @@ def execute(options: Options, console: Console) -> int:
     return 0 if all(answer.winner for answer in made) else NOTHING_FITS
 
 
-def answers(asked: Sequence[Options], results: pl.DataFrame, folders: Mapping[str, str]) -> list[Found]:
-    """Answer each request; `folders` are the runs' by id. Raises ConfigError where no request can be answered.
+def execute_run(options: Run, console: Console) -> int:
+    """Run a job, and end the run with what to deploy; returns the exit code. Raises ConfigError."""
+    return run_job(options, console, conclude)
 
-    Of several, those that cannot are named on the standard error, such as a pass that a model was not measured in.
+
+def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
+    """Print what to deploy for single calls and, of several batch sizes, for throughput, for each model and setting."""
+    asked = []
+    measured = results.filter(status="ok")
+    for (pass_, model, setting), rows in measured.group_by("pass", "model", "setting", maintain_order=True):
+        objectives = ["latency", "throughput"] if rows["batch_size"].n_unique() > 1 else ["latency"]
+        plain = measured.filter(pl.col("pass") == pass_, model=model, setting="").is_empty()
+        if setting == "" or plain:
+            asked += [Request(model, pass_, setting, objective=objective) for objective in objectives]
+    if asked:
+        folders = dict.fromkeys(results["run_id"].unique(), str(run))
+        print_briefly(console, [answer for _, answer in answers(asked, results, folders, [str(run)])], [str(run)])
+
+
+def requests(options: Options, results: pl.DataFrame) -> list[Request]:
+    """Return a request for each model, and each setting of one without a plain one, that the options ask about.
+
+    Raises ConfigError for what these results, one row a case, do not hold.
     """
-    found, refused = list[Found](), list[ConfigError]()
-    cells = dict[str, pl.DataFrame]()
-    for options in asked:
-        try:
-            request = make_request(options, results)
-        except ConfigError as error:
-            refused.append(error)
-            continue
-        prices = str(request.prices)
-        every = cells[prices] = cells[prices] if prices in cells else cells_of(results, request.prices)
-        choice = decide(every, request)
-        answer = make_answer(request, choice, every)
-        notes = [*answer.footnotes, *_weights(choice, folders)]
-        commands = _commands(options, choice, every, folders)
-        found.append((options, choice, answer.model_copy(update={"footnotes": notes, "next": commands})))
-    if not found:
-        raise refused[0]
-    print(*refused, sep="\n", end="\n" * bool(refused), file=sys.stderr)
+    check_choice("--objective", options.objective, OBJECTIVES)
+    check_choice("--pass", options.pass_, PASSES)
+    limits, only = read_limits(options), parse_only(options.only)
+    rows = results.filter(pl.col("pass") == options.pass_)
+    if only is not None:
+        if only.replicate:
+            raise ConfigError("--only replicate: an answer is of all replicates; leave it out")
+        check_only(only, results.lazy())
+        rows = rows.filter(chosen(only))
+    models = rows["model"].unique(maintain_order=True).to_list()
+    if not models:
+        raise ConfigError(f"--pass {options.pass_}{' and --only' * (only is not None)}: no row of these runs has it")
+    if options.model is not None and options.model not in models:
+        raise ConfigError(
+            f"--model: no {options.pass_} of '{options.model}' in these rows{nearest(options.model, models)}"
+        )
+    found = []
+    for model in [options.model] if options.model else models:
+        there = rows.filter(model=model)["setting"].unique(maintain_order=True).to_list()
+        wanted = [""] if "" in there else there
+        if options.setting is not None:
+            wanted = ["" if options.setting == "plain" else options.setting]
+            if wanted[0] not in there:
+                known = ", ".join(setting or "plain" for setting in there)
+                raise ConfigError(f"--setting: {model} has no '{options.setting}'; it has {known}")
+        found += [
+            Request(
+                model, options.pass_, setting, str(only or ""), limits, options.objective, options.allow_uncalibrated
+            )
+            for setting in wanted
+        ]
     return found
 
 
-def _commands(options: Options, choice: Choice, every: pl.DataFrame, folders: Mapping[str, str]) -> list[Command]:
+def read_limits(options: Options) -> tuple[Limit, ...]:
+    """Read the limits as they are written, such as "2" or "p99=2". Raises ConfigError."""
+    limits = []
+    for option, figures in grouped((option, column) for column, option in LIMITED_BY.items()).items():
+        known = {f"p{FIGURES[name].percentile}" if FIGURES[name].percentile else "": name for name in figures}
+        given = getattr(options, option.removeprefix("--").replace("-", "_"))
+        for text in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+            for word in map(str.strip, text.split(",")):
+                percentile, _, number = word.rpartition("=")
+                if percentile not in known or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", number):
+                    forms = ", ".join(f"{name}=2" for name in known if name)
+                    raise ConfigError(f"{option}: '{word}' is no limit; give a number{forms and f', or {forms}'}")
+                if not 0 < float(number) < math.inf:
+                    raise ConfigError(f"{option}: '{word}' is not a number greater than 0")
+                limits.append(Limit(known[percentile], float(number)))
+    return tuple(limits)
+
+
+def answers(
+    asked: Sequence[Request], results: pl.DataFrame, folders: Mapping[str, str], runs: Sequence[str]
+) -> list[Found]:
+    """Answer each request; `folders` are the runs' by id, and `runs` as they were given."""
+    every, found = cells_of(results), []
+    for request in asked:
+        choice = decide(every, request)
+        answer = make_answer(request, choice, every)
+        several = results["model"].n_unique() > 1
+        again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()[0 if several else 2 :]])}"
+        notes = [*answer.footnotes, *_weights(choice, folders)]
+        commands = _commands(again, choice, every, folders)
+        found.append((choice, answer.model_copy(update={"footnotes": notes, "next": commands})))
+    return found
+
+
+def _commands(again: str, choice: Choice, every: pl.DataFrame, folders: Mapping[str, str]) -> list[Command]:
     """Return the commands that export the winner, part a tie, and take the samples that a percentile needs."""
     winner, commands = choice.winner, list[Command]()
+
+    def measure(purpose: Literal["replicates", "samples"], rows: Iterable[Row], options: str) -> None:
+        """Measure these cells of the first one's run again with their base, if it has a job."""
+        (first, *_) = rows = list(rows)
+        job = Path(folders.get(first["run_ids"][0], "")) / "bench.yaml"
+        rows = [row for row in [*rows, base_of(first, every)] if row and {*row["run_ids"]} & {*first["run_ids"]}]
+        keys = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
+        values = [(key, value) for key in keys for value in dict.fromkeys(row[key] for row in rows if row[key])]
+        only = ",".join(f"{key}={value}" for key, value in values if "," not in str(value))
+        if job.is_file():
+            command = measuring_anew(job, only, options).replace(" \\\n ", "")
+            commands.append(Command(purpose=purpose, command=command))
+
     if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
-        commands.append(Command(purpose="export", command=f"{command_line(options)} --export deploy/"))
-    again = partial(_measuring, every=every, folders=folders)
+        commands.append(Command(purpose="export", command=f"{again} --export deploy/"))
     if winner and choice.replicates_to_settle:
-        commands += again("replicates", [winner, *choice.tied], f"--replicates {choice.replicates_to_settle}")
+        measure("replicates", [winner, *choice.tied], f"--replicates {choice.replicates_to_settle}")
     needs, lacking = 0, list[Row]()
     for loser in choice.losers:
         percentiles = [FIGURES[reason.figure].percentile for reason in loser.reasons if reason.code == "unknown"]
@@ -101,50 +215,28 @@ def _commands(options: Options, choice: Choice, every: pl.DataFrame, folders: Ma
             needs = max(needs, *(PERCENTILE_NEEDS[percentile] for percentile in percentiles if percentile))
             lacking.append(loser.cell)
     if lacking:
-        rows = [*([winner] if winner else []), *lacking[:_MOST_AGAIN]]
-        commands += again("samples", rows, f"--min-samples {needs}")
+        measure("samples", [*([winner] if winner else []), *lacking[:_MOST_AGAIN]], f"--min-samples {needs}")
     return commands
-
-
-def _measuring(
-    purpose: Any, cells: Iterable[Row], options: str, every: pl.DataFrame, folders: Mapping[str, str]
-) -> list[Command]:
-    """Return the command that measures these cells of the first one's run again with their base, if it has a job."""
-    rows = list(cells)
-    job = Path(folders.get(rows[0]["run_ids"][0], "")) / "bench.yaml"
-    if not job.is_file():
-        return []
-    rows = [row for row in rows if set(row["run_ids"]) & set(rows[0]["run_ids"])]
-    base = base_of(rows[0], every)
-    rows += [base] if base else []
-    names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
-    values = {name: list(dict.fromkeys(row[name] for row in rows if row[name])) for name in names}
-    only = ",".join(f"{name}={value}" for name in names for value in values[name] if "," not in str(value))
-    return [Command(purpose=purpose, command=measuring_anew(job, only, options).replace(" \\\n ", ""))]
 
 
 def _weights(choice: Choice, folders: Mapping[str, str]) -> list[Footnote]:
     """Return a footnote where the winner's run says that the model's weights are random."""
     folder = folders.get(choice.winner["run_ids"][0], "") if choice.winner else ""
-    if choice.winner is None:
+    if choice.winner is None or not (Path(folder) / "models.json").is_file():
         return []
-    model = choice.winner["model"]
-    try:
-        recorded = RunFolder(Path(folder)).read_models()
-    except ConfigError:
-        return []
-    remarks = [
-        each for name, one in recorded.items() if name.partition("/")[0] == model for each in one.identity.remarks
-    ]
+    model, recorded = choice.winner["model"], RunFolder(Path(folder)).read_models()
+    remarks = {
+        word for subject, one in recorded.items() for word in one.identity.remarks if subject.split("/")[0] == model
+    }
     meaning = f"{RANDOM_WEIGHTS}: load yours in the factory before you deploy them"
     return [Footnote(kind="random-weights", meaning=meaning, of=[model])] if RANDOM_WEIGHTS in remarks else []
 
 
 def _export(folder: Path, found: Found, runs: Runs, trust_code: bool) -> int:
     """Export, and say so on the standard error: the standard output may be a document."""
-    _, choice, answer = found
+    choice, answer = found
     console, winner = Console(stderr=True), choice.winner
-    if winner is None:
+    if winner is None or answer.winner is None:
         print(f"--export {folder}: nothing was written, since there is nothing to deploy", file=sys.stderr)
         return NOTHING_FITS
     run = next(run for run in runs.runs if winner["run_ids"][0] in run.run_ids)
@@ -153,6 +245,166 @@ def _export(folder: Path, found: Found, runs: Runs, trust_code: bool) -> int:
     except NotExported as error:
         console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
         return 1
-    name = answer.winner.name if answer.winner else ""
-    console.print(Text(f"Exported: {name} to {folder}; its README.txt says how to run it"), soft_wrap=True)
+    console.print(
+        Text(f"Exported: {answer.winner.name} to {folder}; its README.txt says how to run it"), soft_wrap=True
+    )
     return 0
+
+
+def print_answer(console: Console, answer: Answer) -> None:
+    """Print an answer as wide as the console; commands are never broken."""
+    machines = list(dict.fromkeys(one.machine for one in answer.candidates if one.machine))
+    place = f" on {listed(machines)}" if machines else ""
+    limits = [bound(limit.figure, limit.value) for limit in answer.limits]
+    console.print(Text(f"{answer.request.subject}{place}: {_aim(answer)}{f' with {listed(limits)}' if limits else ''}"))
+    console.print(Text(f"\n{headline(answer)}", style=f"bold {'green' if answer.winner else 'red'}"))
+    for line in comparison(answer):
+        console.print(Text(line))
+    for section in _sections(answer):
+        print_section(console, section)
+    console.print()
+    for note in answer.footnotes:
+        console.print(Text(f"{note.kind} ({', '.join(note.of)}): {note.meaning}", style="dim"))
+    for command in answer.next:
+        console.print(Text(f"{_PURPOSES[command.purpose]}: {command.command}"), soft_wrap=True)
+    runs = list(dict.fromkeys(run for one in answer.candidates for run in one.run_ids))
+    some = listed(runs) if len(runs) < _MOST_NAMES else f"{len(runs)} runs"
+    console.print(Text(f"Figures: {counted(len(answer.candidates), 'candidate')} of {some}", style="dim"))
+
+
+def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str]) -> None:
+    """Print what to deploy for each of several requests to the same runs: two as headlines, more as a table."""
+    if len(answers) > _HEADLINES:
+        print_section(console, Section("What to deploy", (), [_table(answers)]))
+    else:
+        for answer in answers:
+            style = f"bold {'green' if answer.winner else 'yellow'}"
+            console.print(Text(f"\n{answer.request.subject}, {_aim(answer)}: {headline(answer)}", style=style))
+            for line in comparison(answer):
+                console.print(Text(line))
+            for command in answer.next:
+                if command.purpose == "export":
+                    console.print(Text(f"{_PURPOSES['export']}: {command.command}"), soft_wrap=True)
+    again = f"{PROGRAM} recommend {shlex.join([*runs, '--model', answers[0].request.model])}"
+    console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
+
+
+def _aim(answer: Answer) -> str:
+    return _AIMS.get(answer.request.objective, f"lowest {answer.request.objective}")
+
+
+def headline(answer: Answer) -> str:
+    """Return the winner with its figures on one line, or that there is none and what comes nearest."""
+    if (winner := answer.winner) is not None:
+        batch = "" if ", batch " in winner.name else f", batch {winner.batch_size}"
+        return f"Deploy {winner.name}{batch}: {', '.join(_parts(answer, winner))}"
+    nearest = next((loser for loser in answer.losers if loser.candidate.name == answer.nearest), None)
+    if nearest is None:
+        return "Nothing to deploy: no candidate was measured"
+    return f"Nothing meets the limits; the nearest is {nearest.candidate.name}: {_why(nearest)}"
+
+
+def comparison(answer: Answer) -> list[str]:
+    """Return how the winner compares with the runner-up, and which limits it only just meets."""
+    if answer.winner is None:
+        return []
+    lines = [text[:1].upper() + text[1:] for text in map(str, answer.close)]
+    if answer.tied:
+        named = [answer.winner.name, *answer.tied]
+        some = named if len(named) <= _MOST_NAMES else [*named[:_MOST_NAMES], f"{len(named) - _MOST_NAMES} more"]
+        settle = answer.replicates_to_settle
+        parting = f"; --replicates {settle} would part them" if settle else ""
+        return [f"A tie of {len(named)}: {listed(some)}; the cheapest start wins{parting}", *lines]
+    if answer.runner_up is not None and answer.margin is not None:
+        return [f"Runner-up: {answer.runner_up}, {answer.margin}", *lines]
+    return [f"The only candidate{' that meets the limits' if answer.losers else ''}", *lines]
+
+
+def _parts(answer: Answer, one: Candidate) -> list[str]:
+    """Return the winner's figures: the objective's, latency with its factor, those of limits, error, memory, start."""
+    limited = [limit.figure for limit in answer.limits]
+    found = []
+    for shown in dict.fromkeys([answer.figure, "latency_ms", *limited, "error", "peak_memory_mib", "start_s"]):
+        if shown not in one.figures:
+            continue
+        of = one.figures[shown]
+        text = amount(shown, of.value, of.low, of.high)
+        if shown == "latency_ms":
+            found.append(text.replace(" ms", " ms a call", 1))
+            factor = one.factor
+            found += [times(factor.value, factor.low, factor.high, f"× {one.base}")] if factor else []
+        elif shown == "error":
+            high = one.figures.get("error_high", of)
+            found.append(f"error {text}{f' (bound {amount(shown, high.value)})' if high.value > of.value else ''}")
+        elif shown == "start_s":
+            found.append(f"starts in {seconds(of.value)}")
+        else:
+            found.append(f"{noun(shown)} {text}" if FIGURES[shown].percentile else text)
+    return found
+
+
+def _why(loser: Rejected) -> str:
+    return "; ".join(map(str, loser.reasons))
+
+
+def _sections(answer: Answer) -> list[Section]:
+    """Return the tables that have rows."""
+    column = COLUMNS[answer.figure]
+    losers = [loser for loser in answer.losers if loser.reasons[0].code != "not-measured"]
+    rows = [(each.candidate.name, *_ends(each.candidate.figures.get(answer.figure)), _why(each)) for each in losers]
+    figures = figure(column.heading, ("value", "low", "high"), ranges, unit=UNITS[column.unit][0])
+    limits = [
+        (bound(one.figure, one.limit), one.option or "alone admits none with a known figure", one.admits)
+        for one in answer.relaxations
+    ]
+    relaxed = [prose("Limit", "limit"), prose("What admits one", "option"), prose("Which", "admits")]
+    lost = grouped((loser.reasons[0].text, loser.candidate) for loser in answer.losers if loser not in losers)
+    missing = [prose("Candidates", "names"), prose("Why", "why")]
+    tables = {
+        "Limits to relax": of_rows("", relaxed, limits),
+        "Why not the others" if answer.winner else "Why none": _table_of(
+            [words("Candidate", "name"), figures, prose("Why", "why")], rows
+        ),
+        "Not measured": of_rows("", missing, [(_briefly(each), text) for text, each in lost.items()]),
+    }
+    return [Section(heading, (), [table]) for heading, table in tables.items() if table.rows]
+
+
+def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[object]]) -> Table:
+    """Make a table of rows that have three values for a figure."""
+    names = [column for field in fields for column in field.columns]
+    return Table("", "", dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True)), fields)
+
+
+def _ends(of: Figure | None) -> tuple[float | None, float | None, float | None]:
+    return (of.value, of.low, of.high) if of else (None, None, None)
+
+
+def _briefly(lost: Sequence[Candidate]) -> str:
+    """Return variants, precisions and batch sizes as few products."""
+    found = products([(one.variant, one.precision, str(one.batch_size)) for one in lost])
+    return "; ".join(f"{', '.join(v)} · {', '.join(p)} · batch {', '.join(b)}" for v, p, b in found)
+
+
+def _table(answers: Sequence[Answer]) -> Table:
+    """Return a row an answer."""
+    rows = []
+    for answer in answers:
+        one = answer.winner
+        figures = one.figures if one else {}
+        deploy = f"{one.variant} {one.precision}" if one else "nothing meets the limits"
+        told = (answer.request.subject, answer.request.objective, one and one.batch_size, deploy)
+        tied = f"{len(answer.tied)} more" if answer.tied else ""
+        error = figures["error"].value if "error" in figures else None
+        rows.append((*told, tied, *_ends(figures.get("latency_ms")), *_ends(one.factor if one else None), error))
+    fields = [
+        name("Model", "model"),
+        words("For", "objective"),
+        figure("Batch", "batch_size", UNITS[""][1]),
+        words("Deploy", "configuration"),
+        words("Tied with", "tied"),
+        figure("Latency", ("ms", "ms_low", "ms_high"), ranges, unit="ms"),
+        figure("Factor", ("factor", "factor_low", "factor_high"), factors),
+        figure("Error", "error", UNITS["error"][1]),
+    ]
+    return _table_of(fields, rows)

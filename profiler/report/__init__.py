@@ -1,4 +1,1 @@
-"""Make the report of runs: what to deploy, charts, every table, the machine and the method, as one page.
-
-command gathers `Data` (data), composes a `Report` of charts and tables from it (sections), and writes it (page).
-"""
+"""Make the report of runs as one page: data are gathered, then tables and charts, then the page."""

@@ -1,13 +1,13 @@
-"""Specify each chart in Vega-Lite, without its data.
+"""Declare the report's colours, and specify each chart in Vega-Lite, without its data.
 
 A specification holds no text of the user's but as a value in a scale's domain, which no renderer interprets.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -27,24 +27,160 @@ _LINES = alt.NamedData("lines")
 _HEIGHT = 380
 ROUND = [digit * 10**power for power in range(-6, 10) for digit in (1, 2, 5)]
 """Ticks of logarithmic axes."""
-Tip = tuple[str, str]
-"""A field and its title."""
+_MODEL = {"run": 1, "pass": 1, "model": 1}
+_ONE = {**_MODEL, "setting": 1}
+_CONFIGURATION = ("configuration", "batch_size")
+_SPEEDUPS = (
+    "The base's latency over the configuration's own, with its 95 % interval. The rows go from the base through "
+    "narrower precisions to tuned, compiled and exported runtimes."
+)
+_LATENCIES = "Median latency of one call, with its 95 % interval. Both scales are logarithmic."
+_FRONT = "No other point beats one on the dashed front in both latency and throughput."
+_PEAK = "Peak memory of the largest batch, and its parts as far as they are known."
+_ROOFLINE = (
+    "No call is faster than its FLOPs at the measured peak, nor than its bytes at the memory's bandwidth. A point far "
+    "below its roof waits for something else, often for launches."
+)
+_LAYERS = "Each row holds the exported nodes that some runtime runs as one. Timed in calls of their own."
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Name the colours: `ink` writes, `muted` writes what matters less, `rule` draws lines, `series` are the data's."""
+
+    paper: str
+    panel: str
+    ink: str
+    muted: str
+    rule: str
+    accent: str
+    series: tuple[str, ...]
+
+
+LIGHT = Palette(
+    paper="#ffffff",
+    panel="#f5f7f9",
+    ink="#1b1f24",
+    muted="#57606a",
+    rule="#d8dee4",
+    accent="#0062a3",
+    series=("#0257d2", "#d45e00", "#00a071", "#a14b90", "#8a3c1e", "#2c9bda", "#424643", "#6950ae"),
+)
+DARK = Palette(
+    paper="#14181d",
+    panel="#1c2229",
+    ink="#e8ebee",
+    muted="#a3adb8",
+    rule="#39424c",
+    accent="#7cc4f5",
+    series=("#57b8f6", "#d55e00", "#00a36b", "#b75399", "#f1e642", "#5376e1", "#e8e8e6", "#e89d00"),
+)
+"""The series are Okabe and Ito's (https://jfly.uni-koeln.de/color/), moved until each has a contrast of 3 to 1 with its
+paper, and no two look alike to those who lack a kind of cones. Shapes and dashes say the same once more."""
 
 
 @dataclass(frozen=True)
 class Domains:
-    """What the scales must hold, so that a configuration looks the same whatever else is chosen.
+    """Hold what the scales must cover, so that a configuration looks the same whatever else is chosen.
 
-    Variants and precisions in the order of steps, batch sizes of sweeps, parts of memory that occur, the sizes of
-    dimensions that have several, and the base of all speed-ups.
+    Variants and precisions stand in the order of steps; `parts` of memory and sizes of `dimensions` are those that
+    occur.
     """
 
     variants: Sequence[str]
     precisions: Sequence[str]
     batches: Sequence[int]
     parts: Sequence[str]
-    dimensions: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
     base: str = "the base"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Declare a chart, drawn from the rows of its data set that have a value of the field `needs`.
+
+    `keep` says of how many values of a key its rows may be: more are thinned out evenly, or to the last ones where it
+    is negative. `data` names its set and those drawn with it. `row_height` has the pixels of a row, and the fields that
+    tell rows apart; None where the height is fixed.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[], Spec]
+    needs: str
+    keep: Mapping[str, int]
+    row_height: tuple[int, Sequence[str]] | None = None
+    data: Sequence[str] = ("lines",)
+
+
+def charts(domains: Domains) -> list[Chart]:
+    """Return every chart; a name begins with its section's."""
+    spread, largest = {**_ONE, "batch_size": 3}, {**_ONE, "batch_size": -1}
+    axes = [("latency", "batch_size", "batch size", domains.batches, "lines", _ONE)]
+    for number, (name, sizes) in enumerate(domains.dimensions.items()):
+        axes.append(
+            (f"latency-{number}", "size", name, sizes, f"sizes-{number}", _MODEL | {"rest": 1, "batch_size": 1})
+        )
+    latencies = [
+        Chart(
+            chart, f"Latency against {of}", _LATENCIES, partial(latency, domains, sizes, (key, of.capitalize()), data),
+            "latency_ms", keep, data=(data,),
+        )
+        for chart, key, of, sizes, data, keep in axes
+        if len(sizes) > 1
+    ]  # fmt: skip
+    title, front, roofs = "Speed-up by configuration", "Throughput against latency", ("lines", "roofs")
+    rows, bars, nodes, node = (13, _CONFIGURATION), (20, _CONFIGURATION), (9, ("nodes", "variant")), {"precision": 1}
+    return [
+        Chart("speedups", title, _SPEEDUPS, partial(speedups, domains), "factor", spread, rows),
+        *latencies,
+        Chart("throughput", front, _FRONT, partial(throughput, domains), "throughput", _ONE),
+        Chart("memory", "Parts of the peak", _PEAK, partial(memory, domains), "peak_memory_mib", largest, bars),
+        Chart("roofline", "Roofline", _ROOFLINE, partial(roofline, domains), "intensity", _ONE, None, roofs),
+        Chart("layers", "Longest layers", _LAYERS, partial(layers, domains), "ms", largest | node, nodes, ("layers",)),
+    ]
+
+
+def css(palette: Palette) -> str:
+    """Return the colours as custom properties: --ink, …, --series-1, …"""
+    named = {name: value for name, value in asdict(palette).items() if isinstance(value, str)}
+    named |= {f"series-{place}": colour for place, colour in enumerate(palette.series, 1)}
+    return "".join(f"--{name}:{value};" for name, value in named.items())
+
+
+def variables() -> Palette:
+    """Return references to the custom properties, so that a drawing follows the page's colour scheme."""
+    series = tuple(f"var(--series-{place})" for place in range(1, len(LIGHT.series) + 1))
+    return Palette("var(--paper)", "var(--panel)", "var(--ink)", "var(--muted)", "var(--rule)", "var(--accent)", series)
+
+
+def config(palette: Palette) -> dict[str, Any]:
+    """Return Vega-Lite's configuration in these colours."""
+    text = {"labelColor": palette.ink, "titleColor": palette.muted, "labelFontSize": 12, "titleFontSize": 12}
+    lines = {"gridColor": palette.rule, "domainColor": palette.rule, "tickColor": palette.rule}
+    sizes = {"titleFontWeight": "normal", "titlePadding": 10, "labelPadding": 6, "labelLimit": 190, "tickSize": 4}
+    # The title of a vertical axis lies above it, which saves a phone's width.
+    above = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": -46, "titleY": -14}
+    places = {"orient": "bottom", "direction": "horizontal", "titleOrient": "left", "titleFontWeight": "normal"}
+    symbols = {"symbolBaseFillColor": palette.ink, "symbolBaseStrokeColor": palette.ink, "symbolStrokeWidth": 2}
+    gaps = {"symbolSize": 90, "labelLimit": 160, "rowPadding": 4, "columnPadding": 16, "titlePadding": 6, "offset": 14}
+    stacked = {"bottom": {"anchor": "start", "direction": "vertical", "margin": 8}}
+    return {
+        "background": "transparent",
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+        "view": {"stroke": None},
+        "axis": {**text, **lines, **sizes, "gridWidth": 0.75},
+        "axisQuantitative": {"domain": False},
+        "axisYQuantitative": above,
+        "legend": {**text, **places, **symbols, **gaps, "columns": 8, "layout": stacked},
+        "point": {"filled": True, "size": 75, "opacity": 1},
+        "line": {"strokeWidth": 2},
+        "rule": {"color": palette.muted},
+        "tick": {"thickness": 1.5},
+        "text": {"color": palette.ink, "fontSize": 12},
+        "range": {"category": list(palette.series)},
+    }
 
 
 def speedups(domains: Domains) -> Spec:
@@ -63,7 +199,7 @@ def speedups(domains: Domains) -> Spec:
     return finished(alt.layer(unity, bar, dot))
 
 
-def latency(domains: Domains, every: Sequence[int], axis: Tip, data: str) -> Spec:
+def latency(domains: Domains, every: Sequence[int], axis: tuple[str, str], data: str) -> Spec:
     """Draw latency with its interval against sizes, a line for each configuration; `axis` names the sizes' field."""
     values, (name, named) = list(every), axis
     if len(values) > 10:
@@ -74,7 +210,7 @@ def latency(domains: Domains, every: Sequence[int], axis: Tip, data: str) -> Spe
     lines = alt.Chart(alt.NamedData(data)).encode(x=x, color=_engine(domains))
     y = alt.Y(**_log("latency_ms", "Latency, ms", *ends))
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
-    dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
+    dash = alt.StrokeDash("dash:N", scale=_cycled(domains.precisions, _DASHES), legend=None)
     line = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(y=y, strokeDash=dash)
     bar = lines.mark_rule(strokeWidth=1.5).encode(y=alt.Y("latency_low_ms:Q"), y2="latency_high_ms:Q")
     tips = _tips(("latency_ms", "Latency, ms"), ("latency_low_ms", "95 % from"), ("latency_high_ms", "to"))
@@ -105,20 +241,21 @@ def memory(domains: Domains) -> Spec:
     bars = bars.transform_calculate(order=f"indexof({known!r}, datum.part)")
     labels = "replace(replace(datum.label, '_mib', ''), '_', ' ')"
     legend = alt.Legend(labelExpr=labels) if len(known) > 1 else None
-    axis = alt.Axis(format=",~f", tickCount=6, grid=True)
     chart = bars.mark_bar(height={"band": 0.75}).encode(
         y=_names("configuration", "peak_memory_mib"),
-        x=alt.X("value:Q", title="Peak memory, MiB", stack="zero", axis=axis),
+        x=alt.X("value:Q", title="Peak memory, MiB", stack="zero", axis=_plain()),
         color=alt.Color("part:N", title=None, scale=alt.Scale(domain=known), legend=legend),
         order="order:Q",
-        tooltip=_tips(("part", "Part"), ("value", "MiB"), ("peak_memory_mib", "Total")),
+        tooltip=[alt.Tooltip("part:N", title="Part"), *_tips(("value", "MiB"), ("peak_memory_mib", "Total"))],
     )
     return finished(chart)
 
 
 def roofline(domains: Domains) -> Spec:
     """Draw the rate of each configuration against its FLOPs per byte, below the roofs."""
-    x, y = alt.X(**_roofed("intensity", "FLOPs per byte moved")), alt.Y(**_roofed("tflops", "TFLOP/s"))
+    ranges = {field: (_range(field), _range(field, "roofs")) for field in ("intensity", "tflops")}
+    x = alt.X(**_log("intensity", "FLOPs per byte moved", *ranges["intensity"]))
+    y = alt.Y(**_log("tflops", "TFLOP/s", *ranges["tflops"]))
     roofs = alt.Chart(alt.NamedData("roofs")).encode(x=x, y=y)
     roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
     name = (
@@ -133,18 +270,15 @@ def roofline(domains: Domains) -> Spec:
 def layers(domains: Domains) -> Spec:
     """Draw the longest groups of nodes, each with a bar a variant."""
     tips = [alt.Tooltip(f"{field}:N", title=field.capitalize()) for field in ("modules", "nodes", "variant")]
-    bars = (
-        alt.Chart(alt.NamedData("layers"))
-        .mark_bar(height={"band": 0.9})
-        .encode(
-            y=_names("nodes", "ms", op="max", order="descending"),
-            yOffset=alt.YOffset("variant:N", sort=list(domains.variants)),
-            x=alt.X("ms:Q", title="Time, ms", axis=alt.Axis(format=",~f", tickCount=6, grid=True)),
-            color=_engine(domains),
-            tooltip=[*tips, alt.Tooltip("ms:Q", title="ms", format=",.4r")],
-        )
+    chart = alt.Chart(alt.NamedData("layers")).mark_bar(height={"band": 0.9})
+    chart = chart.encode(
+        y=_names("nodes", "ms", op="max", order="descending"),
+        yOffset=alt.YOffset("variant:N", sort=list(domains.variants)),
+        x=alt.X("ms:Q", title="Time, ms", axis=_plain()),
+        color=_engine(domains),
+        tooltip=[*tips, alt.Tooltip("ms:Q", title="ms", format=",.4r")],
     )
-    return finished(bars)
+    return finished(chart)
 
 
 def _engine(domains: Domains) -> alt.Color:
@@ -152,14 +286,12 @@ def _engine(domains: Domains) -> alt.Color:
 
 
 def _precision(domains: Domains) -> alt.Shape:
-    known = list(domains.precisions)
-    scale = alt.Scale(domain=known, range=[_SHAPES[i % len(_SHAPES)] for i in range(len(known))])
-    return alt.Shape("precision:N", title="Precision", scale=scale, legend=alt.Undefined if len(known) > 1 else None)
+    legend = alt.Undefined if len(domains.precisions) > 1 else None
+    return alt.Shape("precision:N", title="Precision", scale=_cycled(domains.precisions, _SHAPES), legend=legend)
 
 
-def _dashes(domains: Domains) -> alt.Scale:
-    known = list(domains.precisions)
-    return alt.Scale(domain=known, range=[_DASHES[i % len(_DASHES)] for i in range(len(known))])
+def _cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
+    return alt.Scale(domain=list(domain), range=[values[i % len(values)] for i in range(len(domain))])
 
 
 def logarithmic(field: str, title: str, values: Any = ROUND) -> dict[str, Any]:
@@ -169,10 +301,7 @@ def logarithmic(field: str, title: str, values: Any = ROUND) -> dict[str, Any]:
 
 
 def _log(field: str, title: str, *ranges: str) -> dict[str, Any]:
-    """Return a logarithmic axis over `ranges` (else that of the field), whose ends are of `ROUND` and have a label.
-
-    Less than 1 to 5 has the renderer's finer ticks.
-    """
+    """Return a logarithmic axis over `ranges` (else the field's), whose ends are labelled and of `ROUND`."""
     every = ", ".join(f"{one}[0], {one}[1]" for one in ranges or [_range(field)])
     low, high = (f"extent([{every}])[{end}]" for end in (0, 1))
 
@@ -191,29 +320,21 @@ def _range(field: str, data: str = "lines") -> str:
     return f"extent(pluck(data('{data}'), '{field}'))"
 
 
-def _roofed(field: str, title: str) -> dict[str, Any]:
-    return _log(field, title, _range(field), _range(field, "roofs"))
-
-
 def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid: bool = False) -> alt.Y:
     """Return an axis of named rows, in the order of another field."""
     axis = alt.Axis(domain=False, ticks=False, grid=grid)
     return alt.Y(f"{field}:N", title=None, sort=alt.EncodingSortField(by, op=op, order=order), axis=axis)
 
 
-def _tips(*figures: Tip) -> list[alt.Tooltip]:
+def _plain() -> alt.Axis:
+    return alt.Axis(format=",~f", tickCount=6, grid=True)
+
+
+def _tips(*figures: tuple[str, str]) -> list[alt.Tooltip]:
     known = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("configuration:N", title="Engine")]
+    figures = figures or (("latency_ms", "Latency, ms"), ("throughput", "Items/s"), ("factor", "Speed-up, ×"))
     known.append(alt.Tooltip("batch_size:Q", title="Batch"))
-    for field, title in figures or (
-        ("latency_ms", "Latency, ms"),
-        ("throughput", "Items/s"),
-        ("factor", "Speed-up, ×"),
-    ):
-        words = field == "part"
-        known.append(
-            alt.Tooltip(f"{field}:{'N' if words else 'Q'}", title=title, format=alt.Undefined if words else ",.4r")
-        )
-    return known
+    return known + [alt.Tooltip(f"{field}:Q", title=title, format=",.4r") for field, title in figures]
 
 
 def finished(chart: Any, width: str | None = "container") -> Spec:

@@ -12,9 +12,10 @@ from profiler.errors import ConfigError
 from profiler.job.conditions import parse_only
 from profiler.options import Report as Options
 from profiler.report.data import gather
-from profiler.report.page import page
-from profiler.report.sections import Report, compose
+from profiler.report.page import compose, page
 from profiler.results.reading import check_only, read_runs
+
+_NAME = "report.html"
 
 
 def execute(options: Options, console: Console) -> int:
@@ -29,32 +30,24 @@ def write(options: Options, known: pl.DataFrame | None = None) -> Path:
     `known` are `cells` of the runs by run_id, where they were made before.
     """
     target = _target(options)
-    try:
-        text = page(_compose(options, known))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, text)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
-    return target
-
-
-def _compose(options: Options, known: pl.DataFrame | None) -> Report:
     only, runs = parse_only(options.only), read_runs(options.runs)
     if only is not None:
         check_only(only, runs.results)
     data = gather(runs, only, known)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
-    return compose(data)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, page(compose(data)))
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
+    return target
 
 
 def _target(options: Options) -> Path:
-    """Return the file that is to be written. Raises ConfigError."""
-    name = "report.html"
+    """Return the file to write: --output, or in the only run's folder, or here."""
     if options.output is not None:
         is_file = options.output.suffix == ".html" and not options.output.is_dir()
-        return options.output if is_file else options.output / name
-    own = Path(options.runs[0])
-    if len(options.runs) > 1 or not own.is_dir():
-        return Path(name)
-    return own / name
+        return options.output if is_file else options.output / _NAME
+    folder = Path(options.runs[0])
+    return folder / _NAME if len(options.runs) == 1 and folder.is_dir() else Path(_NAME)

@@ -1,4 +1,4 @@
-"""Gather what a page shows of runs: their cells, the choice in each group, and what was not measured."""
+"""Gather what a page shows of runs: cells, the choice in each group, what was not measured, and charts' rows."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.errors import PROGRAM
+from profiler.job.case import settings
 from profiler.job.conditions import Filter
+from profiler.report.chart_specs import MEMORY, Domains
 from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned
 from profiler.results.choice import Choice, choices
 from profiler.results.columns import parts, place
-from profiler.results.layers import Profiled, profiled, together
+from profiler.results.layers import Profiled, groups, profiled, together
 from profiler.results.reading import Runs, chosen
-from profiler.tables.numbers import count, natural
+from profiler.tables.numbers import natural
 
 KEY = ["run", *GROUP]
 CONFIGURATION_KEY = ["run", *CONFIGURATION]
 SWEEP = ["run", "model", "pass", "setting"]
 """Groups that differ only by the batch size share these."""
-MOST_CONFIGURATIONS = 1000
-"""On a page, whose tables and charts take some 4 kB for each."""
 MOST_LAYERED = 8
 """Cells whose layers are on a page; the command `layers` prints every one."""
-_MOST_PROBLEMS = 300
+_MOST_LAYERS = 14
+"""In the chart of layers: the longest."""
+_NAMES = ["run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step"]
+_LATENCY = ["latency_ms", "latency_low_ms", "latency_high_ms", "throughput"]
+_DRAWN = [
+    *(*_NAMES, "setting", *_LATENCY, "factor", "factor_low", "factor_high"),
+    *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
+]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Data:
-    """All that a page shows.
+    """Hold all that a page shows.
 
-    `cells` are the measured ones, each group fastest first, with what `_derived` adds; their column `run` tells the
-    runs apart, by the machine where that suffices. `choices` are made in each group's cells, under the group's key.
-    `problems` and `warnings` are as in profiler/results/problems.py, `statuses` counts cases, `layers` holds profiled
-    cells that differ only by the variant, and `notes` say what was left out.
+    `cells` are the measured ones, each group fastest first; `run` labels their runs. `choices` stand under their
+    group's key, and `layers` holds profiled cells that differ only by the variant.
     """
 
     runs: Runs
@@ -58,31 +64,28 @@ class Data:
         return first
 
 
-def gather(
-    runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = None, most: int = MOST_CONFIGURATIONS
-) -> Data:
-    """Gather the cells that hold the conditions, up to `most`; without any case `statuses` is empty.
+def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = None) -> Data:
+    """Gather the cells that hold the conditions; without any case `statuses` is empty.
 
     `known` are `cells` of all the runs by run_id, where they were made before.
     """
-    results = runs.results.collect()
+    results, notes = runs.results.collect(), list[str]()
     labels = _labels(runs, results)
     run = pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String)
     results = results.with_columns(run=run)
     merged = cells(results, by=("run",)) if known is None else known.with_columns(run=run).drop("run_id")
     if only:
         results = results.filter(chosen(only))
-        merged = _of_groups(merged, results, CONFIGURATION_KEY)
-    notes: list[str] = []
+        merged = merged.join(results, on=CONFIGURATION_KEY, how="semi", nulls_equal=True, maintain_order="left")
     merged = _sorted(merged)
-    shown = _capped(merged.filter(OK), most, notes)
+    shown = merged.filter(OK)
     statuses = results.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     return Data(
         runs,
         labels,
         _derived(shown),
-        choices(_of_groups(merged, shown, KEY), by=("run",)),
-        _problems(results, notes),
+        choices(merged.filter(OK.any().over(KEY)), by=("run",)),
+        _problems(results),
         warned(results).sort("cases", descending=True, maintain_order=True),
         _layers(runs, shown, notes),
         dict(statuses.iter_rows()),
@@ -92,21 +95,11 @@ def gather(
 
 def _labels(runs: Runs, results: pl.DataFrame) -> dict[str, str]:
     """Name each run by its machine, or by its folder where a machine measured one case in more than one run."""
-    cases = results.select("run_id", "machine", "case_id").unique()
-    clashes = cases.group_by("machine", "case_id").len().filter(pl.col("len") > 1)["machine"].unique().to_list()
-    machines = dict(cases.select("run_id", "machine").unique().iter_rows())
-    several = len(set(machines.values())) > 1
-    labels = {}
-    for run in runs.runs:
-        for run_id in filter(machines.__contains__, run.run_ids):
-            name, machine = (run.name if len(run.run_ids) == 1 else run_id), machines[run_id]
-            where = machine or name
-            labels[run_id] = where if machine not in clashes else f"{where}, {name}" if several else name
-    return labels
-
-
-def _of_groups(frame: pl.DataFrame, groups: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    return frame.join(groups, on=keys, how="semi", nulls_equal=True, maintain_order="left")
+    cases = results.select("run_id", "machine", "case_id").unique(maintain_order=True)
+    by_name = cases.select("machine", "case_id").is_duplicated().any()
+    names = {run_id: run.name if len(run.run_ids) == 1 else run_id for run in runs.runs for run_id in run.run_ids}
+    machines = dict(cases.select("run_id", "machine").unique(maintain_order=True).iter_rows())
+    return {of: names[of] if by_name else machine or names[of] for of, machine in machines.items()}
 
 
 def _sorted(merged: pl.DataFrame) -> pl.DataFrame:
@@ -119,17 +112,6 @@ def _sorted(merged: pl.DataFrame) -> pl.DataFrame:
     step = place("variant", names.unique(maintain_order=True)) * len(PRECISIONS) + place("precision", PRECISIONS)
     places = [place("run", runs), place("pass", PASSES), place("model", models), place("setting", settings)]
     return merged.with_columns(step=step).sort(*places, "batch_size", "latency_ms", maintain_order=True)
-
-
-def _capped(measured: pl.DataFrame, most: int, notes: list[str]) -> pl.DataFrame:
-    """Keep whole groups that make up `most` cells: every model's first batch size before its second."""
-    groups = measured.group_by(KEY, maintain_order=True).len()
-    size = pl.col("batch_size").rank("dense").over(SWEEP)
-    fits = groups.sort(size, maintain_order=True).filter(pl.col("len").cum_sum() <= most)
-    if fits.height < groups.height:
-        shown, every = (count(int(some["len"].sum())) for some in (fits, groups))
-        notes.append(f"The page shows {shown} of {every} configurations; choose others with --only, or use query.")
-    return _of_groups(measured, fits, KEY)
 
 
 def _derived(shown: pl.DataFrame) -> pl.DataFrame:
@@ -148,15 +130,10 @@ def _derived(shown: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _problems(results: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+def _problems(results: pl.DataFrame) -> pl.DataFrame:
     """Return one row a reason, with the models and batch sizes that it holds for."""
     keys = ["run", "status", "reason", "pass", "variant", "precision"]
     reasons = not_measured(results, keys, pl.col("model").unique(), pl.len().alias("cases"))
-    if reasons.height > _MOST_PROBLEMS:
-        notes.append(
-            f"Of {count(reasons.height)} reasons for missing figures the commonest {_MOST_PROBLEMS} are shown."
-        )
-        reasons = reasons.sort("cases", descending=True, maintain_order=True).head(_MOST_PROBLEMS)
     models = [sorted(names, key=natural) for names in reasons["model"].to_list()]
     return reasons.with_columns(pl.Series("model", models, pl.List(pl.String)))
 
@@ -171,5 +148,104 @@ def _layers(runs: Runs, shown: pl.DataFrame, notes: list[str]) -> list[list[Prof
     if len(profiles) > MOST_LAYERED:
         notes.append(f"Layers of {MOST_LAYERED} of {len(profiles)} profiled cells are shown; {PROGRAM} layers has all.")
     # The fullest: most variants side by side, then the largest batch.
-    fullest = sorted(range(len(profiles)), key=lambda i: (-len(profiles[i]), -profiles[i][0].row["batch_size"]))
-    return [profiles[i] for i in sorted(fullest[:MOST_LAYERED])]
+    fullest = sorted(profiles, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]
+    return [cell for cell in profiles if cell in fullest]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Hold exported nodes that some variant runs as one, the modules they come from, and each variant's time."""
+
+    nodes: str
+    modules: str | None
+    ms: Mapping[str, float]
+
+
+def layers(cell: Sequence[Profiled]) -> list[Layer]:
+    """Return the nodes in the graph's order, then all layers without one; else a variant's own layers."""
+    known = [Layer(group.name, group.modules, {v: group.ms(v) for v in group.layers}) for group in groups(cell)]
+    if not known:
+        (case,) = cell[:1]
+        return [Layer(f"{own['kind']} {own['layer']}", None, {case.row["variant"]: own["ms"]}) for own in case.layers]
+    strangers = {case.row["variant"]: sum(layer["ms"] for layer in own) for case in cell if (own := case.without_nodes)}
+    return known + ([Layer("no exported node", None, strangers)] if strangers else [])
+
+
+def chart_rows(data: Data) -> dict[str, list[Row]]:
+    """Return the rows that charts draw, by data set."""
+    sizes = {f"sizes-{number}": rows for number, rows in enumerate(_by_size(data.cells).values())}
+    lines: list[Row] = list(data.cells.select(_DRAWN).iter_rows(named=True))
+    return {"lines": lines, "roofs": _roofs(data), "layers": _longest_layers(data), **sizes}
+
+
+def domains(cells: pl.DataFrame) -> Domains:
+    """Return what the scales must hold, whatever is chosen."""
+    cells = cells.sort("step", nulls_last=True)
+    precisions = cells.select("precision").unique().sort(place("precision", PRECISIONS), "precision")
+    bases = cells["base"].drop_nulls().unique()
+    return Domains(
+        cells["variant"].unique(maintain_order=True).to_list(),
+        precisions["precision"].to_list(),
+        sorted(cells.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)["batch_size"].unique()),
+        [part for part in MEMORY if cells[part].count()],
+        _dimensions(cells),
+        bases[0] if len(bases) == 1 else "the base",
+    )
+
+
+def _dimensions(cells: pl.DataFrame) -> dict[str, list[int]]:
+    """Return the sizes of each dimension that was measured at several, in rising order."""
+    sizes: dict[str, set[int]] = {}
+    for shape in cells["shape"].drop_nulls().unique():
+        for name, size in settings(shape).items():
+            sizes.setdefault(name, set()).add(int(size))
+    return {name: sorted(sizes[name]) for name in sorted(sizes) if len(sizes[name]) > 1}
+
+
+def _by_size(cells: pl.DataFrame) -> dict[str, list[Row]]:
+    """Return the cells by dimension of several sizes, with their `size` and the `rest` of their setting.
+
+    They have no setting: whichever a reader chooses, the curve goes over all sizes.
+    """
+    found: dict[str, list[Row]] = {name: [] for name in _dimensions(cells)}
+    for row in cells.select(*_NAMES, *_LATENCY, "setting", "shape").iter_rows(named=True):
+        setting, shape = settings(row.pop("setting")), settings(row.pop("shape") or "")
+        for name in found.keys() & shape:
+            rest = "/".join(f"{key}={value}" for key, value in setting.items() if key != name)
+            found[name].append({**row, "size": int(shape[name]), "rest": rest})
+    return {name: sorted(rows, key=lambda row: natural(row["rest"])) for name, rows in found.items()}
+
+
+def _roofs(data: Data) -> list[Row]:
+    """Return the attainable rate of each precision that occurs, over the range of intensities that occur."""
+    known = data.cells.filter(pl.col("intensity").is_not_null(), pl.col("tflops").is_not_null())
+    if known.is_empty():
+        return []
+    low, high = known["intensity"].min() / 2, known["intensity"].max() * 2  # type: ignore[operator]
+    points: list[Row] = []
+    for run, environment in data.environments.items():
+        roofs = environment.get("roofs") or {}
+        slope = roofs.get("copy_gb_s")
+        precisions = known.filter(run=run).sort("step")["precision"].unique(maintain_order=True)
+        peaks = {p: peak for p in precisions if (peak := roofs.get(f"{p.removeprefix('amp-')}_tflops"))}
+        for precision, peak in peaks.items() if slope else ():
+            # Roofs at nearly one height share a label, which the first of them has.
+            near = [other for other, height in peaks.items() if 0.8 < height / peak < 1.25]
+            ridge = min(max(1000 * peak / slope, low), high)
+            for intensity in sorted({low, ridge, high}):
+                label = ", ".join(near) if intensity == high and near[0] == precision else None
+                row = {"run": run, "precision": precision, "intensity": intensity, "label": label}
+                points.append(row | {"tflops": min(peak, slope * intensity / 1000)})
+    return points
+
+
+def _longest_layers(data: Data) -> list[Row]:
+    """Return the layers of each profiled cell that take longest in some variant, a row a variant."""
+    drawn: list[Row] = []
+    for cell in data.layers:
+        longest = sorted(layers(cell), key=lambda layer: max(layer.ms.values()), reverse=True)[:_MOST_LAYERS]
+        keys = {case.row["variant"]: {name: case.row[name] for name in CONFIGURATION_KEY} for case in cell}
+        for layer in longest:
+            told = {"nodes": layer.nodes, "modules": layer.modules}
+            drawn += [{**key, **told, "ms": layer.ms[name]} for name, key in keys.items() if name in layer.ms]
+    return drawn

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import math
 import re
+import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -17,42 +21,155 @@ from typing import Any
 import polars as pl
 
 from exporters.cache import Cache, CacheError
+from profiler.errors import PROGRAM
 from profiler.job.case import setting_words
-from profiler.report import charts, palette
-from profiler.report.charts import Chart
-from profiler.report.sections import Report, Section
-from profiler.tables.numbers import natural
+from profiler.report import chart_specs
+from profiler.report.chart_specs import Chart, charts
+from profiler.report.data import Data, Row, chart_rows, domains
+from profiler.report.tables import tables
+from profiler.results.choice import MAX_ERROR, Choice, cell_name
+from profiler.results.reading import Runs, describe
+from profiler.results.run_folder import read_text
+from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_FILTERS = {
-    "run": "Run",
-    "model": "Model",
-    "pass": "Pass",
+_FILTERS = {"run": "Run", "model": "Model", "pass": "Pass"} | {
     "batch_size": "Batch",
     "setting": "Setting",
     "precision": "Precision",
 }
-_SAID = ("title", "caption", "draw")
-"""What of a chart stands in the page itself, or makes its specification."""
+_TITLES = {
+    "answer": "What to deploy",
+    "speedups": "Speed-up by configuration",
+    "latency": "Latency by batch size and shape",
+    "throughput": "Throughput against latency",
+    "memory": "Memory",
+    "roofline": "Roofline",
+    "training": "Training",
+    "layers": "Layer by layer",
+    "setup": "Set-up",
+    "energy": "Energy and cost",
+    "not-measured": "Not measured",
+    "warnings": "Warnings",
+    "environment": "Machine and versions",
+    "method": "Method",
+}
+"""The sections in the order of reading; names of charts and tables begin with their section's."""
+_OPEN = ("answer", "not-measured", "warnings", "environment")
+"""Sections whose tables are shown at once; a reader unfolds the others."""
+_ANSWER = (
+    "The lowest latency of each model and batch size among configurations whose error bound is at most "
+    f"{error(MAX_ERROR)}. Tied ones are not told apart from it; a tie goes to the cheaper start."
+)
+_SET_UP = (
+    "Once: export and build, which are kept. Every start: loading and the first call, and compiling where the engine "
+    "does so in its process."
+)
+_METHOD = (
+    "Every case runs in a process of its own, one at a time. Latency is the median time of one call: on a GPU between "
+    "CUDA events, on a CPU by the host's clock; copies of inputs and outputs are not in it. fp32 is true fp32.",
+    "An interval holds 95 %: the hull of sampling noise, the spread between processes on this machine, clocks that "
+    "contradict each other, movement while sampling, and other work. Factors and verdicts follow from these intervals.",
+)
+_MARGIN = 16
+"""Pixels above a chart's first row and below its last."""
 Options = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Hold all that a page says: its title, what was measured, charts with the rows they draw, tables, and texts."""
+
+    title: str
+    machine: str
+    charts: Sequence[Chart]
+    rows: Mapping[str, Sequence[Row]]
+    tables: Sequence[Table]
+    texts: Mapping[str, Sequence[str]]
+    jobs: Sequence[tuple[str, str]]
+    notes: Sequence[str]
+
+
+def compose(data: Data) -> Report:
+    """Put a report together from what was gathered of runs."""
+    rows, made, runs = chart_rows(data), tables(data), data.runs
+    ask = shlex.join(["recommend", *(run.address for run in runs.runs)])
+    texts = {
+        "answer": [_ANSWER, f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {ask}"],
+        "setup": [_SET_UP] if "setup" in made else [],
+        "not-measured": [] if "not-measured" in made else ["Every case succeeded."],
+        "warnings": [] if "warnings" in made else ["No warnings."],
+        "environment": [*_wall_times(runs), *runs.notes],
+        "method": _METHOD,
+    }
+    drawn = [
+        chart
+        for chart in charts(domains(data.cells))
+        if any(row[chart.needs] is not None for row in rows[chart.data[0]]) and all(rows[name] for name in chart.data)
+    ]
+    counts = ", ".join(f"{count(number)} {status}" for status, number in data.statuses.items())
+    machine = f"{', '.join(data.environments)} · {count(sum(data.statuses.values()))} cases: {counts}"
+    return Report(headline(data.choices), machine, drawn, rows, list(made.values()), texts, _jobs(runs), data.notes)
+
+
+def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
+    """Return the answer in short, like "Deploy compiled fp16 for 5 of 6 models and batch sizes"."""
+    winners = [(key, choice.winner) for key, choice in choices if choice.winner is not None]
+    # Inference is what gets deployed.
+    winners = [(key, cell) for key, cell in winners if key["pass"] == "inference"] or winners
+    if not winners:
+        return "No configuration can be deployed" if choices else "No case succeeded"
+    if len(winners) == 1:
+        ((_, cell),) = winners
+        if cell["is_base"]:
+            return f"Deploy {cell_name(cell)}: nothing is faster"
+        factor = cell["factor"] and times(*(cell[name] for name in ("factor", "factor_low", "factor_high")))
+        return f"Deploy {cell_name(cell)}" + (f": {factor} {cell['base']}" if factor else "")
+    ((name, number),) = Counter(cell_name(cell) for _, cell in winners).most_common(1)
+    several = [key for key in ("run", "model", "setting") if len({group[key] for group, _ in winners}) > 1]
+    if number == len(winners):
+        return f"Deploy {name} for every {', '.join(several or ['model'])} and batch size"
+    words = ", ".join(f"{key}s" for key in several or ["model"])
+    return f"Deploy {name} for {number} of {len(winners)} {words} and batch sizes"
+
+
+def _wall_times(runs: Runs) -> list[str]:
+    known = [(run.name, run.environment["wall_seconds"]) for run in runs.runs if run.environment.get("wall_seconds")]
+    return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{describe(seconds)}." for name, seconds in known]
+
+
+def _jobs(runs: Runs) -> list[tuple[str, str]]:
+    """Return titles and texts: the command and the job of each run."""
+    found: list[tuple[str, str]] = []
+    for run in runs.runs:
+        name = f" of {run.name}" if len(runs.runs) > 1 else ""
+        if command := run.environment.get("command"):
+            found.append((f"Command{name}", shlex.join(map(str, command))))
+        with contextlib.suppress(OSError):  # A published run may have none.
+            found.append((f"Job{name} (bench.yaml, as resolved)", read_text(Path(run.address) / "bench.yaml")))
+    return found
 
 
 def page(report: Report) -> str:
     """Return the whole document; whatever names it holds, only the two scripts run whose hashes it allows."""
-    options = _options(report)
-    bundle, script = vega_bundle(), _template("report.js")
+    options, bundle = _options(report.rows["lines"]), vega_bundle()
+    style, body, script = ((_TEMPLATES / f"report.{kind}").read_text("utf-8") for kind in ("css", "html", "js"))
     hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
-    return Template(_template("report.html")).substitute(
+    light, dark = chart_specs.css(chart_specs.LIGHT), chart_specs.css(chart_specs.DARK)
+    # On paper it is always the light one.
+    colours = f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    sections = {name: text for name in _TITLES if (text := _section(report, name))}
+    return Template(body).substitute(
         hashes=" ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes),
         title=escape(report.title),
         machine=escape(report.machine),
-        style=_style(),
-        contents="".join(f'<li><a href="#{part.name}">{escape(part.title)}</a></li>' for part in report.sections),
+        style=colours + style,
+        contents="".join(f'<li><a href="#{name}">{escape(_TITLES[name])}</a></li>' for name in sections),
         filters=_filters(options),
         notes="".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes),
-        sections="".join(_section(part) for part in report.sections),
+        sections="".join(sections.values()),
         data=_json(_payload(report, options)),
         bundle=bundle,
         script=script,
@@ -65,7 +182,7 @@ def vega_bundle() -> str:
 
     def bundled() -> str:
         text = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;")
-        return text.replace("</script", "<\\/script").replace("</SCRIPT", "<\\/SCRIPT")
+        return re.sub("</(script)", r"<\\/\1", text, flags=re.IGNORECASE)
 
     def produce(path: Path) -> None:
         path.write_text(bundled(), encoding="utf-8")
@@ -77,43 +194,17 @@ def vega_bundle() -> str:
         return bundled()
 
 
-def _template(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
+def _section(report: Report, name: str) -> str:
+    def own(each: Chart | Table) -> bool:
+        return each.name == name or each.name.startswith(f"{name}-")
 
-
-def _style() -> str:
-    light, dark = palette.css(palette.LIGHT), palette.css(palette.DARK)
-    # On paper it is always the light one.
-    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}" + _template("report.css")
-
-
-def _filters(options: Options) -> str:
-    fields = []
-    for key, title in _FILTERS.items():
-        if len(options[key]) > 1:
-            every = "<option value=''>All</option>"
-            names = [", ".join(setting_words(v)) or "none" if key == "setting" else str(v) for v in options[key]]
-            values = "".join(f"<option value='{i}'>{escape(name)}</option>" for i, name in enumerate(names))
-            fields.append(f'<label>{title}<select data-key="{key}" autocomplete="off">{every}{values}</select></label>')
-    return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
-
-
-def _section(section: Section) -> str:
-    parts = [f"<p>{_marked(text)}</p>" for text in section.text]
-    tables = [_table(table, section.open) for table in section.tables]
-    figures = [_figure(chart, titled=len(section.charts) > 1 or section.open) for chart in section.charts]
-    code = [
-        f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
-        for title, text in section.code
-    ]
-    body = "".join([*parts, *figures, *tables, *code])
-    return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{body}</section>'
-
-
-def _marked(text: str) -> str:
-    """Escape a text, with code between backticks and bold between two asterisks."""
-    coded = re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
-    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", coded)
+    drawn = [chart for chart in report.charts if own(chart)]
+    parts = [f"<p>{escape(text)}</p>" for text in report.texts.get(name, ())]
+    parts += [_figure(chart, titled=len(drawn) > 1) for chart in drawn]
+    parts += [_table(table, name in _OPEN) for table in report.tables if own(table)]
+    for title, text in report.jobs if name == "environment" else ():
+        parts.append(f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>")
+    return f'<section id="{name}"><h2>{escape(_TITLES[name])}</h2>{"".join(parts)}</section>' if parts else ""
 
 
 def _figure(chart: Chart, titled: bool) -> str:
@@ -126,21 +217,15 @@ def _figure(chart: Chart, titled: bool) -> str:
     )
 
 
-def _table(table: Table, open_: bool) -> str:
+def _table(table: Table, is_open: bool) -> str:
     title = escape(table.title)
-    region = f'tabindex="0" role="region" aria-label="{title}"'
-    body = (
-        f'<div class="table" id="table-{table.name}" {region}>{html(table)}</div>'
-        '<p class="nothing" hidden>No row for this choice.</p>'
-    )
-    if open_:
-        return f"<div>{body}</div>"
-    return f"<details><summary>Table: {title}</summary>{body}</details>"
+    region = f'id="table-{table.name}" tabindex="0" role="region" aria-label="{title}"'
+    body = f'<div class="table" {region}>{html(table)}</div><p class="nothing" hidden>No row for this choice.</p>'
+    return f"<div>{body}</div>" if is_open else f"<details><summary>Table: {title}</summary>{body}</details>"
 
 
-def _options(report: Report) -> dict[str, list[Any]]:
+def _options(rows: Sequence[Row]) -> Options:
     """Return by key the values that a filter offers, in the order of the page."""
-    rows = report.rows.get("lines", ())
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
     options["setting"].sort(key=natural)
@@ -148,15 +233,27 @@ def _options(report: Report) -> dict[str, list[Any]]:
     return options
 
 
+def _filters(options: Options) -> str:
+    fields = []
+    for key, title in _FILTERS.items():
+        if len(options[key]) > 1:
+            names = [", ".join(setting_words(v)) or "none" if key == "setting" else str(v) for v in options[key]]
+            values = "".join(f"<option value='{i}'>{escape(name)}</option>" for i, name in enumerate(names))
+            every = f"<option value=''>All</option>{values}"
+            fields.append(f'<label>{title}<select data-key="{key}" autocomplete="off">{every}</select></label>')
+    return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
+
+
 def _payload(report: Report, options: Options) -> dict[str, Any]:
+    drawn = [
+        {"name": c.name, "needs": c.needs, "keep": c.keep, "row_height": c.row_height, "data": c.data, "spec": c.draw()}
+        for c in report.charts
+    ]
     return {
         "options": options,
-        "margin": charts.MARGIN,
-        "config": palette.config(palette.variables()),
-        "charts": [
-            {"spec": one.spec} | {key: value for key, value in vars(one).items() if key not in _SAID}
-            for one in report.charts
-        ],
+        "margin": _MARGIN,
+        "config": chart_specs.config(chart_specs.variables()),
+        "charts": drawn,
         "data": {
             name: {"columns": list(rows[0]) if rows else [], "rows": [_short(list(row.values())) for row in rows]}
             for name, rows in report.rows.items()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import polars as pl
 
-from profiler.report.data import CONFIGURATION_KEY, KEY, Data
+from profiler.job.case import setting_words
+from profiler.report.data import CONFIGURATION_KEY, KEY, Data, Layer, layers
 from profiler.results.cells import CELLS
 from profiler.results.choice import Choice, cell_name
 from profiler.results.columns import DERIVED, Group, Shown, columns, factor, field, fields
-from profiler.results.layers import Profiled, groups
+from profiler.results.layers import Profiled
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
-from profiler.tables.numbers import aligned, compact, each, errors, rates, whole
-from profiler.tables.table import Field, Table, figure, prose, under, words
+from profiler.tables.numbers import aligned, compact, each, errors, whole
+from profiler.tables.table import Field, Table, excerpt, figure, prose, under, words
 
 _FACTS = {
     "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
@@ -37,72 +37,74 @@ _shown = partial(fields, shown=Shown.REPORT)
 
 def tables(data: Data) -> dict[str, Table]:
     """Return every table that is not empty, by name; a name begins with its section's."""
-    cells = data.cells
-    trained = cells.filter(pl.col("pass") == "training")
-    made = [
-        _answer(data.choices),
-        _table("speedups", "Speed-up by configuration", cells, *_speedups(), needs="latency_ms"),
-        _table("latency", "Latency on every clock", cells, *_latencies(), needs="latency_ms"),
-        _table("throughput", "Throughput and latency", cells, *_throughputs(), needs="throughput"),
-        _table("memory", "Memory", cells, *_memory(), needs="peak_memory_mib"),
-        _table("roofline", "Roofline", cells, *_roofline(), needs="tflops"),
-        _table("training", "Training", trained, *_training(), needs="latency_ms"),
-        *(_layers(number, profiles) for number, profiles in enumerate(data.layers, 1)),
-        _table("setup", "Set-up", cells, *_set_up(), needs="set_up_s"),
-        _table("energy", "Energy and cost", cells, *_energy(), needs=("energy_mj_per_item", "usd_per_hour")),
-        _problems(data.problems),
-        _warnings(data.warnings),
-        environment_table(data.environments),
-    ]
+    made = [_answer(data.choices), *_of_cells(data.cells)]
+    made += [layers_table(number, profiles) for number, profiles in enumerate(data.layers, 1)]
+    made += [_problems(data.problems), _warnings(data.warnings), environment_table(data.environments)]
     return {table.name: table for table in made if table.rows}
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Exported nodes that some variant runs as one, the PyTorch modules they come from, and each variant's time."""
-
-    nodes: str
-    modules: str | None
-    ms: Mapping[str, float]
-
-
-def layers(cell: Sequence[Profiled]) -> list[Layer]:
-    """Return the nodes in the graph's order, then all layers without one; else a variant's own layers."""
-    known = [Layer(group.name, group.modules, {v: group.ms(v) for v in group.layers}) for group in groups(cell)]
-    if not known:
-        (case,) = cell[:1]
-        return [Layer(f"{own['kind']} {own['layer']}", None, {case.row["variant"]: own["ms"]}) for own in case.layers]
-    strangers = {case.row["variant"]: sum(layer["ms"] for layer in own) for case in cell if (own := case.without_nodes)}
-    return known + ([Layer("no exported node", None, strangers)] if strangers else [])
+def _of_cells(cells: pl.DataFrame) -> list[Table]:
+    """Return the tables with a row a cell that has one of the figures that they need."""
+    error, latency, undivided = _error(), _latency(), figure("Undivided", "undivided_mib", whole, unit="MiB")
+    processes = [_counts("Processes", "processes", 2), _counts("Failed", "failures", 1)]
+    sums = [figure(DERIVED[of].heading, of, aligned(most=2), unit="s") for of in ("once_s", "start_s", "set_up_s")]
+    verdict = [words("over", "base"), words("Verdict", "verdict"), error, words("Footnotes", "footnotes")]
+    rates = [
+        figure("Items/s (95\u00a0%)", ("throughput", "throughput_low", "throughput_high"), numbers.ranges),
+        words("On the front", "front"),
+        field("peak_memory_mib"),
+    ]
+    roofline = [
+        figure("GFLOPs an item", "gflops_per_item"),
+        figure("FLOPs per byte", "intensity", aligned(most=1)),
+        *_shown(Group.ROOFLINE),
+        figure("Latency over floor", "over_floor", aligned(most=1), unit="×"),
+    ]
+    training = [
+        *(_latency("Iteration (95\u00a0%)"), *_shown(Group.PARTS), field("throughput", format=numbers.rates)),
+        *(_speedup(), field("loss_error"), field("gradient_error")),
+    ]
+    clocks = [latency, *_shown(Group.LATENCY)[1:], *_shown(Group.CLOCKS), *processes]
+    energy = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
+    trained = cells.filter(pl.col("pass") == "training")
+    declared: list[tuple[str, str, pl.DataFrame, Sequence[str], Sequence[Field]]] = [
+        ("speedups", "Speed-up by configuration", cells, ["latency_ms"], [latency, _speedup(), *verdict]),
+        ("latency", "Latency on every clock", cells, ["latency_ms"], clocks),
+        ("throughput", "Throughput and latency", cells, ["throughput"], [latency, *rates]),
+        ("memory", "Memory", cells, ["peak_memory_mib"], [*_shown(Group.MEMORY), undivided]),
+        ("roofline", "Roofline", cells, ["tflops"], roofline),
+        ("training", "Training", trained, ["latency_ms"], training),
+        ("setup", "Set-up", cells, ["set_up_s"], [*_shown(Group.SET_UP), *sums]),
+        ("energy", "Energy and cost", cells, ["energy_mj_per_item", "usd_per_hour"], energy),
+    ]
+    made = []
+    for name, title, frame, needs, shown in declared:
+        known = frame.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
+        made.append(Table(name, title, known, [*_identity(known), *shown], keys=CONFIGURATION_KEY))
+    return made
 
 
 def environment_table(environments: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return versions and machine, a column a label, and then what the device reached."""
-    known = [facts(environment) | roofs(environment) for environment in environments.values()]
+    known = [_facts(environment) for environment in environments.values()]
     parts = list(dict.fromkeys(part for of in known for part in of))
     places = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(known)}
     columns = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(environments))]
     return Table("environment", "Machines and versions", {"part": parts, **places}, columns)
 
 
-def facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return by part what environment.json says of the machine and its software."""
+def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return by part what environment.json says of the machine, its software, and what the device reached."""
     found = {}
     for part, forms in _FACTS.items():
         known = {key: value for key in forms if (value := environment.get(key)) is not None}
         found[part] = ", ".join(forms[key].format(value) for key, value in known.items())
     found["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
-    return {part: what for part, what in found.items() if what}
-
-
-def roofs(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the device reached, and its cache."""
-    found = {}
     for name, value in (environment.get("roofs") or {}).items():
         of, _, unit = name.partition("_")
         what = {"copy": "Memory bandwidth, measured", "cache": "Last-level cache"}.get(of, f"{of} peak, measured")
         found[what] = f"{compact(value)} {_UNITS.get(unit, unit)}"
-    return found
+    return {part: what for part, what in found.items() if what}
 
 
 def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
@@ -117,7 +119,7 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
         words("Deploy", "deploy"),
         _latency(),
         factor(f"× {bases[0]} (95\u00a0%)" if bases.len() == 1 else "Factor (95\u00a0%)"),
-        *([words("of", "base")] if bases.len() > 1 else []),
+        *[words("of", "base")][: bases.len() > 1],
         prose("Tied with", "tied"),
         *under("Runner-up", words("Configuration", "runner_up"), figure("× slower", _MARGIN, numbers.factors)),
         _error(),
@@ -171,121 +173,56 @@ def _error() -> Field:
     return figure("Error (bound)", ("error", "error_high"), cells)
 
 
-def _table(name: str, title: str, cells: pl.DataFrame, *columns: Field, needs: str | tuple[str, ...]) -> Table:
-    frame = cells.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
-    return Table(name, title, frame, [*_identity(frame), *columns], keys=CONFIGURATION_KEY)
+def _speedup() -> Field:
+    return factor("Factor (95\u00a0%)", unit="×")
 
 
 def _counts(heading: str, name: str, least: int) -> Field:
     return figure(heading, name, each(lambda value: numbers.count(value) if value >= least else ""))
 
 
-def _speedups() -> list[Field]:
-    return [
-        _latency(),
-        factor("Factor (95\u00a0%)", unit="×"),
-        words("over", "base"),
-        words("Verdict", "verdict"),
-        _error(),
-        words("Footnotes", "footnotes"),
-    ]
-
-
-def _latencies() -> list[Field]:
-    more = [_counts("Processes", "processes", 2), _counts("Failed", "failures", 1)]
-    return [_latency(), *_shown(Group.LATENCY)[1:], *_shown(Group.CLOCKS), *more]
-
-
-def _throughputs() -> list[Field]:
-    return [
-        _latency(),
-        figure("Items/s (95\u00a0%)", ("throughput", "throughput_low", "throughput_high"), numbers.ranges),
-        words("On the front", "front"),
-        field("peak_memory_mib"),
-    ]
-
-
-def _memory() -> list[Field]:
-    return [*_shown(Group.MEMORY), figure("Undivided", "undivided_mib", whole, unit="MiB")]
-
-
-def _roofline() -> list[Field]:
-    return [
-        figure("GFLOPs an item", "gflops_per_item"),
-        figure("FLOPs per byte", "intensity", aligned(most=1)),
-        *_shown(Group.ROOFLINE),
-        figure("Latency over floor", "over_floor", aligned(most=1), unit="×"),
-    ]
-
-
-def _training() -> list[Field]:
-    more = [field("throughput", format=rates), factor("Factor (95\u00a0%)", unit="×")]
-    return [
-        _latency("Iteration (95\u00a0%)"),
-        *_shown(Group.PARTS),
-        *more,
-        field("loss_error"),
-        field("gradient_error"),
-    ]
-
-
-def _set_up() -> list[Field]:
-    sums = [
-        figure(DERIVED[name].heading, name, aligned(most=2), unit="s") for name in ("once_s", "start_s", "set_up_s")
-    ]
-    return [*_shown(Group.SET_UP), *sums]
-
-
-def _energy() -> list[Field]:
-    return [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
-
-
-def _layers(number: int, cell: Sequence[Profiled]) -> Table:
-    """Show the exported nodes with every variant's time next to each other, and the sums."""
-    row, variants = cell[0].row, [str(case.row["variant"]) for case in cell]
-    rows = [*layers(cell), Layer("all layers", None, {case.row["variant"]: case.ms for case in cell})]
+def layers_table(number: int, cell: Sequence[Profiled], top: int | None = None) -> Table:
+    """Show the exported nodes with every variant's time next to each other, or the `top` longest, and the sums."""
+    row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], layers(cell)
+    longest = sorted(rows, key=lambda layer: -max(layer.ms.values()))[:top]
+    shown = [layer for layer in rows if layer in longest]
+    if rest := [layer for layer in rows if layer not in longest]:
+        sums = {variant: sum(layer.ms.get(variant, 0.0) for layer in rest) for variant in variants}
+        shown.append(Layer(f"{len(rest)} more", None, sums))
+    totals = {"all layers": {case.row["variant"]: case.ms for case in cell}}
+    for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
+        totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}
+    shown += [Layer(name, None, ms) for name, ms in totals.items() if ms]
     keys = [*KEY, "precision"]
     frame = pl.DataFrame(
         {
-            **{name: [row[name]] * len(rows) for name in keys},
-            "modules": [layer.modules for layer in rows],
-            "nodes": [layer.nodes for layer in rows],
-            **{f"ms_{variant}": [layer.ms.get(variant) for layer in rows] for variant in variants},
+            **{name: [row.get(name)] * len(shown) for name in keys},
+            "modules": [layer.modules for layer in shown],
+            "nodes": [layer.nodes for layer in shown],
+            **{f"ms_{variant}": [layer.ms.get(variant) for layer in shown] for variant in variants},
         }
     )
     columns = [
-        prose("PyTorch modules", "modules"),
-        prose("ONNX nodes, fused where they share a row", "nodes"),
-        *(figure(variant, f"ms_{variant}", unit="ms") for variant in variants),
+        excerpt("PyTorch modules", "modules"),
+        excerpt("ONNX nodes, fused where they share a row", "nodes"),
+        *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
     ]
-    what = f"{row['model']}, {row['pass']}, {row['precision']}, batch {row['batch_size']}"
-    return Table(f"layers-{number}", what, frame, columns, keys=keys)
+    what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
+    title = ", ".join(what)
+    return Table(f"layers-{number}", title, frame, columns, keys=keys, totals=sum(map(bool, totals.values())))
 
 
 def _problems(problems: pl.DataFrame) -> Table:
-    columns = [
-        *([words("Run", "run")] if problems["run"].n_unique() > 1 else []),
-        field("status"),
-        prose("Reason", "reason"),
-        field("variant", "Engine"),
-        field("precision"),
-        field("pass"),
-        prose("Models", "model"),
-        words("Batches", "batch_size"),
-        figure("Cases", "cases", whole),
-    ]
-    return Table(
-        "not-measured", "Not measured", problems, columns, keys=["run", "pass", "precision", "model", "batch_size"]
-    )
+    runs = [words("Run", "run")] if problems["run"].n_unique() > 1 else []
+    told = [field("status"), prose("Reason", "reason"), field("variant", "Engine"), field("precision"), field("pass")]
+    of = [prose("Models", "model"), words("Batches", "batch_size"), figure("Cases", "cases", whole)]
+    keys = ["run", "pass", "precision", "model", "batch_size"]
+    return Table("not-measured", "Not measured", problems, [*runs, *told, *of], keys=keys)
 
 
 def _warnings(warnings: pl.DataFrame) -> Table:
     meanings = [meaning(kind, otherwise=text) for kind, text in warnings.select("kind", "example").iter_rows()]
     frame = warnings.with_columns(pl.Series("meaning", meanings, pl.String))
-    columns = [
-        words("Warning", "kind"),
-        figure("Cases", "cases", whole),
-        prose("Meaning", "meaning"),
-        prose("Example", "example"),
-    ]
+    columns = [words("Warning", "kind"), figure("Cases", "cases", whole)]
+    columns += [prose("Meaning", "meaning"), prose("Example", "example")]
     return Table("warnings", "Warnings", frame, columns)

@@ -18,7 +18,7 @@ COMPARATIVES = {
 }
 """By objective the words for the worse and the better one of two."""
 _UNMEASURED = {
-    "usd_per_million_items": "no price; give --usd-per-hour",
+    "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
 }
 

@@ -111,8 +111,8 @@ def test_compiled_shows_its_kernels(rows: pl.DataFrame) -> None:
 
 
 def test_the_command_prints_them_side_by_side(run: Path, profiler: Profiler) -> None:
-    done = profiler("layers", str(run), "--precision", "fp16", "--pass", "inference", "--top", "12", cwd=run)
+    done = profiler("layers", str(run), "--only", "precision=fp16,pass=inference", "--top", "12", cwd=run)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
-    assert "resnet18, inference, fp16, batch 16: node by node, ms" in done.stdout
-    assert "% of the" in done.stdout
+    assert "resnet18, inference, fp16, batch 16" in done.stdout
+    assert "on the device" in done.stdout

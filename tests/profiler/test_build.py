@@ -39,7 +39,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_graph(folder / "strange.onnx", "Wobble", ["batch", 3, 16, 16], domain="of.its.own")
     write_graph(folder / "heavy.onnx", "Conv", ["batch", 3, 16, 16], layers=2000)
     (folder / "other").mkdir()
-    write_graph(folder / "other" / "good.onnx", "Conv", ["batch", 3, 16, 16])
     return folder
 
 
@@ -77,33 +76,24 @@ def rows(done: CompletedProcess[str]) -> list[list[str]]:
 
 
 GOOD = ("--model", "good.onnx", "--batch", "4,1:8:32", "--target", "sm89")
-BATCH_4 = ("--model", "good.onnx", "--batch", "4", "--target", "sm89")
 
 
-def test_engines_are_taken_from_the_cache_unless_they_are_damaged_or_asked_for_anew(
-    build: Build, workplace: Path
-) -> None:
+def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, workplace: Path) -> None:
     first = build(*GOOD)
     Path(rows(first)[0][7]).write_bytes(Path(rows(first)[0][7]).read_bytes()[:100])
     second = build(*GOOD)
     for done, source in ((first, "built"), (second, "from the cache")):
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stderr == ""
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         assert "Engines of trt-rtx for sm89" in done.stdout
-        assert [row[:4] for row in rows(done)] == [
-            ["good", "fp32", "4", "built"],
-            ["good", "fp32", "1:8:32", source],
-        ]
+        assert [row[:4] for row in rows(done)] == [["good", "fp32", "4", "built"], ["good", "fp32", "1:8:32", source]]
     assert "good fp32 batch 4: engine-cache: a damaged or foreign file was built again" in second.stdout
     assert rows(first)[1][4:] == rows(second)[1][4:], "the figures are the build's"
     for row in rows(second):
         seconds, peak, size, path = row[4:]
-        assert float(seconds) >= 0
-        assert float(peak) > 1
+        assert float(seconds) >= 0 and float(peak) > 1
         assert f"{Path(path).stat().st_size / 2**20:.1f}" == size
         assert Path(path).is_relative_to(workplace / "cache" / "engines")
         assert Path(path).stat().st_size > 100
-    assert [row[3] for row in rows(build(*BATCH_4, "--rebuild"))] == ["built"]
 
 
 def test_canonical_network(build: Build) -> None:
@@ -111,18 +101,6 @@ def test_canonical_network(build: Build) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row[:4] for row in rows(done)] == [["resnet18", "fp16", "2", "built"]]
     assert not list(Path(rows(done)[0][7]).parents[1].glob("reference/*")), "a build needs no reference outputs"
-
-
-def test_export_copies_the_engine(build: Build, workplace: Path) -> None:
-    arguments = ("--model", "good.onnx", "--batch", "4", "--target", "all")
-    done = build(*arguments, "--export", "exported.engine")
-    assert done.returncode == 0, done.stdout
-    assert "Copied to exported.engine" in done.stdout
-    assert (workplace / "exported.engine").read_bytes() == Path(rows(done)[0][7]).read_bytes()
-    (workplace / "exported.engine").write_bytes(b"older")
-    assert build(*arguments, "--export", "exported.engine").returncode == 0, "one from the cache is copied too"
-    assert (workplace / "exported.engine").stat().st_size > 5
-    assert not list(workplace.glob(".exported*"))
 
 
 def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workplace: Path) -> None:
@@ -138,50 +116,39 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     assert done.stderr == ""
 
 
-def test_fixed_batch(build: Build) -> None:
-    done = build("--model", "fixed.onnx", "--batch", "2,4", "--target", "sm89")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("fixed.onnx", "--batch", "4"),
+            "fixed fp32 batch 4: unsupported: fixed has a fixed batch of 2: use --batch 2",
+        ),
+        (("good.onnx", "--batch", "9", "--timeout", "0.1"), "raise --timeout if it needs longer"),
+        (("alexnet", "--precision", "fp32", "--batch", "1", "--timeout", "0.1"), "raise --timeout if it needs longer"),
+    ],
+)
+def test_why_an_engine_could_not_be_built_is_said(build: Build, arguments: tuple[str, ...], said: str) -> None:
+    done = build("--model", *arguments, "--target", "sm89")
     assert done.returncode == 1
-    assert "fixed fp32 batch 4: unsupported: fixed has a fixed batch of 2: use --batch 2" in done.stdout
-    assert rows(done)[0][:4] == ["fixed", "fp32", "2", "built"]
-
-
-def test_build_that_takes_too_long(build: Build) -> None:
-    done = build("--model", "good.onnx", "--batch", "9", "--target", "sm89", "--timeout", "0.1")
-    assert done.returncode == 1
-    assert "timeout: ended after 0.1 s" in done.stdout
-    assert "raise --timeout if it needs longer" in done.stdout
-
-
-def test_an_export_that_takes_too_long_names_the_option_too(build: Build) -> None:
-    done = build("--model", "alexnet", "--precision", "fp32", "--batch", "1", "--target", "sm89", "--timeout", "0.1")
-    assert done.returncode == 1
-    assert "raise --timeout if it needs longer" in done.stdout
-    assert "budget" not in done.stdout
+    assert said in done.stdout and "budget" not in done.stdout
 
 
 WRONG = {
-    "engine of another kind": ("ort", GOOD, ["--engine: 'ort' builds nothing ahead of time", "trt-rtx"]),
-    "engine by its long name": ("tensorrt", GOOD, ["did you mean 'trt'?"]),
-    "no GPU for TensorRT": ("trt", GOOD[:4], ["times kernels on the GPU, and no NVIDIA GPU answers here"]),
-    "target of TensorRT": ("trt", GOOD, ["--target: trt builds only for the GPU that it runs on"]),
-    "no target": ("trt-rtx", GOOD[:4], ["--target is missing", "valid: sm75, ", "sm89", "all"]),
-    "unknown target": ("trt-rtx", (*GOOD[:4], "--target", "sm90"), ["--target: unknown 'sm90'; valid: sm75, "]),
-    "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), ["--model: 'resnet5'", "'resnet50'"]),
-    "no such file": ("trt-rtx", ("--model", "no.onnx", *GOOD[2:]), ["--model: there is no file no.onnx"]),
-    "two of one name": ("trt-rtx", (*GOOD, "--model", "other/good.onnx"), ["good.onnx and other/good.onnx"]),
-    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "bf16"), ["--precision", "'bf16'"]),
-    "no precision": ("trt-rtx", ("--model", "resnet18", *GOOD[2:]), ["--precision is missing; valid: fp32"]),
+    "engine of another kind": ("ort", GOOD, "--engine: 'ort' builds nothing ahead of time"),
+    "engine by its long name": ("tensorrt", GOOD, "did you mean 'trt'?"),
+    "no GPU for TensorRT": ("trt", GOOD[:4], "--engine trt: no NVIDIA GPU answers here"),
+    "target of TensorRT": ("trt", GOOD, "--target: trt builds only for the GPU that it runs on"),
+    "no target": ("trt-rtx", GOOD[:4], "--target is missing"),
+    "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), "--model: 'resnet5' is neither"),
+    "no such file": ("trt-rtx", ("--model", "no.onnx", *GOOD[2:]), "--model: there is no file no.onnx"),
+    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "bf16"), "--precision: unknown 'bf16'"),
+    "no precision": ("trt-rtx", ("--model", "resnet18", *GOOD[2:]), "--precision is missing; valid: fp32"),
     "unknown precision": (
-        "trt-rtx", ("--model", "resnet18", "--precision", "fp61", *GOOD[2:]), ["unknown 'fp61'; did you mean 'fp16'"]
+        "trt-rtx", ("--model", "resnet18", "--precision", "fp61", *GOOD[2:]), "unknown 'fp61'; did you mean 'fp16'"
     ),
-    "batch": ("trt-rtx", (*GOOD[:2], "--batch", "4,x", *GOOD[4:]), ["--batch: 'x' is neither", "1:8:32"]),
-    "batch range": ("trt-rtx", (*GOOD[:2], "--batch", "8:4:16", *GOOD[4:]), ["--batch: '8:4:16'", "min"]),
-    "model that is a folder": ("trt-rtx", ("--model", "other/", *GOOD[2:]), ["--model: other is a folder"]),
-    "export of two": ("trt-rtx", (*GOOD, "--export", "e"), ["--export takes one engine, and this builds 2"]),
-    "export to nowhere": (
-        "trt-rtx", (*GOOD[:2], "--batch", "4", *GOOD[4:], "--export", "no/e"), ["--export no/e", "folder that exists"]
-    ),
-    "calibration": ("trt-rtx", (*GOOD, "--calibration", "other"), ["--calibration: there are no .npy files in other"]),
+    "batch": ("trt-rtx", (*GOOD[:2], "--batch", "4,x", *GOOD[4:]), "--batch: 'x' is neither"),
+    "batch range": ("trt-rtx", (*GOOD[:2], "--batch", "8:4:16", *GOOD[4:]), "--batch: '8:4:16'"),
+    "calibration": ("trt-rtx", (*GOOD, "--calibration", "other"), "--calibration: there are no .npy files in other"),
 }  # fmt: skip
 
 
@@ -189,17 +156,8 @@ WRONG = {
 def test_wrong_arguments_give_2_and_one_line(build: Build, name: str) -> None:
     engine, arguments, words = WRONG[name]
     done = build(*arguments, engine=engine)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1, done.stderr
-    for word in words:
-        assert word in done.stderr, done.stderr
-
-
-def test_export_that_cannot_be_written(build: Build) -> None:
-    done = build(*BATCH_4, "--export", "/proc/engine")
-    assert done.returncode == 2, done.stderr
-    assert re.fullmatch(r"--export /proc/engine: .*; the engine is in \S+\.engine\n", done.stderr)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stdout + done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.slow
@@ -262,9 +220,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     for name in ("trt", "trt-rtx"):
         with pytest.raises(ConfigError) as raised:
             find_engine(name)
-        assert str(raised.value) == (
-            f"--engine {name}: no_bindings is not installed: pip install 'the-libs' 'the-bindings'"
-        )
+        assert str(raised.value).endswith("no_bindings is not installed: pip install 'the-libs' 'the-bindings'")
     monkeypatch.setattr(nvml, "visible_gpus", list)
     assert find_engine("trt").name == "trt", "what it lacks would not help without a GPU"
 
@@ -301,7 +257,7 @@ def test_a_float32_file_has_the_lanes_of_a_run_and_any_other_is_as_it_is(workpla
     assert lanes("good.onnx", "fp32", "tf32", "fp16", "int8") == ["fp32", "tf32", "fp16", "int8"]
     write_graph(workplace / "half.onnx", "Conv", ["batch", 3, 16, 16], of=TensorProto.FLOAT16)
     assert lanes("half.onnx") == ["native"]
-    with pytest.raises(ConfigError, match=r"half is an ONNX file that is not float32 throughout.*; leave it out"):
+    with pytest.raises(ConfigError, match=r"half is not float32 throughout.*; leave it out"):
         lanes("half.onnx", "fp16")
 
 

@@ -16,9 +16,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from profiler import cli
+from profiler import cli, doctor
 from profiler.compare import command
-from profiler.doctor import command as doctor
 from profiler.errors import ConfigError
 from profiler.options import COMMANDS, Compare
 
@@ -34,19 +33,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_what_is_given_arrives_under_its_name(given: list[Any]) -> None:
-    words = ["compare", "one", "two", "--only", "model=a", "--only", "pass=b", "--reference", "x", "--output", "f.md"]
+    words = ["compare", "one", "two", "--only", "model=a", "--only", "pass=b", "--format", "md"]
     assert CliRunner().invoke(cli.app, [*words, "--best", "--top", "3"]).exit_code == 3
-    (options,) = given
-    assert options == Compare(
-        runs=["one", "two"], only=["model=a", "pass=b"], references=["x"], output=Path("f.md"), best=True, top=3
-    )
-
-
-def test_what_is_not_given_is_the_default_of_the_class(given: list[Any]) -> None:
     assert CliRunner().invoke(cli.app, ["compare", "one"]).exit_code == 3
-    (options,) = given
-    assert (list(options.runs), list(options.only), list(options.references)) == (["one"], [], [])
-    assert (options.format, options.top, options.output, options.best) == ("text", 40, None, False)
+    options, plain = given
+    assert (list(plain.runs), list(plain.only), plain.format, plain.top) == (["one"], [], "text", 40)
+    assert options == Compare(runs=["one", "two"], only=["model=a", "pass=b"], format="md", best=True, top=3)
 
 
 @pytest.mark.parametrize(("columns", "width"), [("200", 200), ("60", 60), ("", 120), ("0", 120), ("wide", 120)])
@@ -76,13 +68,6 @@ def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
         ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'recommend'"
     ):
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
-
-
-def test_an_option_of_another_command_says_whose_it_is() -> None:
-    asked = CliRunner().invoke(cli.app, ["resnet18", "--study", "x"], env={"COLUMNS": "200"})
-    assert asked.exit_code == 2
-    assert "No such option: --study. Other commands have it: python -m profiler published --help" in asked.output
-    assert "Possible options" not in asked.output
 
 
 def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:

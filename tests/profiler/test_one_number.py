@@ -12,11 +12,9 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler.compare.command import Options, make_comparison
-from profiler.compare.view import sections
-from profiler.recommend.answer import Answer, recommend
-from profiler.recommend.options import Request
-from profiler.recommend.writers import headline
+from profiler.compare.command import Options, make_comparison, sections
+from profiler.recommend.answer import Answer, Request, recommend
+from profiler.recommend.command import headline
 from profiler.report.data import gather
 from profiler.report.tables import tables
 from profiler.results.cells import GROUP, OK, cells
@@ -69,7 +67,7 @@ def of(cell: Row, columns: tuple[str, ...]) -> list[float]:
 def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Answer]]:
     """What recommend says of each group that the terminal has a table of."""
     for keys in results.select(GROUP).unique(maintain_order=True).to_dicts():
-        asked = Request(keys["model"], keys["pass"], (keys["batch_size"],), setting=keys["setting"])
+        asked = Request(keys["model"], keys["pass"], keys["setting"], f"batch_size={keys['batch_size']}")
         yield keys, recommend(results, asked)
 
 

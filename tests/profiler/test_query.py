@@ -31,52 +31,32 @@ def shown(sql: str, width: int = 120, rows: int = 200) -> str:
 def test_results_samples_and_environments_are_tables() -> None:
     assert run("select count(*) as n from results where status = 'ok'").item() == 120
     assert run("select count(*) as n from samples").item() == 141_494
-    facts = run("select value from environments where key = 'driver'")
-    assert facts.item() == "580.159.04"
+    assert run("select value from environments where key = 'driver'").item() == "580.159.04"
     assert run("show tables").to_series().to_list() == ["environments", "results", "samples"]
-
-
-def test_the_samples_medians_are_the_results_latencies() -> None:
+    found = run("select device, count(*) as n from results group by device order by device", H200, CPU)
+    assert found.rows() == [("cpu", 25), ("cuda", 120)]
     found = run(
         "select r.case_id, r.latency_ms, median(s.ms) as ms from results r join samples s "
         "on r.run_id = s.run_id and r.case_id = s.case_id and r.clock = s.clock group by r.case_id, r.latency_ms"
     )
     assert found.height == 120
-    assert found["ms"].to_list() == pytest.approx(found["latency_ms"].to_list())
-
-
-def test_several_runs_are_one_table() -> None:
-    found = run("select device, count(*) as n from results group by device order by device", H200, CPU)
-    assert found.rows() == [("cpu", 25), ("cuda", 120)]
-
-
-def test_layers_are_a_table_where_a_run_has_them() -> None:
-    with pytest.raises(ConfigError, match="there is no table 'layers'; there are results, samples, environments"):
-        run("select * from layers")
+    assert found["ms"].to_list() == pytest.approx(found["latency_ms"].to_list()), "the samples' medians"
 
 
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
         ("select latncy_ms from results", "no column 'latncy_ms'; did you mean 'latency_ms'"),
-        ("select gpu from environments", "'gpu' is a column of results, which the query does not read there"),
-        ("select gpu from environments", "which the query does not read there; environments has run_id, key, value$"),
-        ("select keyy from environments", "there is no column 'keyy'; did you mean 'key'"),
-        ("select driverless from samples", "valid: run_id, case_id, clock, index, ms$"),
+        ("select keyy from environments", "have no column 'keyy'; did you mean 'key'"),
         ("select r.modl from results r", "no column"),
         ("select * from samplez", "no table 'samplez'; there are results, samples"),
+        ("select * from layers", "there is no table 'layers'; there are results, samples, environments"),
         ("selct from", "only queries that read are allowed; did you mean 'select'"),
         ("select model,, from results", "sql parser error"),
-        ("select model from results group by", "for example: select"),
         ("select list_filter(warnings, 'x') from results", "is taken apart by unnest"),
-        ("select nosuchfunction(model) from results", "nosuchfunction"),
         ("select model + 1 from results", "query: "),
-        ("", "only queries that read are allowed"),
-        ("delete from results", "only queries that read are allowed"),
-        ("drop table results", "only queries that read are allowed"),
-        ("truncate table results", "only queries that read are allowed"),
+        *((sql, "only queries that read are allowed") for sql in ("", "delete from results", "drop table results")),
         ("create table t as select * from results", "only queries that read are allowed"),
-        ("insert into results values (1)", "only queries that read are allowed"),
         ("select 1; drop table results", "query: "),
     ],
 )
@@ -106,7 +86,7 @@ def test_what_is_not_shown_is_said() -> None:
     assert "1 row\n" in shown("select count(*) as n from results")
 
 
-@pytest.mark.parametrize("format_", ["csv", "html", "json", "md", "parquet", "text"])
+@pytest.mark.parametrize("format_", ["csv", "json", "md", "parquet", "text"])
 def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
     path = tmp_path / "rows"
     sql = "select model, batch_size, latency_ms, warnings from results order by case_id limit 5"
@@ -118,11 +98,9 @@ def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
         assert pl.read_csv(path).select("model", "batch_size", "latency_ms").equals(expected.drop("warnings"))
     elif format_ == "json":
         assert json.loads(path.read_text()) == expected.to_dicts()
-    elif format_ == "html":
-        assert path.read_text().count("<tr>") == 6
     else:
-        assert len(path.read_text().splitlines()) == 7
-        assert path.read_text().startswith(r"| model | batch_size | latency_ms | warnings |")
+        head, *rows = path.read_text().splitlines()
+        assert (head, len(rows)) == (r"| model | batch_size | latency_ms | warnings |", 6)
 
 
 @pytest.mark.parametrize("format_", ["csv", "json", "md"])

@@ -288,7 +288,6 @@ def _import_all() -> None:
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
 
-    import profiler.report.charts
     import profiler.report.command
     import profiler.run.command
     import profiler.worker.measure_case

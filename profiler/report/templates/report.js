@@ -17,7 +17,7 @@
 
   // Keep as many values of each key as the chart holds: spread over all of them, or the last ones.
   function standing(chart, rows) {
-    let left = rows.filter(row => chart.needs.some(field => row[field] !== null));
+    let left = rows.filter(row => row[chart.needs] !== null);
     for (const [key, most] of Object.entries(chart.keep)) {
       let values = [...new Set(left.map(row => row[key]))];
       if (key === "batch_size") values.sort((a, b) => a - b);
@@ -80,16 +80,10 @@
     const place = figure.querySelector(".chart");
     views.get(chart.name)?.finalize();
     views.delete(chart.name);
-    const sets = chart.data.length ? chosenRows(chart, figure, place, picks) : {};
+    const sets = chosenRows(chart, figure, place, picks);
     if (!sets) return;
     const spec = legends(chart.spec, sets[chart.data[0]]);
     spec.datasets = {...spec.datasets, ...sets};
-    if (chart.height) spec.height = chart.height;
-    if (chart.panel) {
-      const [least, axis] = chart.panel;
-      spec.columns = Math.max(1, Math.floor(place.clientWidth / least));
-      spec.spec = {...spec.spec, width: Math.floor(place.clientWidth / spec.columns) - axis};
-    }
     if (chart.row_height) {
       const rows = sets[chart.data[0]];
       const [pixels, fields] = chart.row_height;
@@ -97,7 +91,7 @@
     }
     const labelLimit = Math.min(page.config.axis.labelLimit, 0.42 * place.clientWidth);
     const names = chart.row_height ? labelLimit : 0;
-    const columns = Math.max(1, Math.floor((place.clientWidth - 80 - names) / chart.legend));
+    const columns = Math.max(1, Math.floor((place.clientWidth - 80 - names) / 120));
     const config = {...page.config, legend: {...page.config.legend, columns}, axis: {...page.config.axis, labelLimit}};
     // An interpreter of expressions, so that the page's policy can forbid code that is made from text.
     const made = await vegaEmbed(place, spec, {

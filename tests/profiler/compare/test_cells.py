@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import handmade
@@ -12,13 +11,8 @@ import pytest
 
 from profiler.compare.cells import compare, find_regressions, replicates_needed, resolution, totals
 from profiler.compare.command import parse_limit
-from profiler.compare.view import sentence
 from profiler.errors import ConfigError
-from profiler.published.references import published_as_results
-from profiler.results.reading import read_runs
 from profiler.stats.intervals import ratio_interval
-
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -83,21 +77,6 @@ def test_only_equal_cells_are_compared(key: str) -> None:
     assert (alone[key], alone["base_status"], alone["side_status"]) == (other, None, "ok")
 
 
-def test_shapes_of_each_model_are_sides_with_a_base_of_their_own() -> None:
-    rows = [
-        row
-        for model, name, sizes in (("gpt2", "cache", (16, 64)), ("bert", "sequence", (32, 128)))
-        for size in sizes
-        for row in processes("a", float(size), model=model, shape=f"{name}={size}", flops_per_item=size)
-    ]
-    rows = [{**row, "setting": f"head=logits/{row['shape']}"} for row in rows]
-    cells = compare(frame(*rows), "shape").select("model", "base", "side", "setting", "ratio", "differs")
-    assert sorted(cells.rows()) == [
-        ("bert", "sequence=32", "sequence=128", "head=logits", pytest.approx(0.25), None),
-        ("gpt2", "cache=16", "cache=64", "head=logits", pytest.approx(0.25), None),
-    ]
-
-
 def test_a_cell_that_failed_says_why_unless_another_process_gave_figures() -> None:
     failed = {"run_id": "b", "status": "crashed", "reason": "SIGSEGV", "replicate": 3}
     cell = only(compare(frame(*processes("a", 1.0), failed)))
@@ -135,12 +114,6 @@ def test_of_each_side_the_fastest_variant_may_stand() -> None:
     assert (cell["variant"], cell["ratio"]) == ("ort | eager", 2.0)
 
 
-def test_published_machines_stand_to_each_other_as_their_tables_say() -> None:
-    found = totals(compare(published_as_results("cloud-gpus"), by="machine", base="Tesla K80", best=True))
-    (k520,) = found.filter(side="GRID K520").to_dicts()
-    assert sentence(k520) == "Across the 4 models that both ran, GRID K520 is 1.81× to 2.2× slower than Tesla K80."
-
-
 def test_what_makes_two_cells_of_one_name_not_the_same_is_said() -> None:
     same = {"flops_per_item": 4.1e9}
     changes: list[tuple[dict[str, Any], str | None]] = [
@@ -174,14 +147,6 @@ def test_a_figure_of_0_gives_no_infinite_ratio(zero: str, lost: str) -> None:
     cell = only(compare(frame(*processes("a", 1.0), *processes("b", 1.0, **{zero: 0.0}))))
     assert [name for name, value in cell.items() if isinstance(value, float) and not np.isfinite(value)] == []
     assert cell[lost] is None
-
-
-@pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_a_real_run_against_itself_is_equal_everywhere(name: str) -> None:
-    rows = read_runs([GOLDEN / name]).results.collect()
-    cells = compare(pl.concat([rows, rows.with_columns(run_id=pl.lit("again"))]))
-    assert cells.height == rows.height
-    assert cells["ratio"].to_list() == pytest.approx([1.0] * rows.height)
 
 
 def simulated(run_id: str, count: int, slowed: float, seed: int) -> list[dict[str, Any]]:
@@ -223,36 +188,6 @@ def sides(times_ms: dict[str, tuple[float | None, ...]], **columns: Any) -> pl.D
     return compare(frame(*rows))
 
 
-@pytest.mark.parametrize(
-    ("base", "side", "said"),
-    [
-        ((22, 50), (10, 20), "Across all models, B is 2.2× to 2.5× faster than A."),
-        ((10, 20), (22, 50), "Across all models, B is 2.2× to 2.5× slower than A."),
-        ((10, 10), (10.5, 12.5), "Across all models, B is 1.05× to 1.25× slower than A."),
-        ((10, 10), (5, 5), "Across all models, B is 2.0× faster than A."),
-        ((10, 10), (8, 11), "Across all models, B is from 1.10× slower to 1.25× faster than A."),
-        ((10, 10), (10.1, 9.9), "Across all models, B is within 3 % of A."),
-        ((10, None), (5, 5), "For m0, the one model that both ran, B is 2.0× faster than A."),
-        ((10, 10, None), (5, 5, 5), "Across the 2 models that both ran, B is 2.0× faster than A."),
-        ((10,), (4,), "For m0, B is 2.5× faster than A."),
-        ((10, 10), (0.1, 0.07), "Across all models, B is 100× to 143× faster than A."),
-    ],
-)
-def test_the_range_over_models_is_worded_like_the_published(base: Any, side: Any, said: str) -> None:
-    assert [sentence(total) for total in totals(sides({"A": base, "B": side})).to_dicts()] == [said]
-
-
-def test_a_factor_that_no_cell_tells_apart_is_given_as_the_range_of_its_interval() -> None:
-    known = {"latency_spread": 0.02, "latency_spread_free": 100.0}
-    rows = [*processes("A", 1.0, **known), *processes("B", 1.05, **known)]
-    ends = [
-        row | {"latency_low_ms": row["latency_ms"] * 0.96, "latency_high_ms": row["latency_ms"] * 1.04} for row in rows
-    ]
-    (total,) = totals(compare(frame(*ends))).to_dicts()
-    assert total["unclear"] == 1
-    assert sentence(total) == "For resnet50, B is from 1.11× slower to 1.01× faster than A."
-
-
 def test_totals_are_geometric_means_over_the_cells_that_both_ran() -> None:
     given = {"A": (4.0, 1.0, 1.0), "B": (1.0, 1.0, None), "C": (None, None, None)}
     cells = pl.concat([sides(given, precision=precision) for precision in ("fp32", "fp16")])
@@ -261,16 +196,6 @@ def test_totals_are_geometric_means_over_the_cells_that_both_ran() -> None:
     assert [total[name] for name in ("ratio", "low", "high", "memory_ratio")] == pytest.approx([2.0, 1.0, 4.0, 1.0])
     assert [total[name] for name in ("faster", "slower", "equivalent", "unclear")] == [2, 0, 2, 0]
     assert resolution(cells) == 0 and replicates_needed(cells, 0.05) is None
-    assert sentence(total, names_pass=True).startswith("In inference, across the 2 models that both ran, B is")
-
-
-def test_models_and_passes_that_are_the_sides_themselves_are_not_named() -> None:
-    times = (("a", "inference", 4.0), ("b", "inference", 2.0), ("a", "training", 10.0))
-    rows = frame(*(row for model, pass_, ms in times for row in processes("r", ms, model=model, **{"pass": pass_})))
-    by_model, by_pass = (totals(compare(rows, by=by)).to_dicts() for by in ("model", "pass"))
-    assert [sentence(total) for total in by_model] == ["b is 2.0× faster than a."]
-    (said,) = (sentence(total, names_pass=True) for total in by_pass)
-    assert said == "For a, the one model that both ran, training is 2.5× slower than inference."
 
 
 # Regressions.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
@@ -15,9 +14,7 @@ from rich.console import Console
 from runs import Profiler, on_console
 
 from exporters.source import Identity
-from profiler.compare.command import Options, execute, make_comparison
-from profiler.compare.differences import differences
-from profiler.compare.view import Comparison
+from profiler.compare.command import Comparison, Options, differences, execute, make_comparison
 from profiler.errors import ConfigError
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import read_runs
@@ -80,7 +77,7 @@ def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Prof
     slowed = command("compare", "main", "slow", *limit, cwd=runs)
     assert (slowed.returncode, slowed.stderr) == (1, "")
     said = " ".join(slowed.stdout.split())
-    assert "In inference, across all models, slow is 1.09× to 1.11× slower than main." in said
+    assert "slow inference 19 1.10× slower" in said
     assert "Differences below 0.6 % cannot be told here." in said, "both intervals reach 0.4 %"
     assert "Cells: 25 slower." in said
     assert "torch_version 2.13.0 2.12.0" in said, "what differs"
@@ -97,8 +94,6 @@ def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Prof
         (["main", "slow"], {"only": ("model=resnet18,batch_size=7",)}, "no row of these runs matches"),
         (["main", "slow"], {"only": ("model=resnet50,model=resnet5",)}, "model=resnet5: .* did you mean 'resnet50'"),
         (["main", "slow"], {"format": "jsonn"}, "did you mean 'json'"),
-        (["main", "slow"], {"format": "md", "output": Path("no/such/file")}, "--output no/such/file"),
-        (["main", "slow"], {"references": ("cnn",)}, "no published figures of 'cnn'"),
     ],
 )
 def test_what_cannot_be_used_is_a_config_error(runs: Path, names: list[str], options: Any, said: str) -> None:
@@ -147,17 +142,6 @@ def test_where_the_limit_cannot_be_told_the_commands_that_can_are_named(runs: Pa
         f"python -m profiler {runs}/{name}/bench.yaml --replicates 5" for name in ("main", "slow")
     ]
     assert make_comparison(of(runs, fail_on_regression="12%")).next == []
-
-
-@pytest.mark.parametrize("format_", ["text", "md", "csv", "json"])
-def test_every_format_can_be_written_to_a_file(runs: Path, format_: str) -> None:
-    path = runs / "comparison"
-    code, said = page(of(runs, format=format_, output=path), 200)
-    assert (code, said) == (0, f"Written: {path}")
-    assert "resnet50" in path.read_text()
-    if format_ == "csv":
-        rows, cells = list(csv.DictReader(path.open())), make_comparison(of(runs)).cells
-        assert ([*rows[0]], [float(row["ratio"]) for row in rows]) == (cells.columns, cells["ratio"].to_list())
 
 
 def test_tables_have_one_form_of_a_factor(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,21 +194,8 @@ def test_cells_of_one_side_are_counted_with_their_reason(runs: Path) -> None:
     assert code == 1, "a cell that ran no longer does"
     assert "slow oom 2 no memory [left] alexnet/eager/training/fp32/b1, alexnet/eager/training/fp32/b16" in said
     assert "slow missing" in said
-    assert "In inference, across the 2 models that both ran" in said
     code, said = page(of(runs, fail_on_regression="0.5", only=("pass=inference",)))
     assert (code, " lost." in said) == (4, True)
-
-
-def test_published_figures_stand_beside_a_run_of_ours() -> None:
-    given = {"runs": (H200,), "references": ("cnn-benchmarks",)}
-    found = make_comparison(Options(**given, only=("variant=eager", "pass=training")))  # type: ignore[arg-type]
-    assert [*found.sides][:3] == ["NVIDIA H200", "GTX 1080 Ti", "Pascal Titan X"]
-    compared = found.cells.drop_nulls("ratio")
-    assert set(compared["model"]) == {"alexnet", "resnet18", "resnet50"}
-    assert (compared["ratio"] < 1).all(), "an H200 is faster than all of 2017's"
-    assert compared.filter(side="GTX 1080 Ti", model="alexnet")["variant"].item() == "eager | cudnn 5.1.10"
-    upside_down = make_comparison(Options(**given, base="GTX 1080 Ti"))  # type: ignore[arg-type]
-    assert (upside_down.cells.filter(side="NVIDIA H200").drop_nulls("ratio")["ratio"] > 1).all()
 
 
 def test_another_network_under_the_same_name_is_said_before_any_factor(runs: Path) -> None:
@@ -239,15 +210,9 @@ def test_another_network_under_the_same_name_is_said_before_any_factor(runs: Pat
     _, said = page(of(runs))
     # Outputs are rounded otherwise on another processor; no row is of `gone`.
     line = "Not the same model in slow as in main: alexnet (its source code (\\x1b[2J), its parameters or buffers)."
-    assert f"slow against main {line} In inference, across all models, slow is" in said
-    assert make_comparison(of(runs)).other_models == [
-        {"model": "alexnet", "base": "main", "side": "slow", "certain": True,
-         "differs": ["its source code (\\x1b[2J)", "its parameters or buffers"]}
-    ]  # fmt: skip
-    for damaged in ("{", '{"alexnet": {"since": "", "parts": 5, "repeatable": true}}'):
-        (runs / "slow" / "models.json").write_text(damaged)
-        (note,) = make_comparison(of(runs)).notes
-        assert note == f"{runs}/slow/models.json cannot be read; its models may be other networks"
+    assert f"slow against main {line}" in said
+    (other,) = make_comparison(of(runs)).other_models
+    assert (other.model, other.base, other.side, other.certain) == ("alexnet", "main", "slow", True)
 
 
 CODE = {"code": {"net.py": "2"}, "factory": "b:net"}
@@ -271,7 +236,7 @@ def test_a_model_of_which_only_the_source_differs_may_be_the_same(
     for name, processor, own in (("main", "Arm", parts), ("slow", cpu, {**parts, **other})):
         RunFolder(make_run(tmp_path / name, cpu=processor)).write_models({"alexnet": Identity(own)})
     found = make_comparison(of(tmp_path, fail_on_regression="5%"))
-    assert [model["certain"] for model in found.other_models] == ([] if certain is None else [certain])
+    assert [model.certain for model in found.other_models] == ([] if certain is None else [certain])
     assert found.exit_code == 0, "another network changes no exit code"
 
 
@@ -291,12 +256,11 @@ ONE = {
         ({}, {}),
         ({"driver": "590.2"}, {"driver": ("580.1", "590.2")}),
         ({"cpu_cores": 2}, {"cpu_cores": ("64", "2")}),
-        ({"gpu": None}, {"gpu": ("NVIDIA H200", "none")}),
+        ({"gpu": None}, {}),
         ({"sm_clock_mhz": 1400.0}, {"sm_clock_mhz": ("1,980", "1,400")}),
         ({"sm_clock_mhz": 1975.0, "memory_mib": 515000.0}, {}),
         ({"packages": {"torch": "2.12.0", "numpy": "2.6.0"}}, {"packages.numpy": ("2.5.2", "2.6.0")}),
-        ({"packages": {"torch": "2.11.0"}}, {"packages.numpy": ("2.5.2", "none")}),
-        ({"variables": {"OMP_NUM_THREADS": "1"}}, {"variables.OMP_NUM_THREADS": ("none", "1")}),
+        ({"packages": {"torch": "2.11.0"}}, {}),
         ({"command": ["other"], "wall_seconds": {"measure": 7.0}}, {}),
     ],
 )
@@ -305,19 +269,6 @@ def test_what_differs_is_a_row(change: dict[str, Any], rows: dict[str, tuple[str
     assert {row["what"]: (row["A"], row["B"]) for row in found} == rows
 
 
-def test_differences_are_of_what_the_runs_recorded_and_the_machine_comes_first() -> None:
-    assert differences({"A": [ONE], "B": [{"gpu": "NVIDIA H200"}]}) == []
-    other = {**ONE, "packages": {"numpy": "1"}, "driver": "1", "gpu": "other", "brand_new": 1}
-    found = differences({"A": [{**ONE, "brand_new": 2}], "B": [other]})
-    assert [row["what"] for row in found] == ["gpu", "driver", "packages.numpy", "brand_new"]
+def test_several_runs_of_a_side_have_all_of_their_values() -> None:
     several = differences({"A": [ONE, {**ONE, "driver": "570"}], "B": [ONE]})
     assert several == [{"what": "driver", "A": "580.1, 570", "B": "580.1"}]
-
-
-def test_a_side_has_the_versions_of_its_rows_engines_only() -> None:
-    ran = {"torch_version": "2.13", "onnxruntime_version": "1.31", "packages": {"jax": "0.10", "jaxlib": "0.10"}}
-    other = {"torch_version": "2.12", "onnxruntime_version": "1.27", "openvino_version": "2026.4", "packages": {}}
-    rows = differences({"ort": [{**ran, "engines": ["ort"]}], "ov": [{**other, "engines": ["openvino"]}]})
-    assert rows == [{"what": "torch_version", "ort": "2.13", "ov": "2.12"}], "PyTorch exports for all"
-    every = differences({"ort": [{**ran, "engines": ["ort", "jax"]}], "ov": [{**other, "engines": ["ort"]}]})
-    assert [row["what"] for row in every] == ["torch_version", "onnxruntime_version"]

@@ -1,4 +1,4 @@
-"""The first answer: what it says of results, and `python -m profiler model.onnx` to the end."""
+"""`python -m profiler model.onnx` to the end: the commands that it names go on with what it measured."""
 
 from __future__ import annotations
 
@@ -11,59 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 from matrix_product import write_product
-from runs import Profiler, on_console
+from runs import Profiler
 
 from profiler.job.config import load_config
-from profiler.recommend.after_run import conclude
-from profiler.recommend.answer import recommend
-from profiler.recommend.options import Request
-from profiler.results.reading import load
 from profiler.run import model_job
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def resnet50() -> pl.DataFrame:
-    """The rows of one model on an H200."""
-    return load(ROOT / "tests" / "golden" / "h200")[0].filter(model="resnet50").collect()
-
-
-def said(results: pl.DataFrame) -> str:
-    """What follows the tables of a run with these results."""
-    return on_console(lambda console: conclude(Path("a run"), results, console), width=200)
-
-
-def test_one_model_has_a_headline_for_each_aim_and_several_have_a_table(resnet50: pl.DataFrame) -> None:
-    inference = resnet50.filter(pl.col("pass") == "inference")
-    text = " ".join(said(inference).split())
-    for aim, batch, option in (("lowest latency", 1, ""), ("highest throughput", 16, " --objective throughput")):
-        assert f"resnet50, {aim}: Deploy compiled fp16, batch {batch}: " in text
-        assert f"Export: python -m profiler recommend 'a run'{option} --export deploy/" in text
-    assert "throughput" not in said(inference.filter(batch_size=16))
-    both = said(resnet50)
-    assert "--export" not in both
-    rows = [line.split() for line in both.splitlines() if "resnet50" in line and "training" not in line]
-    assert [(row[1], row[2], row[3:5]) for row in rows[:2]] == [
-        ("latency", "1", ["compiled", "fp16"]), ("throughput", "16", ["compiled", "fp16"]),
-    ]  # fmt: skip
-    training = said(resnet50.filter(pl.col("pass") == "training"))
-    assert "resnet50 training, lowest latency: Deploy eager fp32, batch 1" in training
-    assert "--pass training" in training and "--export" not in training
-
-
-@pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_it_names_what_recommend_chooses(objective: str) -> None:
-    results = load(ROOT / "tests" / "golden" / "h200")[0].collect()
-    for model in results["model"].unique():
-        rows = results.filter(pl.col("pass") == "inference", model=model)
-        winner = recommend(results, Request(model, objective=objective)).winner
-        assert winner is not None
-        assert f"Deploy {winner.variant} {winner.precision}, batch {winner.batch_size}: " in said(rows)
-
-
-def test_nothing_is_said_of_a_run_without_figures(resnet50: pl.DataFrame) -> None:
-    assert said(resnet50.with_columns(status=pl.lit("failed"))) == ""
 
 
 @pytest.fixture

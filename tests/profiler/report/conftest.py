@@ -11,8 +11,7 @@ import polars as pl
 import pytest
 
 from profiler.report.data import Data, gather
-from profiler.report.page import page
-from profiler.report.sections import Report, compose
+from profiler.report.page import Report, compose, page
 from profiler.results.columns import LAYERS, RESULTS
 from profiler.results.reading import read_runs
 
@@ -40,8 +39,8 @@ def save(tmp_path: Path) -> Save:
 
 @pytest.fixture
 def gathered(save: Save) -> Gather:
-    def read(*rows: dict[str, Any], most: int = 1000, **more: Any) -> Data:
-        return gather(read_runs([save(*rows, **more)]), most=most)
+    def read(*rows: dict[str, Any], **more: Any) -> Data:
+        return gather(read_runs([save(*rows, **more)]))
 
     return read
 

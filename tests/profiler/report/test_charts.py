@@ -1,82 +1,38 @@
-"""The charts' specifications, their colours, and what they draw."""
+"""The charts' specifications, and what they draw."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import altair as alt
-import numpy as np
 import pytest
 import vl_convert
 from report_rows import row
 
-from profiler.report import charts, page, palette
-from profiler.report.chart_specs import MEMORY, Domains
+from profiler.report import page
+from profiler.report.chart_specs import LIGHT, MEMORY, Domains, charts, config
 from profiler.report.data import Data
-from profiler.report.palette import DARK, LIGHT, Palette
-from profiler.report.sections import Report, compose
+from profiler.report.page import Report, compose
 
 Gather = Callable[..., Data]
 DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib"], {"sequence": [16, 64]})
-LINEAR = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-"""From linear sRGB to XYZ (IEC 61966-2-1)."""
-DEUTERANOPIA = np.array(
-    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-)
-PROTANOPIA = np.array(
-    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-)
-"""Sight without a kind of cones: Machado, Oliveira and Fernandes, IEEE TVCG 15 (2009), severity 1."""
-
-
-def linear(colour: str) -> np.ndarray:
-    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-
-
-def contrast(one: str, other: str) -> float:
-    """https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio"""
-    dark, light = sorted(float(LINEAR[1] @ linear(colour)) for colour in (one, other))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def lab(rgb: np.ndarray) -> np.ndarray:
-    ratio = LINEAR @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
-    f = np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_colours_stand_out_and_the_colour_blind_tell_them_apart(colours: Palette) -> None:
-    """By a distance in CIELAB of 15, and of the first five, which are the usual job, by 25."""
-    for paper in (colours.paper, colours.panel):
-        assert contrast(colours.ink, paper) >= 7
-        assert contrast(colours.muted, paper) >= 4.5
-        assert contrast(colours.accent, paper) >= 4.5
-    assert min(contrast(colour, colours.paper) for colour in colours.series) >= 3
-    for sight in (np.eye(3), DEUTERANOPIA, PROTANOPIA):
-        seen = [lab(sight @ linear(colour)) for colour in colours.series]
-        for one, other in combinations(range(len(seen)), 2):
-            least = 25 if max(one, other) < 5 else 15
-            assert math.dist(seen[one], seen[other]) > least, (colours.series[one], colours.series[other])
 
 
 def test_specifications_are_vega_lites() -> None:
-    made = charts.make(DOMAINS)
+    made = {chart.name: chart.draw() for chart in charts(DOMAINS)}
     assert list(made) == ["speedups", "latency", "latency-0", "throughput", "memory", "roofline", "layers"]
-    for name, chart in made.items():
-        assert chart.spec["width"] == "container", name
-        alt.Chart.from_dict(chart.spec, validate=True)
-    assert set(made) - set(charts.make(replace(DOMAINS, batches=[]))) == {"latency"}
-    config = palette.config(LIGHT)
-    del config["legend"]["layout"]  # Vega's, which Vega-Lite hands on and its schema does not know.
-    alt.Config.from_dict(config, validate=True)
+    for name, spec in made.items():
+        assert spec["width"] == "container", name
+        alt.Chart.from_dict(spec, validate=True)
+    assert set(made) - {chart.name for chart in charts(replace(DOMAINS, batches=[]))} == {"latency"}
+    own = config(LIGHT)
+    del own["legend"]["layout"]  # Vega's, which Vega-Lite hands on and its schema does not know.
+    alt.Config.from_dict(own, validate=True)
 
 
 def drawing(report: Report, name: str, **picks: Any) -> tuple[Any, list[Any]]:
@@ -85,27 +41,21 @@ def drawing(report: Report, name: str, **picks: Any) -> tuple[Any, list[Any]]:
     main, *others = chart.data
     rows = [one for one in report.rows[main] if all(one[key] == value for key, value in picks.items())]
     sets = {main: rows, **{other: report.rows[other] for other in others}}
-    return vl_convert.vegalite_to_scenegraph({**chart.spec, "width": 700, "datasets": sets}), rows
+    return vl_convert.vegalite_to_scenegraph({**chart.draw(), "width": 700, "datasets": sets}), rows
+
+
+def walk(scene: Any, key: str, value: str) -> list[dict[str, Any]]:
+    """The parts of a scene of which `key` is `value`, in drawing order."""
+    if not isinstance(scene, list | dict):
+        return []
+    own = [scene] if isinstance(scene, dict) and scene.get(key) == value else []
+    inner = scene.values() if isinstance(scene, dict) else scene
+    return own + [found for part in inner for found in walk(part, key, value)]
 
 
 def groups(scene: Any, kind: str) -> list[dict[str, Any]]:
-    """The marks of a kind in drawing order, without axes and legends."""
-    if isinstance(scene, list):
-        return [found for value in scene for found in groups(value, kind)]
-    if not isinstance(scene, dict):
-        return []
-    own = [scene] if scene.get("marktype") == kind and scene.get("role") == "mark" else []
-    return own + [found for value in scene.values() for found in groups(value, kind)]
-
-
-def texts(scene: Any, role: str) -> list[list[str]]:
-    """The labels of the axes or legends that have that role, a list each."""
-    if isinstance(scene, list):
-        return [found for value in scene for found in texts(value, role)]
-    if not isinstance(scene, dict):
-        return []
-    own = [[item["text"] for item in scene["items"]]] if scene.get("role") == role else []
-    return own + [found for value in scene.values() for found in texts(value, role)]
+    """The marks of a kind, without axes and legends."""
+    return [group for group in walk(scene, "marktype", kind) if group.get("role") == "mark"]
 
 
 def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
@@ -141,7 +91,7 @@ def test_logarithmic_axes_have_a_label_at_or_beyond_both_ends(gathered: Gather, 
         scene, lines = drawing(report, name)
         drawn = [
             [float(text.replace(",", "")) for text in labels if text]
-            for labels in texts(scene, "axis-label")
+            for labels in ([item["text"] for item in axis["items"]] for axis in walk(scene, "role", "axis-label"))
             if all(re.fullmatch(r"[\d.,]*", text) for text in labels)
         ]
         assert len(drawn) == len(axes), name
@@ -154,7 +104,7 @@ def test_logarithmic_axes_have_a_label_at_or_beyond_both_ends(gathered: Gather, 
 def test_names_are_only_in_the_data_and_in_domains(hostile_report: Report) -> None:
     label = next(row["variant"] for row in hostile_report.rows["lines"] if "onload" in row["variant"])
     for chart in hostile_report.charts:
-        text = json.dumps(chart.spec, ensure_ascii=False)
+        text = json.dumps(chart.draw(), ensure_ascii=False)
         assert "hacked" not in text.replace(json.dumps(label, ensure_ascii=False), ""), chart.name
 
 
@@ -167,10 +117,7 @@ def test_shapes_have_a_filter_and_curves_in_the_order_of_their_numbers(gathered:
     data = gathered(*cases)
     report = compose(data)
     shapes = [f"length={length}/width={width}" for length in (16, 64, 128) for width in (8, 16)]
-    assert [(key["setting"], choice.winner["variant"]) for key, choice in data.choices if choice.winner] == [
-        (setting, "ort") for setting in ("", *shapes)
-    ]
-    assert page._options(report)["setting"] == ["", *shapes]
+    assert page._options(report.rows["lines"])["setting"] == ["", *shapes]
     assert "<option value='3'>length 64, width 8</option>" in page.page(report)
     titles = {chart.name: chart.title for chart in report.charts if chart.name.startswith("latency")}
     assert titles == {"latency-0": "Latency against length", "latency-1": "Latency against width"}

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from report_rows import row
 from runs import Profiler, on_console
@@ -21,17 +20,11 @@ from profiler.options import Report as Options
 from profiler.report import page as report_page
 from profiler.report.command import write
 from profiler.report.data import Data, gather
-from profiler.report.sections import Report, compose, headline
-from profiler.report.tables import tables
-from profiler.results.cells import cells
-from profiler.results.choice import cell_name, choices
+from profiler.report.page import Report, compose, headline
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 
-ROOT = Path(__file__).resolve().parents[3]
-GOLDEN = ROOT / "tests" / "golden"
-FULL = ROOT / "docs" / "results" / "h200"
 Gather = Callable[..., Data]
 Save = Callable[..., Path]
 
@@ -75,32 +68,6 @@ def shown(report: Report, name: str) -> list[dict[str, str]]:
 
 
 # The answer.
-
-
-@pytest.mark.parametrize("name", ["h200", "cpu"])
-def test_the_answer_is_the_choice_and_the_tables_hold_every_cell(name: str) -> None:
-    runs = read_runs([GOLDEN / name])
-    known = cells(runs.results)
-    report = compose(gather(runs))
-    expected = {
-        (key["model"], key["pass"], key["batch_size"]): cell_name(choice.winner)
-        for key, choice in choices(known)
-        if choice.winner
-    }
-    (answer,) = (table for table in report.tables if table.name == "answer")
-    frame = pl.DataFrame(answer.frame)
-    assert {row[:3]: row[3] for row in frame.select("model", "pass", "batch_size", "deploy").rows()} == expected
-    for table in report.tables:
-        if table.name in ("speedups", "latency", "throughput", "memory", "setup"):
-            assert table.rows == known.height, table.name
-    (speedups,) = (table for table in report.tables if table.name == "speedups")
-    keys = ["model", "pass", "batch_size", "variant", "precision"]
-    names = ["latency_ms", "latency_low_ms", "latency_high_ms", "factor", "factor_low", "factor_high", "verdict"]
-    both = known.join(pl.DataFrame(speedups.frame).select(*keys, *names), on=keys, suffix="_shown")
-    assert both.height == known.height
-    for column in names:
-        assert both[column].to_list() == both[f"{column}_shown"].to_list(), column
-    assert compose(gather(runs, known=known)).title == report.title
 
 
 def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered: Gather) -> None:
@@ -173,35 +140,6 @@ def test_runs_stand_apart_by_machine_or_by_name_and_together_where_they_share_a_
     assert selects == ["run"]
 
 
-def test_replicates_are_one_row_and_failed_ones_are_counted(gathered: Gather) -> None:
-    rows = [
-        row(v, ms * f, replicate=i) for v, ms in (("eager", 10.0), ("ort", 5.0)) for i, f in enumerate((0.99, 1, 1.01))
-    ]
-    report = compose(gathered(*rows, row("ort", None, replicate=3)))
-    found = {one["Engine"]: one for one in shown(report, "latency")}
-    assert {name: (one["Processes"], one["Failed"]) for name, one in found.items()} == {
-        "ort": ("3", "1"),
-        "eager": ("3", ""),
-    }
-    assert [one["Verdict"] for one in shown(report, "speedups")] == ["faster", ""]
-
-
-def test_a_model_with_a_reference_is_held_against_that_ones_base(gathered: Gather) -> None:
-    theirs = {"model": "theirs", "reference_model": "net"}
-    found = shown(compose(gathered(row("eager", 10.0), row("ort", 5.0, **theirs))), "speedups")
-    assert {one["Model"]: one["over"] for one in found} == {"net": "eager fp32", "theirs": "eager fp32 of net"}
-
-
-def test_a_cap_keeps_whole_groups_and_every_model(gathered: Gather) -> None:
-    rows = [row(v, 1.0, model=m, batch_size=b) for m in "abcd" for b in (1, 2, 4) for v in ("eager", "ort")]
-    data = gathered(*rows, most=11)
-    assert data.cells.height == 10
-    assert set(data.cells["model"]) == set("abcd")
-    assert data.cells.group_by("model", "batch_size").len()["len"].unique().to_list() == [2]
-    assert len(data.choices) == 5
-    assert "10 of 24 configurations" in data.notes[0]
-
-
 def test_only_chooses_cells_and_keeps_their_factors(save: Save) -> None:
     folder = save(row("eager", 10.0), row("ort", 5.0), row("ort", 4.0, precision="fp16"))
     text = write(Options(runs=[str(folder)], only=["engine=ort,precision=fp32"])).read_text()
@@ -241,25 +179,17 @@ def test_layers_share_a_row_where_some_runtime_fuses_them(gathered: Gather) -> N
     report = compose(gathered(*rows, layers=layers))
     found = shown(report, "layers-1")
     assert [(one["ONNX nodes, fused where they share a row"], one["eager"], one["ort"]) for one in found] == [
-        ("conv + relu", "1.50", "1.200"),
-        ("fc", "1.50", "0.600"),
+        ("conv + relu", "1.500", "1.200"),
+        ("fc", "1.500", "0.600"),
         ("no exported node", "", "0.200"),
-        ("all layers", "3.00", "2.000"),
+        ("all layers", "3.000", "2.000"),
+        ("latency", "3.000", "2.000"),
     ]
     assert {(one["nodes"], one["variant"]) for one in report.rows["layers"]} == {
         *(("conv + relu", name) for name in ("eager", "ort")),
         *(("fc", name) for name in ("eager", "ort")),
         ("no exported node", "ort"),
     }
-
-
-def test_set_up_and_training_have_their_parts(gathered: Gather) -> None:
-    training = row("eager", 3.0, **{"pass": "training"}, forward_ms=1.0, backward_ms=2.0, gradient_error=1e-3)
-    made = tables(gathered(training, row("ort", 1.0, export_s=1.5, load_s=0.5)))
-    assert made["training"].rows == 1
-    sums = pl.DataFrame(made["setup"].frame).filter(variant="ort").select("once_s", "start_s", "set_up_s").rows()
-    assert sums == [(1.5, 0.5, 2.0)]
-    assert "energy" not in made
 
 
 # The page loads nothing, and believes no name.
@@ -270,24 +200,17 @@ def test_page_loads_nothing_and_lets_its_own_scripts_run_alone(h200: str, hostil
         page = Reader(text)
         for tag, told in page.elements:
             assert tag not in ("img", "iframe", "object", "embed", "base", "source", "video", "audio")
-            assert tag != "form" or told.get("class") == "filters"
             assert not {"src", "srcset", "action", "data", "poster", "xlink:href"} & set(told), (tag, told)
             assert (told.get("href") or "#").startswith(("#", "data:,")), (tag, told)
             assert not any(name.startswith("on") for name in told), (tag, told)
-        style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
-        assert style
-        assert "@import" not in style[1]
-        assert "url(" not in style[1]
-        policy = next(told["content"] for tag, told in page.elements if told.get("http-equiv"))
-        assert policy
+        (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+        assert "@import" not in style and "url(" not in style
+        policy = next(told["content"] or "" for tag, told in page.elements if told.get("http-equiv"))
         assert "default-src 'none'" in policy
-        assert "unsafe-eval" not in policy
-        assert "script-src 'unsafe-inline'" not in policy
-        data, bundle, script = page.scripts
+        assert "unsafe-eval" not in policy and "script-src 'unsafe-inline'" not in policy
+        _, bundle, script = page.scripts
         hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (bundle, script)]
         assert re.findall(r"'sha256-([^']+)'", policy) == hashes
-        assert "globalThis.vegaEmbed" in bundle
-        json.loads(data)
         assert len(text.encode()) < 5e6, "it goes by mail"
 
 

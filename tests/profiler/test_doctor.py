@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from engines.base import Building, Proof, Warning
+from engines.base import Proof, Warning
 from engines.catalog import PRESETS
-from profiler.doctor import command as doctor
-from profiler.doctor.command import Spinner, of_engines, tensorrt_steps, tiny_job
+from profiler import doctor
+from profiler.doctor import of_engines, tiny_job
 from profiler.job.case import CaseId
 from profiler.job.plan import make_plan
 from profiler.machine import Target
@@ -55,26 +54,11 @@ def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.Mo
     assert "pip install" in line.text
 
 
-def test_tensorrt_is_said_step_by_step() -> None:
-    proof = Proof(
-        compute_types={"float16": 3, "unknown": 1}, cuda_graph=True, build=Building(seconds=2.25, cached=False)
-    )
-    whole = result("trt", "fp16", proof=proof, figures={"rel_l2_error": 1e-4}, layers=[{"ms": 1.0}] * 4)
-    (check,) = tensorrt_steps([whole])
-    assert check.status == "ok"
-    assert check.text == (
-        "built: in 2.2 s; error: 0.000100; CUDA graph: recorded; types by the inspector: 3 float16; layers timed: 4"
-    )
-    (check,) = tensorrt_steps([result("trt", proof=Proof(compute_types={"unknown": 4}))])
-    assert check.status == "failed"
-    assert check.text.count("NONE") == 5
-
-
 def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "missing", lambda engine, device: [])
     rows = [result("trt", each, status="unsupported", reasons=["error 35"]) for each in ("fp32", "fp16")]
     (line,) = (check for check in of_engines(rows, H200) if check.what == "trt")
-    assert (line.status, line.text) == ("failed", "error 35")
+    assert (line.status, line.text) == ("failed", "unsupported in fp32 inference: error 35")
 
 
 def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,14 +93,6 @@ def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPa
     assert "99.0 on" in lines["Load"].text
     assert lines["Cache"].status == "note"
     assert "PROFILER_CACHE" in lines["Cache"].text
-
-
-def test_the_spinner_names_the_engine_that_is_tried(tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    spinner = console.status("")
-    (tried, *_) = [case for case in make_plan(tiny_job(CPU, tmp_path), "cpu") if case.variant == "ort"]
-    Spinner(spinner, console).measuring(tried, "build", 3, 12, 1.0)
-    assert str(spinner.status).endswith(": ort fp32 inference, 4 of 12")
 
 
 @pytest.mark.slow

@@ -1,0 +1,228 @@
+"""Carry out `python -m profiler doctor`: a tiny network goes through every engine, and a line each says what works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from engines.catalog import ENGINES, PRESETS, Preset, foreign_hardware
+from engines.requirements import explain, missing
+from exporters.cache import CacheError, check_root, default_root
+from profiler.errors import PROGRAM, WHEN_IDLE
+from profiler.job.config import Config, config_of
+from profiler.machine import (
+    Target,
+    available_memory_mib,
+    check_device,
+    core_quota,
+    cpu_model,
+    resolve_device,
+    total_memory_mib,
+    untested,
+    usable_cores,
+)
+from profiler.nvml import Nvml, slowdowns, visible_gpus
+from profiler.options import Doctor as Options
+from profiler.processes.forkserver import libraries
+from profiler.processes.temporary import own_folder
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder, writing
+from profiler.results.warning_kinds import NO_CUDA_GRAPH
+from profiler.run.measure import run_job
+from profiler.stats.samples import median
+from profiler.tables.numbers import milliseconds
+from profiler.tables.writers import print_pairs
+
+_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
+"""Kinds of warning that say something of an installation; others are of a figure."""
+State = Literal["ok", "note", "missing", "failed"]
+STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
+"""`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
+what is there does not work."""
+_LEAST_GIB = 5.0
+"""Room on a disk below which graphs, references and engines of a job of large networks do not fit."""
+_LEAST_MIB = 2048
+"""Below it the larger networks cannot be prepared: VGG-16's weights alone are 0.5 GiB, and there are copies."""
+_BUSY = 0.25
+"""Load by core from which other work is likely to be seen in the figures."""
+
+
+class Check(NamedTuple):
+    """Say what was looked at, how it is, and what mends it."""
+
+    status: State
+    what: str
+    text: str
+
+
+def execute(options: Options, console: Console) -> int:
+    """Print what works here and what does not; returns 1 where something that is there fails. Raises ConfigError."""
+    kept = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
+    with libraries() as facts, kept as folder:
+        target = resolve_device(check_device(options.device), facts)
+        machine = of_machine(target, facts)
+        _print(console, "Machine", machine)
+        run, config = RunFolder.create(folder), tiny_job(target, folder)
+        with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
+            interrupted = run_job(run, config, target, facts, Console(quiet=True), report=False)
+        engines = of_engines(list(run.results().values()), target)
+        _print(console, "Engines, each with a tiny network", engines)
+        failed = dict.fromkeys(check.what for check in (*machine, *engines) if check.status == "failed")
+        found = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
+        report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder"
+        where = f"everything that was found is in {run.path}, with logs" if options.output else report
+        console.print(Text(f"\n{found}; {where}"), soft_wrap=True)
+    return 130 if interrupted else int(bool(failed))
+
+
+def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
+    console.print(Text(f"\n{title}", style="bold"))
+    widest = max(len(check.what) for check in checks)
+    pairs = []
+    for status, what, text in checks:
+        pairs.append((Text.assemble("  ", (f"{status:<8}", STYLES[status]), what.ljust(widest)), Text(text)))
+    print_pairs(console, pairs)
+
+
+def tiny_job(target: Target, folder: Path) -> Config:
+    """Return the job of doctor on the device: every preset that it tries, in fp32 and, where it is cheap, narrower."""
+    able = [preset.name for preset in usual() if not lacks(preset, target)]
+    slow = [name for name in able if PRESETS[name].engine in ("compiled", "jax")]
+    others = [name for name in able if name != "eager"]
+    return config_of(
+        {
+            "suite": "doctor",
+            "models": [{"name": "tiny", "factory": "profiler.worker.tiny_network:TinyNetwork", "input": [3, 32, 32]}],
+            "engines": able,
+            "precisions": ["fp32", "fp16", "int8"],
+            "passes": ["inference", "training"],
+            "batch_sizes": [2],
+            "device": str(target),
+            "output": folder,
+            "profile": True,
+            "budget": {"seconds": 0.1, "min_samples": 3, "repeats": 0, "timeout": 120, "build_timeout": 300},
+            "exclude": [
+                {"pass": "training", "precision": ["fp16", "int8"]},
+                *([{"pass": "training", "variant": others}] if others else []),
+                *([{"precision": ["fp16", "int8"], "variant": slow}] if slow else []),
+            ],
+        }
+    )
+
+
+def usual() -> list[Preset]:
+    """Return the presets that doctor tries: the usual ones, and those of engines that have none."""
+    known = {preset.engine for preset in PRESETS.values() if preset.usual}
+    return [preset for preset in PRESETS.values() if preset.usual or preset.engine not in known]
+
+
+def lacks(preset: Preset, target: Target) -> Check | None:
+    """Return why a preset is not tried: it is not for this device, or a library is not installed."""
+    engine, device = ENGINES[preset.engine], target.kind
+    if device not in preset.options:
+        return Check("note", preset.name, preset.reasons[device])
+    if why := foreign_hardware(engine, device, target.hardware):
+        return Check("note", preset.name, why)
+    lacking = missing(engine, device)
+    return Check("missing", preset.name, explain(lacking)) if lacking else None
+
+
+def of_engines(results: Sequence[Result], target: Target) -> list[Check]:
+    """Return a line a preset; one that only shows to be unsupported once it is tried has failed."""
+    found: list[Check] = []
+    for preset in usual():
+        own = [result for result in results if result.case_id.variant == preset.name]
+        ran = [result for result in own if result.status != "unsupported"]
+        if check := lacks(preset, target):
+            found.append(check)
+        elif own:
+            found.append(_of_preset(preset, ran or own))
+    return found
+
+
+def _of_preset(preset: Preset, results: Sequence[Result]) -> Check:
+    figures = []
+    for result in (result for result in results if result.status == "ok"):
+        ms = median(result.samples.get(result.clock or "", [])) or 0.0
+        training = "training " * (result.case_id.pass_ == "training")
+        figures.append(f"{training}{result.case_id.precision} {milliseconds(ms)}")
+    ran = ", ".join(figures)
+    if bad := next((result for result in results if result.status != "ok"), None):
+        what = f"{bad.status} in {bad.case_id.precision} {bad.case_id.pass_}: {bad.reason}"
+        return Check("failed", preset.name, what + (f" (ran: {ran})" if ran else ""))
+    told = dict.fromkeys(str(warning) for one in results for warning in one.warnings if warning.kind in _TELLING)
+    library = next((one.proof.library for one in results if one.proof and one.proof.library), preset.engine)
+    return Check("note" if told else "ok", preset.name, "; ".join([f"{library}: {ran}", *told]))
+
+
+def of_machine(target: Target, facts: Mapping[str, Any]) -> list[Check]:
+    """Return all that can be said before anything is measured; `facts` are the libraries'."""
+    versions = (Check("note", "Version", text) for text in untested())
+    return [*_card(target, facts), *_processor(), *_room(), *versions]
+
+
+def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
+    gpus, gpu = visible_gpus(), target.gpu
+    if gpu is None:
+        if gpus and not facts.get("cuda_available"):
+            why = "cannot use it" if facts.get("torch_cuda") else "was installed without CUDA"
+            yield Check("failed", "GPU", f"{gpus[0].name}: torch {why}; install torch for driver {gpus[0].driver}")
+        else:
+            yield Check("note", "GPU", "no NVIDIA driver answers" if not gpus else "not asked for")
+        return
+    card = f"{gpu.name}, compute capability {gpu.compute_capability}, {gpu.memory_mib / 1024:.0f} GiB"
+    yield Check("ok", "GPU", f"{card}; driver {gpu.driver}, torch's CUDA {facts.get('torch_cuda')}")
+    nvml = Nvml(gpu.uuid)
+    limit, default, clock, reading = (
+        nvml.power_limit_w(),
+        nvml.default_power_limit_w(),
+        nvml.most_sm_clock_mhz(),
+        nvml.read(),
+    )
+    if limit and default and limit < default:
+        yield Check("note", "Power", f"limited to {limit:.0f} of {default:.0f} W: sudo nvidia-smi -pl {default:.0f}")
+    if clock:
+        slowed = slowdowns(reading.reasons or 0)
+        text = ", ".join([f"at most {clock:.0f} MHz, now {reading.sm_clock_mhz or 0:.0f}", *slowed])
+        yield Check("note" if slowed else "ok", "Clock", text)
+    if users := nvml.users():
+        yield Check("note", "Other processes", f"{users} compute on it (nvidia-smi); {WHEN_IDLE} waits for their end")
+
+
+def _processor() -> Iterator[Check]:
+    cores, quota, load = usable_cores(), core_quota(), os.getloadavg()[0]
+    yield Check("ok", "CPU", f"{cpu_model()}, {cores} of {os.cpu_count() or 1} cores")
+    if quota is not None and quota < cores:
+        text = f"a control group gives {quota:g} of {cores} cores: give it all, or fewer threads by taskset"
+        yield Check("note", "CPU limit", text)
+    if load > max(1.0, _BUSY * cores):
+        yield Check("note", "Load", f"{load:.1f} on {cores} cores: other work runs; {WHEN_IDLE} waits for its end")
+    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor.is_file() and (mode := governor.read_text().strip()) == "powersave":
+        yield Check("note", "Clock of the CPU", f"governor {mode}: sudo cpupower frequency-set -g performance")
+
+
+def _room() -> Iterator[Check]:
+    """Look at memory, and at the disks of the cache and of temporary files."""
+    total, free = total_memory_mib(), available_memory_mib()
+    if total and free:
+        status: State = "ok" if free > _LEAST_MIB else "note"
+        yield Check(status, "Memory", f"{free / 1024:.1f} GiB of {total / 1024:.1f} can be had")
+    temporary = Path(tempfile.gettempdir())
+    for what, folder, mend in (("Cache", default_root(), "PROFILER_CACHE"), ("Temporary files", temporary, "TMPDIR")):
+        try:
+            check_root(folder)
+        except CacheError as error:
+            yield Check("failed", what, str(error))
+            continue
+        gib = shutil.disk_usage(folder).free / 2**30
+        hint = f": name another folder in {mend}" if gib < _LEAST_GIB else ""
+        yield Check("note" if hint else "ok", what, f"{folder}, {gib:.1f} GiB free{hint}")
