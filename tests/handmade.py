@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from profiler.results.columns import RESULTS, SAMPLES, whole_row
+from profiler.results.columns import RESULTS, SAMPLES, check
 from profiler.results.result import ends_of
 from profiler.stats.intervals import Spread, figure_interval
 
@@ -39,6 +39,12 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
     case |= more
     place = "{model}/{variant}/{pass}/{precision}/b{batch_size}/r{replicate}".format(**case)
     return {"case_id": f"{place}/{case['setting']}" if case["setting"] else place, **case}
+
+
+def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with every column, null where it has none. Raises KeyError for a key that is no column."""
+    check(dict.fromkeys(row))
+    return {name: row.get(name) for name in RESULTS}
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:

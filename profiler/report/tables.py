@@ -17,7 +17,7 @@ from profiler.results.layers import Profiled
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
 from profiler.tables.numbers import aligned, compact, each, errors, whole
-from profiler.tables.table import Field, Table, excerpt, figure, prose, under, words
+from profiler.tables.table import Field, Table, excerpt, figure, prose, words
 
 _FACTS = {
     "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
@@ -121,7 +121,8 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
         factor(f"× {bases[0]} (95\u00a0%)" if bases.len() == 1 else "Factor (95\u00a0%)"),
         *[words("of", "base")][: bases.len() > 1],
         prose("Tied with", "tied"),
-        *under("Runner-up", words("Configuration", "runner_up"), figure("× slower", _MARGIN, numbers.factors)),
+        words("Runner-up", "runner_up"),
+        figure("× slower", _MARGIN, numbers.factors),
         _error(),
         field("peak_memory_mib"),
         words("Footnotes", "footnotes"),

@@ -332,12 +332,6 @@ def check(figures: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is no number: {value!r}")
 
 
-def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with every column, null where it has none. Raises KeyError for a key that is no column."""
-    check(dict.fromkeys(row))
-    return {name: row.get(name) for name in COLUMNS}
-
-
 def kind_of_warning(written: pl.Expr) -> pl.Expr:
     """Return the kind of each warning, which is "kind: text" in files (engines/base.py)."""
     return written.str.split(":").list.first()

@@ -1,7 +1,6 @@
-"""Match the profiled layers of variants by the exported nodes, and compare the passes of single layers.
+"""Match the profiled layers of variants by the exported nodes, and put the passes of single layers together.
 
-The latter in the form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks), whose
-last row picks the fastest library for each layer and pass: what an engine would reach that chose among all of them.
+The latter in the form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks).
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ _PREFIX = "node_"
 """Which torch.onnx puts before the names of the nodes that it exports."""
 _CASE = ["run_id", "case_id"]
 PARTS = ("forward", "grad_input", "grad_weight")
-ALL_LAYERS = "total"
-"""The layer in a row of sums, as in references/convnet-layers.csv."""
 KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]
-_GROUP = ["machine", "device", "precision", "batch_size"]
 _TOO_SHORT = "calls under 0.05 ms are timed in blocks, without their parts; a larger batch has them"
 
 
@@ -147,43 +143,6 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     kinds = pl.when(clock="gpu").then(kinds.list.set_difference([HOST_BOUND])).otherwise(kinds)
     times = [*(f"{part}_ms" for part in PARTS), "backward_ms", "total_ms", "low_ms", "high_ms"]
     return rows.select(*KEYS, *times, "clock", "peak_memory_mib", *rates, kinds.alias("kinds"), "status", "reason")
-
-
-def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the fastest variant of each pass for each layer, machine, precision and batch size of `layer_rows`.
-
-    Each part has its `variant`; `backward_ms` and `total_ms` sum the best parts, which may be of several variants;
-    `low_ms` and `high_ms` reach as far from `total_ms` as the widest interval of a layer's rows; `kinds` are of what
-    was picked. Each machine, precision and batch size ends with a row of sums, whose layer is ALL_LAYERS. A sum is
-    blank where a layer that is in `rows` for that machine and batch size has no figure.
-    """
-    times = {part: pl.col(f"{part}_ms") for part in PARTS}
-    is_picked = {part: ms == ms.min() for part, ms in times.items()}
-    variants = [pl.col("variant").filter(one).first().alias(f"{part}_variant") for part, one in is_picked.items()]
-    low, high = (pl.col(end) / pl.col("total_ms") for end in ("low_ms", "high_ms"))
-    kinds = _each_once(pl.col("kinds").filter(pl.any_horizontal(*is_picked.values())).explode())
-    clocks = _each_once(pl.col("clock")).str.join(" and ").replace("", None)
-    # Every layer in every group, so that a missing one blanks the sums.
-    layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
-    groups = rows.select(_GROUP).unique(maintain_order=True).with_row_index("place")
-    every = groups.join(layers, on=["machine", "device", "batch_size"], nulls_equal=True, maintain_order="left_right")
-    found = rows.group_by([*_GROUP, "layer"]).agg(
-        *(ms.min() for ms in times.values()), *variants, clocks, kinds, low=low.min(), high=high.max()
-    )
-    best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
-    whole = [pl.when(ms.is_not_null().all()).then(ms.sum()) for ms in times.values()]
-    last = [*whole, pl.col("low").min(), pl.col("high").max(), _each_once(pl.col("kinds").explode())]
-    sums = best.group_by("place", *_GROUP).agg(*last, layer=pl.lit(ALL_LAYERS))
-    backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
-    both = pl.concat([best, sums], how="diagonal").sort("place", maintain_order=True)
-    both = both.with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
-    parts = [pl.col(f"{part}_{what}") for part in PARTS for what in ("ms", "variant")]
-    ends = {f"{end}_ms": pl.col(end) * pl.col("total_ms") for end in ("low", "high")}
-    return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock", "kinds", **ends)
-
-
-def _each_once(values: pl.Expr) -> pl.Expr:
-    return values.drop_nulls().unique(maintain_order=True)
 
 
 def _together(passes: pl.DataFrame) -> pl.DataFrame:

@@ -66,11 +66,6 @@ class Runs:
         """Return by run id what environment.json says; the results' own columns where it cannot be read."""
         return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
 
-    def sampling_seconds(self, run_ids: Iterable[str]) -> list[float | None]:
-        """Return for how long the cases of these runs were sampled; None where that is not known."""
-        known = self.environments
-        return [known.get(run_id, {}).get("sampling_seconds") for run_id in run_ids]
-
 
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
     """Read the runs in these folders, or those of patterns such as "results/*".

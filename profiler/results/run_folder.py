@@ -32,7 +32,7 @@ from profiler.processes.file_lock import FileLock
 from profiler.results import columns, warning_kinds
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, efficiency, largest, not_measured
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
-from profiler.results.layers import best_per_layer, layer_rows
+from profiler.results.layers import layer_rows
 from profiler.results.result import Result, printable
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
@@ -345,7 +345,6 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
     }
     if "layer" in results["model_kind"]:
         tables["layer-passes"] = layer_rows(results)
-        tables["best-per-layer"] = best_per_layer(tables["layer-passes"])
     if not (minibatch := efficiency(cells)).is_empty():
         tables["minibatch"] = minibatch
     if tries is not None and not tries.is_empty():

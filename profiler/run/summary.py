@@ -14,7 +14,7 @@ from profiler.job.case import setting_words
 from profiler.results.cells import FAMILY, GROUP, LEAST_BATCHES, OK, efficiency, largest, not_measured
 from profiler.results.choice import Choice, cell_name, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
-from profiler.results.layers import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.results.layers import layer_rows
 from profiler.tables import numbers
 from profiler.tables.numbers import products
 from profiler.tables.table import Table, figure, prose
@@ -116,14 +116,11 @@ def _table(key: Row, group: pl.DataFrame) -> Table:
 
 
 def _print_layers(console: Console, results: pl.DataFrame) -> None:
-    """Print a table for each layer and batch size: every variant's passes, fastest first, and the best of each pass."""
+    """Print a table for each layer and batch size: every variant's passes, fastest first."""
     rows = layer_rows(results)
-    best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).with_columns(variant=pl.lit("best of each"))
-    several = pl.col("variant").n_unique().over("layer", "batch_size", "precision") > 1
-    kept = best.join(rows.filter(several), on=["layer", "batch_size", "precision"], how="semi")
-    both = pl.concat([rows, kept], how="diagonal").sort("total_ms", "forward_ms", nulls_last=True)
+    ranked = rows.sort("total_ms", "forward_ms", nulls_last=True)
     for layer, batch in rows.select("layer", "batch_size").unique(maintain_order=True).iter_rows():
-        found = both.filter(pl.col("forward_ms").is_not_null(), layer=layer, batch_size=batch)
+        found = ranked.filter(pl.col("forward_ms").is_not_null(), layer=layer, batch_size=batch)
         if not found.is_empty():
             console.print()
             print_table(console, Table("", f"{layer}, batch {batch}", found, _LAYER))

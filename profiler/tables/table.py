@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +21,7 @@ class Field:
 
     A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), cuts an
     excerpt, leaves figures and names whole, and does without the `expendable` field of the highest number first, never
-    without one of 0. Where the table must be split every part has the `repeated` fields. `over` goes over a field and
-    its neighbours of the same. `contested` lets the lowest figure stand out. `link` is a column with the address that
+    without one of 0. Where the table must be split every part has the `repeated` fields. `contested` lets the lowest figure stand out. `link` is a column with the address that
     a cell leads to; several with blanks between, for what stands between commas.
     """
 
@@ -33,7 +32,6 @@ class Field:
     kind: Literal["figure", "name", "words", "prose", "excerpt"]
     expendable: int = 0
     repeated: bool = False
-    over: str = ""
     style: str = ""
     """On a terminal, such as "dim"."""
     contested: bool = False
@@ -61,18 +59,13 @@ excerpt = partial(words, kind="excerpt")
 prose = partial(words, kind="prose")
 
 
-def under(over: str, *fields: Field) -> list[Field]:
-    """Put a heading over these fields."""
-    return [replace(field, over=over) for field in fields]
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows for a reader. Fields that are empty throughout are left out, unless it is to have `every` field.
 
     `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to mark with
     a sign, and a page filters the rows by the `keys`; the last `totals` rows are sums. `bold` has, by a field's first
-    column, which of its cells stand out. A CSV file has the fields' columns, or all of `data`.
+    column, which of its cells stand out.
     """
 
     name: str
@@ -83,7 +76,6 @@ class Table:
     marked: str | None = None
     totals: int = 0
     keys: Sequence[str] = ()
-    data: pl.DataFrame | None = None
     bold: Mapping[str, Sequence[bool]] = dataclasses.field(default_factory=dict)
 
     @property

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,7 +180,7 @@ def csv(table: Table) -> str:
     import polars as pl  # Not at the top: a list of engines is printed without it.
 
     names = dict.fromkeys(name for field in table.fields for name in field.columns)
-    frame = pl.DataFrame(table.frame).select(*names) if table.data is None else table.data
+    frame = pl.DataFrame(table.frame).select(*names)
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
 
@@ -194,7 +193,7 @@ def parquet(frame: pl.DataFrame) -> bytes:
 
 
 def html(table: Table) -> str:
-    """Write a table element; its classes are `n` for figures, `p` for prose and `s` for a heading over several."""
+    """Write a table element; its classes are `n` for figures and `p` for prose."""
     fields = [field for field, _ in table.columns()]
     marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field in fields]
 
@@ -206,23 +205,8 @@ def html(table: Table) -> str:
     for cells in _markup(table, plain, '<a href="{1}">{0}</a>', "<b>{}</b>"):
         row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
         body += f"<tr>{row}</tr>"
-    return f"<table><thead>{_head(fields, marks)}</thead><tbody>{body}</tbody></table>"
-
-
-def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
-    """Write one row of headings; two where some have another over them."""
-    below = [f"<th{mark} scope=col>{escape(field.title)}</th>" for field, mark in zip(fields, marks, strict=True)]
-    if not any(field.over for field in fields):
-        return f"<tr>{''.join(below)}</tr>"
-    first, second = "", ""
-    for over, group in groupby(zip(fields, below, strict=True), key=lambda pair: pair[0].over):
-        headings = [heading for _, heading in group]
-        if over:
-            first += f'<th class="s" colspan={len(headings)} scope=colgroup><span>{escape(over)}</span></th>'
-            second += "".join(headings)
-        else:
-            first += "".join(heading.replace("<th", "<th rowspan=2", 1) for heading in headings)
-    return f"<tr>{first}</tr><tr>{second}</tr>"
+    head = (f"<th{mark} scope=col>{escape(field.title)}</th>" for field, mark in zip(fields, marks, strict=True))
+    return f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _markup(table: Table, plain: Callable[[str], str], link: str, bold: str) -> list[list[str]]:

@@ -14,7 +14,8 @@ import yaml
 from benchmarks import verdicts
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.results.columns import RESULTS, whole_row
+from profiler.results.columns import RESULTS
+from tests.handmade import whole_row
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from exporters.single_layers import Conv2d, Layer, Linear
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 from profiler import load
-from profiler.results.layers import best_per_layer, layer_rows
+from profiler.results.layers import layer_rows
 from profiler.stats.samples import median
 from profiler.worker.clock import CudaClock
 
@@ -288,12 +288,3 @@ def test_run_makes_rows_on_the_devices_clock_that_add_up(results: pl.DataFrame) 
             continue
         assert row["forward_ms"] + row["backward_ms"] == pytest.approx(row["total_ms"], rel=0.05), name
         assert 0 < row["total_tflops"] < 1000, name
-
-
-def test_run_has_a_best_of_every_layer(results: pl.DataFrame) -> None:
-    best = best_per_layer(layer_rows(results)).filter(batch_size=128)
-    print(best)
-    for precision in ("fp32", "fp16"):
-        l3, odd, total = best.filter(precision=precision).to_dicts()
-        assert (l3["layer"], odd["layer"], total["layer"]) == ("L3", "odd", "total")
-        assert total["total_ms"] == pytest.approx(l3["total_ms"] + odd["total_ms"])

@@ -9,10 +9,11 @@ import pytest
 
 from profiler.results.cells import CELLS, cells, compared, efficiency, largest
 from profiler.results.choice import _BOUNDS, HIGHER, MAX_ERROR, Limit, choices, choose
-from profiler.results.columns import FIGURES, LARGEST_BATCH, RESULTS, whole_row
+from profiler.results.columns import FIGURES, LARGEST_BATCH, RESULTS
 from profiler.results.reasons import Reason, bound
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.stats.intervals import spread_reach
+from tests.handmade import whole_row
 
 
 def row(variant: str = "eager", precision: str = "fp32", ms: float = 10.0, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from handmade import layer
 
-from profiler.results.layers import ALL_LAYERS, Profiled, best_per_layer, groups, layer_rows, profiled, together
+from profiler.results.layers import Profiled, groups, layer_rows, profiled, together
 
 GFLOP = 1e9
 EAGER = Profiled({"engine": "eager", "variant": "mine"}, handmade.EAGER)
@@ -88,10 +88,6 @@ def rows(*cases: dict[str, Any]) -> list[dict[str, Any]]:
     return layer_rows(handmade.frame(cases)).to_dicts()
 
 
-def best(*cases: dict[str, Any]) -> list[dict[str, Any]]:
-    return best_per_layer(layer_rows(handmade.frame(cases))).to_dicts()
-
-
 NO_TRAINING = failed("ort", "unsupported", "ort has no training")
 NO_ROOM = failed("eager", "oom", "CUDA out of memory. Tried to allocate 3 GiB")
 THREE = [trained("eager", ms, 3.0, 5.0, replicate=i) for i, ms in enumerate((1.0, 2.0, 9.0))]
@@ -130,48 +126,14 @@ def test_a_layer_has_the_parts_of_one_clock_and_says_what_is_missing(
 
 def test_networks_are_no_layers_and_what_tells_rows_apart_keeps_them_apart() -> None:
     network = handmade.frame([{**trained("eager", 1.0, 2.0, 3.0), "model_kind": "canonical"}])
-    assert best_per_layer(layer_rows(network)).is_empty()
+    assert layer_rows(network).is_empty()
     others = ({"precision": "fp16"}, {"batch_size": 1}, {"machine": "b-gpu"}, {"machine": None})
     cases = [trained(variant, 1.0, 2.0, 3.0) for variant in ("eager", "eager-tuned")]
     cases += [trained("eager", 1.0, 2.0, 3.0, **other) for other in others]
     assert [row["total_ms"] for row in rows(*cases)] == [6.0] * len(cases)
 
 
-def test_the_best_is_picked_pass_by_pass_and_summed_over_layers() -> None:
-    first = [trained("eager", 5.0, 2.0, 9.0), trained("compiled", 4.0, 3.0, 7.0), NO_TRAINING, inferred("ort", 1.0)]
-    layer, total = best(*first)
-    assert [layer[f"{part}_variant"] for part in ("forward", "grad_input", "grad_weight")] == [
-        "ort",
-        "eager",
-        "compiled",
-    ]
-    assert (layer["layer"], layer["forward_ms"], layer["backward_ms"], layer["total_ms"]) == ("L1", 1.0, 9.0, 10.0)
-    assert (total["layer"], total["total_ms"], total["forward_variant"]) == (ALL_LAYERS, 10.0, None)
-    second = trained("eager", 1.0, 1.0, 1.0, model="L2"), trained("compiled", 2, 0.5, 2, model="L2", gpu=(2, 0.5, 2))
-    found = best(*first, *second)
-    assert [(row["layer"], row["total_ms"]) for row in found] == [("L1", 10.0), ("L2", 2.5), (ALL_LAYERS, 12.5)]
-    assert {"event", "gpu"} == set(found[1]["clock"].split(" and "))
-
-
-def test_a_sum_is_blank_where_a_layer_is_missing_and_another_precision_is_not_concerned() -> None:
-    found = best(
-        trained("eager", 5.0, 2.0, 9.0),
-        trained("eager", 1.0, 1.0, 1.0, model="L2"),
-        trained("eager", 3.0, 1.0, 4.0, precision="fp16"),
-        failed("eager", "oom", "no room", model="L2", precision="fp16"),
-        inferred("eager", 2.0, model="L2", precision="fp16"),
-        trained("eager", 3.0, 1.0, 4.0, precision="tf32"),  # Not even tried at L2.
-    )
-    totals = {row["precision"]: row for row in found if row["layer"] == ALL_LAYERS}
-    assert [totals[name]["total_ms"] for name in ("fp32", "fp16", "tf32")] == [19.0, None, None]
-    assert (totals["fp16"]["forward_ms"], totals["fp16"]["backward_ms"]) == (5.0, None)
-    assert [row["layer"] for row in found if row["precision"] == "tf32"] == ["L1", "L2", ALL_LAYERS]
-
-
-def test_a_total_has_the_interval_of_its_clock_and_a_best_that_of_the_widest() -> None:
+def test_a_total_has_the_interval_of_its_clock() -> None:
     ends = {"latency_low_ms": 8.1, "latency_high_ms": 10.8}
-    cases = [trained("eager", 1.0, 3.0, 5.0, **ends), trained("compiled", 2.0, 2.0, 4.0)]
-    first = rows(*cases)[0]
-    assert (first["low_ms"], first["high_ms"]) == pytest.approx((8.1, 10.8))
-    (one, _) = best(*cases)
-    assert (one["low_ms"], one["high_ms"]) == pytest.approx((0.9 * one["total_ms"], 1.2 * one["total_ms"]))
+    (row,) = rows(trained("eager", 1.0, 3.0, 5.0, **ends))
+    assert (row["low_ms"], row["high_ms"]) == pytest.approx((8.1, 10.8))

@@ -325,7 +325,6 @@ def test_tables_are_csv_with_all_digits_and_markdown_with_all_cells(tmp_path: Pa
         "speedup": 6,
         "not-measured": 2,
         "layer-passes": 1,
-        "best-per-layer": 2,
         "minibatch": 3,
         "largest-batch": 1,
     }

@@ -15,7 +15,7 @@ from exporters.single_layers import LAYERS, Conv2d, Linear
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, make_plan
-from profiler.results.layers import best_per_layer, layer_rows
+from profiler.results.layers import layer_rows
 
 JOB = """
 kind: layers
@@ -96,13 +96,6 @@ def test_table_has_all_that_was_measured_and_why_the_rest_was_not(results: pl.Da
     for row in only(rows, variant="eager-nocudnn"):
         assert (row["forward_ms"], row["status"]) == (None, "unsupported")
         assert "no cuDNN on the CPU" in row["reason"]
-
-
-def test_best_row_adds_up_the_layers_of_a_batch_size(results: pl.DataFrame) -> None:
-    best = best_per_layer(layer_rows(results)).filter(batch_size=3)
-    assert best["layer"].to_list() == ["L4", "odd", "total"]
-    l4, odd, total = best.to_dicts()
-    assert total["total_ms"] == pytest.approx(l4["total_ms"] + odd["total_ms"])
 
 
 def test_resolved_job_can_be_resumed(run: Path, tmp_path: Path) -> None:

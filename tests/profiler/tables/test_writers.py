@@ -14,7 +14,7 @@ from runs import on_console
 
 from profiler.errors import ConfigError
 from profiler.tables.numbers import whole
-from profiler.tables.table import Section, Table, excerpt, figure, name, of_frame, of_rows, prose, under, words
+from profiler.tables.table import Section, Table, excerpt, figure, name, of_frame, of_rows, prose, words
 from profiler.tables.writers import (
     TEXTS,
     csv,
@@ -123,20 +123,6 @@ def test_every_column_of_a_frame_is_there_as_it_is() -> None:
     ]
     assert csv(of_frame("", "", frame)).splitlines()[1] == "a,0.123456789,,1; 2"
     assert csv(Table("", "", RESULTS, FIELDS[:2], keys=["verdict"])).splitlines()[:2] == ["model,ms", "resnet50,1.2344"]
-    assert csv(Table("", "", RESULTS, FIELDS, data=RESULTS.select("ms"))).splitlines() == ["ms", "1.2344", "12345.678"]
-
-
-def test_html_has_headings_over_several_columns() -> None:
-    fields = [FIELDS[0], *under("Times <ms>", *FIELDS[1:3]), FIELDS[3]]
-    assert html(Table("", "", RESULTS[:1], fields)) == (
-        "<table><thead>"
-        "<tr><th rowspan=2 scope=col>Model</th>"
-        '<th class="s" colspan=2 scope=colgroup><span>Times &lt;ms&gt;</span></th>'
-        '<th rowspan=2 class="n" scope=col>Verdict</th></tr>'
-        '<tr><th class="n" scope=col>Base ms</th><th class="n" scope=col>Device ms</th></tr></thead><tbody>'
-        '<tr><td>resnet50</td><td class="n">1.23</td><td class="n">1.05</td><td class="n">faster</td></tr>'
-        "</tbody></table>"
-    )
 
 
 class Cells(HTMLParser):
