@@ -52,11 +52,9 @@ their warnings; and how the cell compares with its base."""
 def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",)) -> pl.DataFrame:
     """Return one row a cell, in the order of the first rows; its columns are CELLS and `by`.
 
-    `by` are columns that keep rows apart besides the configuration: each combination of their values has cells and
-    bases of its own. Give all rows of a run: how far its replicates differ is estimated from all of them.
-
-    A figure is the median over the processes that gave it, a percentile only where each of them did; texts are those
-    of the first process that gave figures. A cell without figures has the status and reason of its first row.
+    Each combination of values in `by` has cells and bases of its own. Give all rows of a run: how far its replicates
+    differ is estimated from all of them. A figure is the median over the processes that gave it, a percentile only
+    where each of them did; texts are those of the first process that gave figures, or of the first row.
     """
     rows = results.lazy().with_columns(**_derived()).collect()
     rows = rows.with_columns(_arms(rows))
@@ -78,9 +76,8 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
 def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str = "latency_ms") -> pl.DataFrame:
     """Return how many times less (of throughput more) each row's own figure is than its base's, and the verdict.
 
-    `both` has the columns of two cells in each row, under the suffixes `base` and `own`; the result has `factor`,
-    `factor_low`, `factor_high` and `verdict`, null where either lacks the figure. Without an interval the figure is
-    taken as it is.
+    `both` has the columns of two cells in each row, under the suffixes `base` and `own`; the result is null where
+    either lacks the figure. Without an interval the figure is taken as it is.
     """
     ends = ends_of(figure) if figure in WITH_ENDS else (figure, figure)
 
@@ -101,10 +98,7 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
 
 
 def efficiency(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a batch of each family of three batches or more: an item's latency, the share of the best rate.
-
-    `note` says why a batch was not measured.
-    """
+    """Return a row a batch of each family of three or more: an item's latency, the share of the best rate, why none."""
     several = pl.len().over(FAMILY) >= LEAST_BATCHES, OK.any().over(FAMILY)
     rate = pl.col("throughput")
     found = cells.filter(pl.col("model_kind").ne_missing("layer"), *several).with_columns(
@@ -157,8 +151,7 @@ def why_not() -> pl.Expr:
 def _derived() -> dict[str, pl.Expr]:
     """Compute errors by pass, and set-up: once, kept for later, and at every start, in seconds.
 
-    An engine that compiles in the process that runs the model, as torch.compile does, builds at every start. Of
-    replicates the median of these sums counts, not the sum of the parts' medians: each is what one process took.
+    An engine that compiles in the process that runs the model, as torch.compile does, builds at every start.
     """
     compiles = pl.col("engine").is_in([engine.name for engine in ENGINES.values() if engine.compiles])
     whole, once = parts("set_up_s"), parts("once_s")

@@ -25,10 +25,8 @@ from profiler.stats.intervals import margin, replicates_to_settle
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
-_NEAR = 0.05
-"""A tie goes to the cheaper start only where the figures differ by less than this share."""
-_CLOSE = 0.05
-"""A figure without an interval is close to a limit that it meets by less than this share."""
+_NEAR = _CLOSE = 0.05
+"""By less than this share figures are near for a tie, and one without an interval is close to its limit."""
 _BOUNDS = {"error": "error_high"}
 """What a limit of a figure is held against, where not the figure itself."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
@@ -46,7 +44,6 @@ class Limit:
         return value >= self.value if self.figure in HIGHER else value <= self.value
 
     def excess(self, value: float) -> float:
-        """Return by which share `value` misses the limit; at most 0 where it holds."""
         if self.figure in HIGHER:
             return self.value / value - 1 if value else math.inf
         return value / self.value - 1
@@ -57,11 +54,7 @@ class Limit:
         return value
 
     def judged(self, cell: Row) -> float | None:
-        """Return the figure that the limit is held against.
-
-        A percentile is never below the median, so that one counts where samples are too few for it and the median
-        already misses the limit.
-        """
+        """Return the figure that is held to the limit; of an unknown percentile the median if that misses it."""
         value = self.measured(cell)
         if value is None and FIGURES[self.figure].percentile:
             median = cell["latency_ms"]

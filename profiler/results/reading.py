@@ -36,10 +36,7 @@ _SPENT = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,)
 
 @dataclass(frozen=True)
 class Run:
-    """One folder of results. It holds several run ids where results of several runs were put together.
-
-    `name` tells it apart from the others: the folder's name, with as many folders above it as that needs.
-    """
+    """One folder of results, of one or several run ids; `name` tells it apart from the others."""
 
     address: str
     name: str
@@ -49,10 +46,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """Several runs as one table each, with the columns of profiler/results/columns.py.
-
-    `layers` is None where no run has any. `notes` say what could not be read or was left out.
-    """
+    """Several runs as one table each; `layers` is None where no run has any, `notes` say what could not be read."""
 
     runs: tuple[Run, ...]
     results: pl.LazyFrame
@@ -98,10 +92,7 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
 
 
 def read_results(address: str) -> pl.DataFrame:
-    """Read results.parquet in a run's folder; of a case that is in it twice the first row counts.
-
-    Raises ConfigError where it cannot be read.
-    """
+    """Read results.parquet in a run's folder; of a case that is in it twice the first row counts."""
     path = f"{address}/results.parquet"
     frame = _scan(path, RESULTS)
     try:
@@ -138,8 +129,7 @@ def chosen(conditions: Filter) -> pl.Expr:
 
 
 def check_only(conditions: Filter, results: pl.LazyFrame) -> None:
-    """Raise ConfigError for a value that no row has, even beside others that some have: what was misspelt or not
-    measured must not vanish in silence."""
+    """Raise ConfigError for a value that no row has: what was misspelt or not measured must not vanish in silence."""
     for columns, values in conditions.tests():
         there = results.select(columns).unique().collect()
         known = sorted({str(value) for column in reversed(columns) for value in there[column].drop_nulls()})
@@ -157,10 +147,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
-    """Return the tables of what a run's journal holds, as `RunFolder.frames`, and sentences on what is lacking.
-
-    Raises ConfigError where nothing has been measured yet, or the run's bench.yaml or journal cannot be read.
-    """
+    """Return the tables of what a run's journal holds, as `RunFolder.frames`, and sentences on what is lacking."""
     run = RunFolder(folder)
     environment, who = run.read_environment(), writer(folder)
     check_readable(folder / "bench.yaml")
@@ -272,10 +259,7 @@ def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame]:
 
 
 def _scan(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
-    """Open a table lazily, with the columns of `schema` alone.
-
-    Raises ConfigError for a file that cannot be read, and for one that lacks a column or has it in another type.
-    """
+    """Open a table lazily, with the columns of `schema` alone. Raises ConfigError for one that is no such table."""
     check_readable(Path(path))
     try:
         frame = pl.scan_parquet(path, glob=False)

@@ -44,10 +44,7 @@ def ends_of(name: str) -> tuple[str, str]:
 
 @dataclass
 class Result:
-    """How a case ended and what it gave: raw samples in milliseconds, throughput in items per second.
-
-    Statistics are derived in profiler.results.row.
-    """
+    """How a case ended and what it gave: raw samples in ms, throughput in items/s; row.py derives statistics."""
 
     case_id: CaseId
     status: Status
@@ -146,11 +143,8 @@ def printable(value: Any) -> Any:
 
 
 def set_by_host(event: float | None, gpu: float | None, enqueue: float | None) -> bool:
-    """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks.
-
-    Where enqueueing is far faster than the device works, it is not the host that makes gaps between launches: the
-    device itself is slower with more work in its queue.
-    """
+    """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks."""
+    # With far faster enqueueing gaps between launches are the device's: it is slower with more work in its queue.
     return enqueue is None or enqueue > 0.8 * (gpu or event or 0.0)
 
 

@@ -111,8 +111,7 @@ def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, fl
     """Raise each measured roof to the highest rate that a row reached.
 
     A row counts whose outputs or gradients were found right, whose clocks agree, and which the measured roofs do not
-    make impossible: it is right far more often than a roof is off by so much, and if not, it would hide what is wrong
-    with itself and understate all other rows.
+    make impossible: it would hide what is wrong with itself and understate all other rows.
     """
     roofs = dict(measured)
     for case, result in rows:
@@ -130,10 +129,7 @@ def widened(roofs: Roofs) -> dict[str, float]:
 
 
 def placed(case: Case, result: Result, roofs: Roofs) -> Result:
-    """Add to the result its place below these roofs, and a warning if it is above them.
-
-    `fraction_of_peak` is None for a rate above the peak: either is wrong.
-    """
+    """Add to the result its place below these roofs, and a warning if it is above them."""
     if result.status != "ok":
         return result
     work, latency, over = work_of(case, result), result.latency_ms, excess(case, result, roofs)

@@ -34,10 +34,7 @@ _MOST_RUNS = 20
 
 
 def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Return environment.json with the machine's price and cloud as keys of their own; `machine` is its name.
-
-    Without a label that is its GPU's, or its processor's.
-    """
+    """Flatten the machine's price and cloud into environment.json; `machine` is its label, GPU or processor."""
     machine = environment.get("machine")
     price = dict(machine) if isinstance(machine, dict) else {}
     name = name or price.pop("label", None) or environment.get("gpu") or environment.get("cpu")
@@ -126,10 +123,8 @@ def _intervals(
 
 
 def _other_latencies(result: Result, batch_size: int) -> list[float]:
-    """Return what a call takes by the throughput, and by the sum of an iteration's parts.
-
-    Calls that are waited for one by one may take longer than in a loop, which contradicts nothing.
-    """
+    """Return what a call takes by the throughput, and by the sum of an iteration's parts."""
+    # Calls that are waited for one by one may take longer than in a loop, which contradicts nothing.
     by_rate = 1000 * batch_size / result.throughput if result.throughput else 0.0
     waits = result.clock == "host" and "enqueue" in result.samples
     if waits and by_rate <= (result.latency_ms or 0.0):

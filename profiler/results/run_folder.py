@@ -92,10 +92,7 @@ def append_line(journal: Path, line: str) -> None:
 
 
 def read_lines(journal: Path) -> tuple[list[str], int]:
-    """Read every line that is as it was written, and count the others; a last line that a crash cut off is none.
-
-    Raises OSError.
-    """
+    """Read every line that is as it was written, and count the others but a last one that a crash cut off."""
     if not journal.exists():
         return [], 0
     with open_run_file(journal) as file:
@@ -115,10 +112,7 @@ def _unsealed(line: bytes) -> str | None:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only process that writes into a run's folder.
-
-    Raises ConfigError where another one does, and where the disk takes no more: what the journal holds stays.
-    """
+    """Be the only process that writes into a run's folder. Raises ConfigError if another does, or the disk is full."""
     lock = FileLock(folder / _LOCK)
     who = {"pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
     if not lock.take(fcntl.LOCK_EX, who):
@@ -161,8 +155,7 @@ class RecordedModel:
 
 
 class RunFolder:
-    """One run: `bench.yaml` as resolved, `environment.json`, `models.json`, `journal.jsonl`, Parquet files, `tables/`,
-    `logs/`."""
+    """One run: `bench.yaml`, `environment.json`, `models.json`, `journal.jsonl`, Parquet files, `tables/`, `logs/`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,10 +189,7 @@ class RunFolder:
         return run
 
     def write_config(self, config: Config) -> None:
-        """Write the config as resolved for this device, so that it can be run again as it is.
-
-        Paths are absolute, but what a live module was saved in is found in this folder wherever that is moved.
-        """
+        """Write the config as resolved for this device; paths inside this folder, which may be moved, are relative."""
         data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
         data["import_from"] = relative_to(self.path, list(map(str, config.import_from)))
         for model in data["models"]:
@@ -245,10 +235,7 @@ class RunFolder:
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 
     def append(self, result: Result) -> Result:
-        """Add one line to the journal, on the disk when this returns; return the result as the journal has it.
-
-        A result with a value that no reader takes, as a sample that is no time, is a failed one.
-        """
+        """Add a line to the journal, on the disk on return; return what it has, of wrong values a failed row."""
         kept = self._append(self.journal, result)
         self._read = None  # While cases are measured nothing is to fill the memory.
         return kept
@@ -400,10 +387,7 @@ def relative_to(folder: Path, value: Any) -> Any:
 
 
 def without_foreign_code(config: Config, folder: Path, option: str, trusted: bool) -> Config:
-    """Drop the folders of code from the job of a run that another user or host made and that is not `trusted`.
-
-    Raises ConfigError where such a job names functions or libraries. `option` is what was asked for.
-    """
+    """Drop folders of code from a job of another user or host; raise ConfigError where it needs them."""
     if trusted or host_and_user().items() <= RunFolder(folder).read_environment().items():
         return config
     factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
