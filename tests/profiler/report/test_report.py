@@ -82,7 +82,7 @@ def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered: Gather)
     ]
     report = compose(gathered(*rows))
     (answer,) = shown(report, "answer")
-    assert (answer["Deploy"], answer["Tied with"], answer["Configuration"]) == ("ort fp32", *2 * ["compiled fp32"])
+    assert (answer["Deploy"], answer["Tied with"], answer["Runner-up"]) == ("ort fp32", *2 * ["compiled fp32"])
     assert answer["Latency (95\u00a0%)"] == "2.00 (1.80–2.20)"
     assert answer["× eager fp32 (95\u00a0%)"] == "5.0 (4.5–5.6)"
     assert answer["× slower"] == "1.01 (0.88–1.16)"
