@@ -29,10 +29,10 @@ _COMPARED = ("reference", "gradients")
 
 
 def default_root() -> Path:
-    """$PROFILER_CACHE, else cnn-profiler in the XDG cache directory (~/.cache)."""
+    """$PROFILER_CACHE, else runtime-profiler in the XDG cache directory (~/.cache)."""
     if root := os.environ.get("PROFILER_CACHE"):
         return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnn-profiler"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runtime-profiler"
 
 
 def most_bytes() -> int:

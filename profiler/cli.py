@@ -91,7 +91,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from profiler.machine import own_version
 
-        print(f"cnn-runtime-profiler {own_version()}")
+        print(f"runtime-profiler {own_version()}")
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from exporters.errors import nearest as nearest
 
-PROGRAM = "cnn-profiler" if Path(sys.argv[0]).stem == "cnn-profiler" else "python -m profiler"
+PROGRAM = "runtime-profiler" if Path(sys.argv[0]).stem == "runtime-profiler" else "python -m profiler"
 """How the program was called, for messages that give a command."""
 WHEN_IDLE = "--wait-for-idle 10"
 """What a message advises where other work runs."""

@@ -212,7 +212,7 @@ def library_versions() -> dict[str, str | None]:
 
 
 def own_version() -> str:
-    return installed_version("cnn-runtime-profiler") or "of a copy that is not installed"
+    return installed_version("runtime-profiler") or "of a copy that is not installed"
 
 
 def untested() -> list[str]:

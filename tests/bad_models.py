@@ -1,4 +1,4 @@
-"""Models that go wrong in ways that happen by accident, a good one between them; docs/config.md has what is printed."""
+"""Define models that go wrong in ways that happen by accident, and good ones between them."""
 
 import sys
 

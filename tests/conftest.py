@@ -129,7 +129,7 @@ def _run_here(*arguments: str, cwd: Path, **variables: str) -> subprocess.Comple
 
 
 def _load_config(*arguments: Any) -> Config:
-    """On a machine that tests keep busy only those jobs measure again that say so by `budget.repeats`."""
+    """Measure disturbed cases again only if the job sets `budget.repeats`: tests keep the machine busy."""
     config = load_config(*arguments)
     if config.budget.repeats != Budget().repeats:
         return config
@@ -151,23 +151,15 @@ def _run_as_a_user(*arguments: str, cwd: Path, **variables: str) -> subprocess.C
 
 @pytest.fixture(scope="session", autouse=True)
 def no_locks() -> Iterator[None]:
-    """Runs of tests that go on side by side do not notice each other."""
+    """Keep tests that run side by side from noticing each other's runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_lock, "lock_folder", lambda: Path(os.devnull))
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The key with which tests sign their runs is not the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """What a test or an engine that it opens leaves in the environment, the next test's processes do not find."""
+    """Restore the environment after each test."""
     before = dict(os.environ)
     yield
     for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
@@ -179,7 +171,7 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture
 def alone() -> Quiet:
-    """What a run on the CPU looks for beside itself, where no other run is and it waits for nobody."""
+    """Return a watch for other work that finds no other run and waits for nobody."""
     return Quiet(DeviceLock("cpu", Path("run")), None, None, PlainDisplay(Console()), WallTime())
 
 
@@ -188,12 +180,12 @@ HOSTILE = {
     "resnet50": "</script><img src=x onerror=window.hacked=1> `|*_\\ & \"'",
     "alexnet": "${window.hacked=1}{{hacked}} <!-- datum.x]]> \u2028 var(--ink) 網路",
 }
-"""Names that a page, a specification of a chart or a Markdown file could take for its own."""
+"""Names that a page, a chart or a Markdown file could mistake for its own syntax."""
 
 
 @pytest.fixture(scope="session")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden H200 run with hostile names, an engine's label, a reason and a warning among them."""
+    """Write the golden H200 run with hostile names, labels, reasons and warnings."""
     folder, golden = tmp_path_factory.mktemp("hostile"), ROOT / "tests" / "golden" / "h200"
     evil = HOSTILE["resnet18"]
     results = pl.read_parquet(golden / "results.parquet").with_columns(
@@ -238,7 +230,7 @@ def branching():
 
 @pytest.fixture
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts the module `small_factories` on the path."""
+    """Put the module `small_factories` on the path."""
     path = tmp_path / "small_factories.py"
     path.write_text(FACTORIES)
     monkeypatch.syspath_prepend(tmp_path)
@@ -253,7 +245,7 @@ def small(factories: Path) -> ModelSource:
 
 @pytest.fixture
 def everyones_folder() -> Iterator[Path]:
-    """A folder that every user can enter; pytest's own can be entered by their owner alone."""
+    """Make a folder that every user can enter; pytest's own admit their owner alone."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -261,14 +253,14 @@ def everyones_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    """One cache for all tests of all workers, so that a network is exported once."""
+    """Share one cache among all workers, so that a network is exported once."""
     folder = tmp_path_factory.getbasetemp()
     return Cache((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "exports")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_bundle(exports: Cache) -> Iterator[None]:
-    """Every page has the script that the first one of all workers put together, whichever cache a test gives it."""
+    """Bundle the pages' script once for all workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vl_convert.javascript_bundle", vl_convert.javascript_bundle)  # So that it is put back.
         bundle_once(exports)
@@ -277,13 +269,13 @@ def one_bundle(exports: Cache) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cache(exports: Cache) -> Cache:
-    """What a test file may replace by a cache of its own."""
+    """Return the shared cache; a test file may override it."""
     return exports
 
 
 @pytest.fixture
 def busy_processors() -> Iterator[list[int]]:
-    """Processes that spin, one for each processor that this process may run on, and none of its children."""
+    """Keep every processor of this process busy with processes that are not its children."""
     with on_processors(usable_cores()) as processes:
         yield processes
 
@@ -312,7 +304,7 @@ def pytest_collection_finish() -> None:
 # The fast part of the tests.
 
 _GPU_SECONDS = 900
-"""Of a test on a GPU, where a file's first one waits for a run of many cases."""
+"""Time limit of a GPU test; a file's first one waits for a run of many cases."""
 LONGEST = (
     *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "profiler/run/test_search_runs.py"),
     *("engines/test_trt_build.py", "browser/test_page.py", "robustness/test_hostile_models.py"),
@@ -339,7 +331,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _is_slow(file: Path) -> bool:
-    """Whether the file imports torch, or marks all of its tests `slow` or `gpu`."""
+    """Return True if the file imports torch or marks all of its tests `slow` or `gpu`."""
     for statement in ast.parse(file.read_text()).body:
         match statement:
             case ast.Import(names) if any(name.name.partition(".")[0] == "torch" for name in names):
@@ -409,7 +401,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 class _NoTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Fails every import of torch, which can be found all the same."""
+    """Fail every import of torch, which can be found all the same."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
@@ -418,7 +410,7 @@ class _NoTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return found and importlib.machinery.ModuleSpec(name, self, origin=found.origin)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Have exec_module get an empty module."""
+        """Give exec_module an empty module."""
 
     def exec_module(self, module: ModuleType) -> None:
         raise AssertionError("this test imports torch: mark it, or its file, pytest.mark.slow")

@@ -134,13 +134,13 @@ def odd_folder(folder: Path) -> Path:
 
 
 def check(config: Config) -> None:
-    """What a run does with its job, without the run: its cases have ids, and it can be written and read."""
+    """Do what a run does with its job, without the run: make ids, write it, read it."""
     for case in make_plan(config, "cpu"):
         assert len(os.fsencode(case.id.file_name)) <= 180, case.id
     json.dumps(config.model_dump(mode="json"), allow_nan=False)
 
 
 def is_fit(text: str) -> bool:
-    """Whether a terminal can print it: some lines of no great length."""
+    """Return True if a terminal can print it: a few lines of moderate length."""
     lines = text.split("\n")
     return len(lines) <= 11 and all(line.isprintable() and len(line) < 1500 for line in lines)

@@ -1,4 +1,4 @@
-"""What tests share that run a job, or look at what goes to a console."""
+"""Run jobs and look at what goes to a console."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 Profiler = Callable[..., CompletedProcess[str]]
-"""Of the fixtures `profiler`, `command` and `command_line`: the words of a command line, where, and the environment."""
+"""The fixtures `profiler`, `command` and `command_line`: words of a command line, folder, environment."""
 
 
 def run_job(profiler: Profiler, folder: Path, job: str, **variables: str) -> Path:
@@ -25,7 +25,7 @@ def run_job(profiler: Profiler, folder: Path, job: str, **variables: str) -> Pat
 
 
 def on_console(show: Callable[..., object], *arguments: Any, width: int = 120, **options: Any) -> str:
-    """What `show` prints, which takes the console first, on a terminal of that width."""
+    """Return what `show(console, …)` prints on a terminal of that width."""
     page = io.StringIO()
     show(Console(file=page, width=width), *arguments, **options)
     return page.getvalue()

@@ -1,4 +1,4 @@
-"""What tests of sessions share: a cache next to a factory, torch's switches put back, outputs and their errors."""
+"""Open sessions for tests: a cache next to a factory, torch's switches restored, outputs and their errors."""
 
 from __future__ import annotations
 

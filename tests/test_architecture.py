@@ -346,12 +346,12 @@ def test_no_file_runs_code():
 
 
 LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
-"""What must not be slow to import, the lightest first."""
+"""Modules that must import fast, the lightest first."""
 PARENT = (
     *("job.plan", "listings", "build", "layers", "query", "run.runner"),
     *(f"{room}.command" for room in ("published", "compare", "report", "run", "recommend")),
 )
-"""What runs in the parent process: every command."""
+"""Modules that run in the parent process: every command."""
 
 
 @pytest.fixture(scope="module")

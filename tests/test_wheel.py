@@ -1,4 +1,4 @@
-"""The wheel, installed where the project is not, does what the README says of it, whoever built what it needs."""
+"""Install the wheel where the project is not, and run what the README says."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel; its dependencies are those of the environment of the tests."""
+    """Return the programs of an environment with the wheel and the dependencies of the tests."""
     folder = tmp_path_factory.mktemp("wheel")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
@@ -59,9 +59,9 @@ def call(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProce
 
 
 def test_suites_and_published_figures_come_with_it(installed: Path, tmp_path: Path) -> None:
-    done = call(installed / "cnn-profiler", "suites", "--device", "cpu", cwd=tmp_path)
+    done = call(installed / "runtime-profiler", "suites", "--device", "cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "cnn-profiler cnn-benchmarks" in done.stdout
+    assert "runtime-profiler cnn-benchmarks" in done.stdout
     assert len([line for line in done.stdout.splitlines() if "Based on" in line]) == 6, done.stdout
     where = (
         "from profiler.bundled import jobs; from profiler.published import references\n"
@@ -80,7 +80,7 @@ def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(insta
         (tmp_path / name).write_text("raise SystemExit('this is not the profiler')\n")
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "__init__.py").write_text("raise SystemExit('these are not the engines')\n")
-    done = call(installed / "cnn-profiler", "job.yaml", cwd=tmp_path)
+    done = call(installed / "runtime-profiler", "job.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert "Warning:" not in done.stdout
     (run,) = (tmp_path / "results").iterdir()
@@ -97,7 +97,5 @@ def test_a_folder_with_a_package_of_that_name_is_said(installed: Path, tmp_path:
     (tmp_path / "engines.py").touch()
     done = call(installed / "python", "-m", "profiler", "--version", cwd=tmp_path)
     assert done.returncode == 2
-    assert (
-        done.stderr == f"{tmp_path / 'engines.py'} has the name of a package of the profiler: call cnn-profiler here\n"
-    )
-    assert call(installed / "cnn-profiler", "--version", cwd=tmp_path).stdout.startswith("cnn-runtime-profiler 0.")
+    assert done.stderr.startswith(f"{tmp_path / 'engines.py'} ") and "call runtime-profiler" in done.stderr
+    assert call(installed / "runtime-profiler", "--version", cwd=tmp_path).stdout.startswith("runtime-profiler 0.")

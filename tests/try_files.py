@@ -36,7 +36,7 @@ def try_one(argument: tuple[ModelSource, Path], report: Report) -> tuple[str, st
 
 
 def _in_the_parent(source: ModelSource) -> str:
-    """What the parent raises besides errors in words."""
+    """Exceptions of the parent besides errors in words."""
     if source.onnx is None:
         return ""
     try:

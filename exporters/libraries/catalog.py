@@ -122,7 +122,7 @@ def not_installed(library: Library) -> str | None:
     """What a model of the library needs and how to install it; None where it is there."""
     if importlib.util.find_spec(library.package) is not None:
         return None
-    return f"needs {library.package}, which is not installed: pip install 'cnn-runtime-profiler[{library.prefix}]'"
+    return f"needs {library.package}, which is not installed: pip install 'runtime-profiler[{library.prefix}]'"
 
 
 def similar(name: str, names: list[str], what: str = "models") -> str:

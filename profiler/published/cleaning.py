@@ -112,7 +112,7 @@ def _clean(run: Run, patterns: Mapping[str, re.Pattern[str]]) -> Run:
 
 def _command(words: Sequence[str]) -> list[str]:
     """Return a command that a reader can type: no output folder, the first GPU, no run of this machine."""
-    is_program = Path(words[0]).name in ("__main__.py", "cnn-profiler", "runtime-profiler")
+    is_program = Path(words[0]).name in ("__main__.py", "runtime-profiler")
     kept, left = ["python", "-m", "profiler"] if is_program else ["python"], iter(words[1:])
     for word in left:
         option, equals, value = word.partition("=")

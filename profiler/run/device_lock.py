@@ -21,7 +21,7 @@ class DeviceLock:
     """This run's place among those on a device: a GPU's UUID, or "cpu". `run` is its folder, which others are told."""
 
     def __init__(self, device: str, run: Path) -> None:
-        name = f"cnn-runtime-profiler-{device.replace('/', '-')}"
+        name = f"runtime-profiler-{device.replace('/', '-')}"
         self._first, self._later = (
             FileLock(lock_folder() / f"{name}.{kind}", everyones=True) for kind in ("lock", "later")
         )

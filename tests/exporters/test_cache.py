@@ -120,7 +120,7 @@ def test_failed_production_leaves_nothing(tmp_path: Path) -> None:
 def test_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROFILER_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_root() == Path("/x/cnn-profiler")
+    assert default_root() == Path("/x/runtime-profiler")
     monkeypatch.setenv("PROFILER_CACHE", "/y")
     assert Cache().root == Path("/y")
 

@@ -53,7 +53,7 @@ def test_a_word_becomes_an_entry() -> None:
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Library("hf", "no_such_library", "exporters.libraries.transformers_models", "hf:BertModel")
     monkeypatch.setitem(LIBRARIES, "hf", row)
-    with pytest.raises(ModelError, match=r"needs no_such_library, .* pip install 'cnn-runtime-profiler\[hf\]'"):
+    with pytest.raises(ModelError, match=r"needs no_such_library, .* pip install 'runtime-profiler\[hf\]'"):
         input_specs(model("hf:BertModel"))
 
 

@@ -130,7 +130,7 @@ def test_every_user_can_lock_the_files(lock: DeviceLock, folder: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 7}', "\x00\xff"])
 def test_a_lock_that_does_not_say_whose_it_is_is_noticed(lock: DeviceLock, folder: Path, content: str) -> None:
-    with (folder / "cnn-runtime-profiler-cpu.lock").open("w") as held:
+    with (folder / "runtime-profiler-cpu.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write(content)
         held.flush()
