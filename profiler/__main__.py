@@ -29,7 +29,7 @@ def _check_names() -> None:
     for name in ("engines", "exporters"):
         spec = find_spec(name)
         if spec is not None and spec.origin and not Path(spec.origin).resolve().is_relative_to(ours):
-            print(f"{spec.origin} has the name of a package of the profiler: call runtime-profiler here", file=sys.stderr)
+            print(f"{spec.origin} hides a package of the profiler: call runtime-profiler here", file=sys.stderr)
             sys.exit(2)
 
 
