@@ -30,6 +30,7 @@ import polars as pl
 
 from exporters.whole_file import write_whole
 from profiler.job.config import load_config
+from profiler.job.plan import make_plan
 from profiler.nvml import visible_gpus
 from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.results.cells import OK, compared
@@ -78,16 +79,11 @@ def main() -> None:
 
 
 def measure(job: Path, output: Path, devices: Sequence[str], models: Sequence[str]) -> int:
-    """Prepare all shares of the models side by side, then measure them side by side; returns the largest exit code."""
+    """Measure all shares of the models side by side; returns the largest exit code."""
     devices = devices[: len(models)]
     only = {device: ",".join(f"model={each}" for each in share) for device, share in shares(models, devices).items()}
     cores = shares(sorted(os.sched_getaffinity(0)), devices)
-    prepared = output / "prepared"
-    if not prepared.exists():
-        output.mkdir(parents=True, exist_ok=True)
-        common = [str(job), "--prepare", "--only"]
-        _side_by_side({device: [*common, only[device], "--device", device] for device in devices}, cores, output)
-        prepared.touch()
+    output.mkdir(parents=True, exist_ok=True)
     return _side_by_side({device: _measuring(job, output, device, only[device]) for device in devices}, cores, output)
 
 
@@ -169,14 +165,14 @@ def added(page: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
 
 
 def seconds_of(folders: Sequence[Path]) -> pl.DataFrame:
-    """Return wall seconds of each case by phase from the journals: model, engine, phase, seconds."""
-    results = [result for folder in folders for result in RunFolder(folder).results().values()]
+    """Wall seconds of each case by phase, as journals have them: columns model, engine, phase, seconds."""
+    found = []
+    for folder in folders:
+        results = RunFolder(folder).results()
+        plan = make_plan(load_config(folder / "bench.yaml"), "cpu")
+        found += [(case, results[case.id]) for case in plan if case.id in results]
     return pl.DataFrame(
-        [
-            (result.case_id.model, result.case_id.variant, phase, spent)
-            for result in results
-            for phase, spent in result.phases.items()
-        ],
+        [(case.model, case.variant, phase, spent) for case, result in found for phase, spent in result.phases.items()],
         schema={"model": pl.String, "engine": pl.String, "phase": pl.String, "seconds": pl.Float64},
         orient="row",
     )

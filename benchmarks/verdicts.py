@@ -11,6 +11,7 @@ slower. The job runs on the quiet machine and then next to a busy process. Exit 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
-import yaml
 from rich.console import Console
 
 from profiler.results.cells import OK, cells, compared
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, folder: Path, busy: int) -> Path:
     if not list(folder.glob("*/results.parquet")):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "job.yaml"
-        path.write_text(yaml.safe_dump(job(options)))
+        path.write_text(json.dumps(job(options)))
         command = [sys.executable, "-m", "profiler", str(path), "--device", options.device, "--output", str(folder)]
         print(*command, f"(busy processes: {busy})", flush=True)
         with burning(busy), (folder / "log.txt").open("w") as log:

@@ -31,15 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.verify_plain import arrays, event_ms, module_call, numpy_error, replayed_ms
-from profiler.job.case import Budget, Case
-from profiler.job.conditions import parse_only
+from profiler.job.case import Budget, Case, parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan, only_of
 from profiler.nvml import power_capped, visible_gpus
 from profiler.processes.messages import Entered, Outcome, Report
 from profiler.processes.process import Call, run_one, start_forkserver
 from profiler.run.prepare import failure, prepare
-from profiler.run.telemetry import Watcher
+from profiler.run.watch import Watcher
 from profiler.worker.sampling import host_bound
 from profiler.worker.task import Task
 
@@ -191,7 +190,7 @@ def spread(task: Task, repeats: int, logs: Path) -> bool:
 
 
 def run(task: Task, function: str, logs: Path) -> Outcome:
-    log = logs / f"{task.case.id.file_name}.log"
+    log = logs / f"{task.case.file_name}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
     return run_one(Call(f"verify_gpu:{function}", task, log, 300.0, 900.0, environment, (str(HERE),)))
 

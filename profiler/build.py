@@ -35,8 +35,7 @@ from exporters.onnx_files import MADE, is_float32
 from exporters.source import ModelSource
 from profiler import nvml
 from profiler.errors import ConfigError, check_choice, nearest
-from profiler.job.case import Budget, Case
-from profiler.job.config_errors import nearest_engine
+from profiler.job.case import Budget, Case, nearest_engine
 from profiler.nvml import Gpu
 from profiler.options import Build as Options
 from profiler.processes.forkserver import libraries

@@ -17,7 +17,9 @@ from engines.catalog import ENGINES, PRESETS, Preset, foreign_hardware
 from engines.requirements import explain, missing
 from exporters.cache import CacheError, check_root, default_root
 from profiler.errors import PROGRAM, WHEN_IDLE
+from profiler.job.case import Case
 from profiler.job.config import Config, config_of
+from profiler.job.plan import make_plan
 from profiler.machine import (
     Target,
     available_memory_mib,
@@ -41,6 +43,7 @@ from profiler.stats.samples import median
 from profiler.tables.numbers import milliseconds
 from profiler.tables.writers import print_pairs
 
+Ran = tuple[Case, Result]
 _TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
 """Kinds of warning that say something of an installation; others are of a figure."""
 State = Literal["ok", "note", "missing", "failed"]
@@ -73,7 +76,9 @@ def execute(options: Options, console: Console) -> int:
         run, config = RunFolder.create(folder), tiny_job(target, folder)
         with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
             interrupted = run_job(run, config, target, facts, Console(quiet=True), report=False)
-        engines = of_engines(list(run.results().values()), target)
+        results = run.results()
+        cases = make_plan(config, target.kind, target.hardware)
+        engines = of_engines([(case, results[case.id]) for case in cases if case.id in results], target)
         _print(console, "Engines, each with a tiny network", engines)
         failed = dict.fromkeys(check.what for check in (*machine, *engines) if check.status == "failed")
         found = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
@@ -135,12 +140,12 @@ def lacks(preset: Preset, target: Target) -> Check | None:
     return Check("missing", preset.name, explain(lacking)) if lacking else None
 
 
-def of_engines(results: Sequence[Result], target: Target) -> list[Check]:
+def of_engines(results: Sequence[Ran], target: Target) -> list[Check]:
     """Return a line a preset; one that only shows to be unsupported once it is tried has failed."""
     found: list[Check] = []
     for preset in usual():
-        own = [result for result in results if result.case_id.variant == preset.name]
-        ran = [result for result in own if result.status != "unsupported"]
+        own = [(case, result) for case, result in results if case.variant == preset.name]
+        ran = [(case, result) for case, result in own if result.status != "unsupported"]
         if check := lacks(preset, target):
             found.append(check)
         elif own:
@@ -148,18 +153,19 @@ def of_engines(results: Sequence[Result], target: Target) -> list[Check]:
     return found
 
 
-def _of_preset(preset: Preset, results: Sequence[Result]) -> Check:
-    figures = []
-    for result in (result for result in results if result.status == "ok"):
+def _of_preset(preset: Preset, results: Sequence[Ran]) -> Check:
+    figures, bad = [], ""
+    for case, result in results:
         ms = median(result.samples.get(result.clock or "", [])) or 0.0
-        training = "training " * (result.case_id.pass_ == "training")
-        figures.append(f"{training}{result.case_id.precision} {milliseconds(ms)}")
+        if result.status == "ok":
+            figures.append(f"{'training ' * (case.pass_ == 'training')}{case.precision} {milliseconds(ms)}")
+        else:
+            bad = bad or f"{result.status} in {case.precision} {case.pass_}: {result.reason}"
     ran = ", ".join(figures)
-    if bad := next((result for result in results if result.status != "ok"), None):
-        what = f"{bad.status} in {bad.case_id.precision} {bad.case_id.pass_}: {bad.reason}"
-        return Check("failed", preset.name, what + (f" (ran: {ran})" if ran else ""))
-    told = dict.fromkeys(str(warning) for one in results for warning in one.warnings if warning.kind in _TELLING)
-    library = next((one.proof.library for one in results if one.proof and one.proof.library), preset.engine)
+    if bad:
+        return Check("failed", preset.name, bad + (f" (ran: {ran})" if ran else ""))
+    told = dict.fromkeys(str(warning) for _, one in results for warning in one.warnings if warning.kind in _TELLING)
+    library = next((one.proof.library for _, one in results if one.proof and one.proof.library), preset.engine)
     return Check("note" if told else "ok", preset.name, "; ".join([f"{library}: {ran}", *told]))
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.errors import PROGRAM, ConfigError, resuming
-from profiler.job.conditions import Filter, parse_only
+from profiler.job.case import Filter, parse_only
 from profiler.options import Layers as Options
 from profiler.report.tables import layers_table
 from profiler.results.layers import Profiled, profiled, together

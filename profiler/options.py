@@ -77,14 +77,13 @@ class Run:
     min_samples: int | None = _option("Fewest samples of each case, in place of the file's", min=3, metavar="N")
     replicates: int | None = _option("Processes of each case, in place of the file's", min=1, max=100, metavar="N")
     dry_run: bool = _flag("--dry-run", "Print the plan and a time estimate; measure nothing")
-    prepare: bool = _flag("--prepare", "Fill the caches on all cores, for a run that measures later; measure nothing")
     resume: Path | None = _option("A run's folder: measure the cases that it lacks")
     retry: bool = _flag("--retry", "With --resume: measure again what is not ok or is still disturbed, too")
     trust_code: bool = _trust_code()
     strict: bool = _flag("--strict", "Exit with 1 if any case failed, not only if all did")
     profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")
     wait_for_idle: float | None = _option(
-        "Wait up to so long, such as 10, before each case until the machine is quiet", metavar="MINUTES"
+        "Wait up to so long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )
     machine: str | None = _option("What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
 

@@ -34,16 +34,14 @@ from exporters.source import ModelSource
 from profiler import cli
 from profiler.job import plan
 from profiler.job.case import Budget
-from profiler.job.config import Config, load_config
+from profiler.job.config import Config, JobFile
 from profiler.machine import usable_cores
 from profiler.nvml import visible_gpus
 from profiler.processes import process
 from profiler.results.result import WallTime
-from profiler.run import command as run_command
-from profiler.run import device_lock
-from profiler.run.device_lock import DeviceLock
+from profiler.run import watch
 from profiler.run.progress import PlainDisplay
-from profiler.run.quiet import Quiet
+from profiler.run.watch import DeviceLock, Quiet
 
 ROOT = Path(__file__).resolve().parent.parent
 # Before torch is imported, for this process and all that it starts: on a machine where test processes share the cores,
@@ -115,7 +113,7 @@ def _run_here(*arguments: str, cwd: Path, **variables: str) -> subprocess.Comple
             contextlib.redirect_stderr(errors),
             pytest.MonkeyPatch.context() as patch,
         ):
-            patch.setattr(run_command, "load_config", _load_config)
+            patch.setattr(JobFile, "config", _without_repeats)
             cli.main()
     except SystemExit as end:
         code = int(end.code or 0)
@@ -128,9 +126,9 @@ def _run_here(*arguments: str, cwd: Path, **variables: str) -> subprocess.Comple
     return subprocess.CompletedProcess(list(arguments), code, output.getvalue(), errors.getvalue())
 
 
-def _load_config(*arguments: Any) -> Config:
+def _without_repeats(file: JobFile, *arguments: Any, config_of: Callable[..., Config] = JobFile.config) -> Config:
     """Measure disturbed cases again only if the job sets `budget.repeats`: tests keep the machine busy."""
-    config = load_config(*arguments)
+    config = config_of(file, *arguments)
     if config.budget.repeats != Budget().repeats:
         return config
     return config.model_copy(update={"budget": replace(config.budget, repeats=0.0)})
@@ -153,7 +151,7 @@ def _run_as_a_user(*arguments: str, cwd: Path, **variables: str) -> subprocess.C
 def no_locks() -> Iterator[None]:
     """Keep tests that run side by side from noticing each other's runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_lock, "lock_folder", lambda: Path(os.devnull))
+        patch.setattr(watch, "lock_folder", lambda: Path(os.devnull))
         yield
 
 

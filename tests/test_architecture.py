@@ -251,7 +251,7 @@ NOT_WHOLE = {
     # Settings of the kernel.
     **dict.fromkeys(("engines.memory_watch", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.
-    **dict.fromkeys(("profiler.results.run_folder", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
+    **dict.fromkeys(("profiler.results.run_folder", "profiler.run.watch"), "log"),
     "profiler.processes.logs": "log",
     # Logs that nobody reads back; and the one place where the others write.
     "profiler.run.command": "log",

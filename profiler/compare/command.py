@@ -19,7 +19,7 @@ from exporters.source import MAY_COMPUTE_THE_SAME, Identity
 from profiler.compare.cells import REGRESSIONS, cell_name, compare, find_regressions, replicates_needed, resolution
 from profiler.compare.cells import totals as totals_of
 from profiler.errors import PROGRAM, ConfigError, check_choice
-from profiler.job.conditions import parse_only
+from profiler.job.case import parse_only
 from profiler.options import Compare as Options
 from profiler.results.columns import field
 from profiler.results.reading import Runs, check_only, chosen, flat, read_runs, versions_of_others
@@ -112,8 +112,9 @@ def make_comparison(options: Options) -> Comparison:
     wanted = None
     if only is not None:
         check_only(only, results)
-        results = results.filter(pl.col("replicate").is_in(only.replicate)) if only.replicate else results
-        wanted = chosen(only.model_copy(update={"replicate": None}))
+        replicates = only.conditions.get("replicate")
+        results = results.filter(pl.col("replicate").is_in(replicates)) if replicates else results
+        wanted = chosen(only.without("replicate"))
     rows = results.collect()
     cells = compare(rows, by, options.base, options.best, wanted)
     rows = rows.filter(pl.lit(value=True) if wanted is None else wanted, pl.col(by).is_not_null())

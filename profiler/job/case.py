@@ -1,34 +1,32 @@
-"""Define a case, one cell of the matrix: its identity, what it runs, and how long it may take."""
+"""Define a case, one cell of the matrix: its identity, its budget, and the conditions that select it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engines.catalog import EIGHT_BITS, ENGINES, PLAIN, Device, Pass, Training, is_base
 from exporters.bounds import Repeats, Samples, Seconds
-from exporters.source import ModelSource
+from exporters.errors import closest
+from exporters.source import ModelSource, shape_words
+from profiler.errors import ConfigError, nearest
 
+KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "shape", "replicate", "optimizer")
+"""Keys of `--only` and `exclude`."""
 _LONGEST_FILE_NAME = 180
 """Bytes, of the 255 that Linux takes: more words follow it."""
-_ID = re.compile(
-    r"(?P<model>[^/]+)/(?P<variant>[^/]+)/(?P<pass_>[^/]+)/(?P<precision>[^/]+)"
-    r"/b(?P<batch_size>\d+)/r(?P<replicate>\d+)(?:/(?P<setting>.+))?"
-)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one case: sampling time, sample counts, and the seconds after which its process is ended.
+    """Limit one case: sampling time, sample counts, and the seconds after which its process is ended.
 
-    So many as `min_samples` are taken even where that takes longer than `seconds`, but no longer than half of what is
-    left of the `timeout`. Sampling ends before the seconds are over only with an interval, which needs 30 samples.
-    `repeats` is the run's: measuring disturbed cases again takes at most this share of the time that the first
-    measuring took; 0 is never.
+    At least `min_samples` are taken even beyond `seconds`, but within half of what is left of the `timeout`. Sampling
+    ends early only with an interval, which needs 30 samples. `repeats` bounds the time for measuring disturbed cases
+    again, as a share of the time for measuring all cases once; 0 measures none again.
     """
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
@@ -41,62 +39,12 @@ class Budget:
     repeats: Repeats = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseId:
-    """What tells a case apart from the others of its run; as text like `resnet50/ort-tuned/inference/fp16/b16/r0`.
-
-    `setting` is whatever else distinguishes it, such as "optimizer=sgd/head=logits" or "sequence=128"; empty for
-    nothing. In the text it follows after the replicate.
-    """
-
-    model: str
-    variant: str
-    pass_: str
-    precision: str
-    batch_size: int
-    replicate: int
-    setting: str = ""
-
-    def __str__(self) -> str:
-        return self._joined(f"b{self.batch_size}")
-
-    @classmethod
-    def parse(cls, text: str) -> CaseId:
-        """The identity that was written as `text`. Raises ValueError for a text that is no id."""
-        match = _ID.fullmatch(text)
-        if match is None:
-            raise ValueError(f"'{text}' is no case's id")
-        parts: dict[str, Any] = match.groupdict()
-        parts |= {name: int(parts[name]) for name in ("batch_size", "replicate")}
-        return cls(**{**parts, "setting": parts["setting"] or ""})
-
-    @property
-    def cell(self) -> str:
-        """What its replicates share."""
-        return str(replace(self, replicate=0))
-
-    @property
-    def family(self) -> str:
-        """The id without the batch size."""
-        return self._joined("")
-
-    @property
-    def file_name(self) -> str:
-        """The id as the name of a file."""
-        return file_name(str(self))
-
-    def _joined(self, batch: str) -> str:
-        parts = (self.model, self.variant, self.pass_, self.precision, batch, f"r{self.replicate}", self.setting)
-        return "/".join(filter(None, parts))
-
-
 @dataclass(frozen=True)
 class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
-    `reference` is the model whose base and outputs it is compared with, where that is not its own.
-    `options` are the engine's, resolved for the device; `setting` is as in `CaseId`. `unsupported` holds
-    the reason where the plan already knows that it cannot run.
+    `reference` is the model whose base and outputs it is compared with, if that is not its own. `options` are the
+    engine's, resolved for the device. `unsupported` holds the reason if the plan knows that the case cannot run.
     """
 
     model: str
@@ -109,15 +57,39 @@ class Case:
     replicate: int
     source: ModelSource
     options: Mapping[str, Any] = field(default_factory=dict)
-    setting: str = ""
     training: Training = PLAIN
     unsupported: str | None = None
     reference: ModelSource | None = None
 
     @property
-    def id(self) -> CaseId:
-        """What tells the case apart from the others of its run."""
-        return CaseId(**{part.name: getattr(self, part.name) for part in fields(CaseId)})
+    def id(self) -> str:
+        """The case's readable identity, such as `resnet50/ort-tuned/inference/fp16/b16/r0/sequence=128`."""
+        axes = (self.model, self.variant, self.pass_, self.precision, f"b{self.batch_size}", f"r{self.replicate}")
+        return "/".join(filter(None, (*axes, self.setting)))
+
+    @property
+    def setting(self) -> str:
+        """The label of all other axes that are not the default, such as "optimizer=sgd/head=logits"; else empty."""
+        given, usual = asdict(self.training), asdict(PLAIN)
+        if self.source.layer is not None:
+            given = usual
+        words = [f"{key}={'on' if value is True else value}" for key, value in given.items() if value != usual[key]]
+        return "/".join([*words, *shape_words(self.shape)])
+
+    @property
+    def cell(self) -> str:
+        """The identity that all replicates share."""
+        return replace(self, replicate=0).id
+
+    @property
+    def family(self) -> str:
+        """The identity that cases of all batch sizes share."""
+        return replace(self, batch_size=0).id
+
+    @property
+    def file_name(self) -> str:
+        """The id as the name of a file."""
+        return file_name(self.id)
 
     @property
     def is_base(self) -> bool:
@@ -126,7 +98,7 @@ class Case:
 
     @property
     def subject(self) -> str:
-        """What is prepared for it: the model, or the model at its shape."""
+        """The name under which it is prepared: the model's, or that of the model at its shape."""
         return self.source.subject
 
     @property
@@ -136,8 +108,7 @@ class Case:
 
     @property
     def calibrated(self) -> bool | None:
-        """Of 8 bits whether their ranges are of data that the user chose: those of a file quantized by others count so,
-        and those that torchao takes of each call's inputs do not."""
+        """Whether 8-bit ranges come from the user's data or a file quantized by others; None for other precisions."""
         if self.precision not in EIGHT_BITS:
             return None
         if ENGINES[self.engine].needs == "torch":
@@ -151,7 +122,7 @@ class Case:
 
 
 def file_name(words: str) -> str:
-    """An id, or what is made of one, as the name of a file; a digest is in place of a long one's end."""
+    """Make a file's name of an id; the end of a long one becomes a digest."""
     name = words.replace("/", "-")
     if len(name.encode()) <= _LONGEST_FILE_NAME:
         return name
@@ -160,10 +131,107 @@ def file_name(words: str) -> str:
 
 
 def settings(setting: str) -> dict[str, str]:
-    """A case's setting by key, like {"optimizer": "sgd", "head": "logits"}."""
+    """Split a column `setting` or `shape` by key, like {"optimizer": "sgd", "head": "logits"}."""
     return dict(part.split("=", 1) for part in setting.split("/") if part)
 
 
 def setting_words(setting: str) -> list[str]:
-    """A case's setting in words, like ["optimizer sgd", "head logits"]."""
+    """Say a setting in words, like ["optimizer sgd", "head logits"]."""
     return [f"{key} {value}" for key, value in settings(setting).items()]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Conditions on cases: values under one key are alternatives, several keys must all hold."""
+
+    conditions: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def of(cls, given: Any) -> Filter:
+        """Check the conditions of a job or an option. Raises ValueError."""
+        if not isinstance(given, Mapping) or not given:
+            raise ValueError(f"expected conditions, such as {{engine: compiled, pass: training}}; keys: {_KEYS}")
+        conditions: dict[str, list[Any]] = {}
+        for key, values in given.items():
+            if key not in KEYS:
+                raise ValueError(f"unknown key '{key}'{nearest(str(key), KEYS)}")
+            conditions[key] = list(values) if isinstance(values, list | tuple) else [values]
+            if key in ("batch_size", "replicate"):
+                conditions[key] = [_whole(key, value) for value in conditions[key]]
+        return cls(conditions)
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={value}" for key, values in self.conditions.items() for value in values)
+
+    def without(self, *keys: str) -> Filter:
+        """Drop the conditions under these keys."""
+        return Filter({key: values for key, values in self.conditions.items() if key not in keys})
+
+    def tests(self) -> Iterator[tuple[tuple[str, ...], Sequence[Any]]]:
+        """Give columns and values for each test: one of the columns must have one of the values."""
+        for key, values in self.conditions.items():
+            # People write a variant's name for its engine.
+            yield ("engine", "variant") if key == "engine" else (key,), values
+
+    def matches(self, case: Case) -> bool:
+        """Tell whether all of the conditions hold for a case."""
+        return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
+
+    def check_some(self, cases: Sequence[Case]) -> None:
+        """Raise ConfigError for a value that no case has, and where no case matches."""
+        for columns, values in self.tests():
+            known = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
+            for word in map(str, values):
+                if word not in known:
+                    hint = nearest_engine(word, known) if "variant" in columns else nearest(word, known)
+                    raise ConfigError(f"--only {self}: the config has no {columns[0]} {word}{hint}")
+        if not any(map(self.matches, cases)):
+            raise ConfigError(f"--only {self}: no case has all of these; --dry-run lists the {len(cases)} cases")
+
+
+_KEYS = ", ".join(KEYS)
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+        return int(value)
+    raise ValueError(f"{key}: must be a whole number, got '{value}'")
+
+
+def _value(case: Case, column: str) -> Any:
+    if column == "shape":
+        return "/".join(shape_words(case.shape))
+    return case.training.optimizer if column == "optimizer" else getattr(case, "pass_" if column == "pass" else column)
+
+
+def parse_only(options: Sequence[str]) -> Filter | None:
+    """Read `--only model=resnet50,precision=fp16`; None if it is not given. Raises ConfigError."""
+    given: dict[str, list[str]] = {}
+    for option in options:
+        for key, value in read_option("--only", option, KEYS):
+            given.setdefault(key, []).append(value)
+    if not options:
+        return None
+    try:
+        return Filter.of(given)
+    except ValueError as error:
+        raise ConfigError(f"--only: {error}") from None
+
+
+def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Split an option such as `--only model=resnet50,precision=fp16` into keys and values. Raises ConfigError."""
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(f"{option}: '{part}' is not of the form key=value; separate several by commas")
+        if key not in valid:
+            raise ConfigError(f"{option}: unknown key '{key}'{nearest(key, valid)}")
+        yield key, value
+
+
+def nearest_engine(word: str, valid: Iterable[str]) -> str:
+    """Hint at the nearest engine, knowing other spellings too, such as TensorRT_RTX for trt-rtx."""
+    words = list(valid)
+    spellings = {spelling: e.name for e in ENGINES.values() if e.name in words for spelling in e.spellings}
+    close = closest(word.lower().replace("_", "-"), [*words, *spellings])
+    return nearest(spellings.get(close[0], close[0]) if close else word, words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
@@ -34,42 +35,34 @@ from engines.catalog import (
     Training,
 )
 from engines.options import is_path
-from exporters.bounds import LARGEST, MOST_CASES, MOST_ENTRIES, Count, Price, Replicates
+from exporters.bounds import LARGEST, Count, Price, Replicates
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
-from exporters.errors import closest
 from exporters.libraries.catalog import LIBRARIES, folder_of, library_of, model_entry
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
-from profiler.job.case import Budget
-from profiler.job.conditions import Filter
-from profiler.job.config_errors import (
+from profiler.job.case import Budget, Filter, nearest_engine, read_option
+from profiler.job.mistakes import (
     DEVICE_BLOCKS,
     EXPECTED,
+    Lines,
+    Location,
     Origin,
     check_part_of_id,
-    check_path,
-    check_text,
     check_word,
-    explain,
+    expected,
     mistake,
-    nearest_engine,
-    read_option,
-    shown,
-    validate_option,
+    read,
     yaml_text,
 )
-from profiler.job.yaml_lines import Lines, Location, read
 from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 KINDS = ("models", "layers")
 
 
 def _word(valid: Iterable[str], what: str) -> BeforeValidator:
-    """Requires one of the valid words."""
     return BeforeValidator(lambda word: check_word(word, valid, what))
 
 
@@ -78,12 +71,9 @@ def _part_of_id(what: str) -> AfterValidator:
 
 
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:
+    # Parents alone are resolved: Hugging Face's cache has model.onnx as a link to a file without a suffix.
     whole = _base(info) / path
-    check_path(whole)
-    if ".." not in whole.parts:
-        return whole
-    # A link's name counts: Hugging Face's cache has model.onnx as a link to a file without a suffix.
-    return whole.resolve() if whole.name == ".." else whole.parent.resolve() / whole.name
+    return whole.parent.resolve() / whole.name if ".." in whole.parts else whole
 
 
 def _base(info: ValidationInfo) -> Path:
@@ -105,33 +95,19 @@ def _folder_of_arrays(path: Path) -> Path:
 
 def _factory(name: str) -> str:
     module, _, function = name.partition(":")
-    if module.endswith(".py"):
-        module = module.removesuffix(".py").replace("/", ".").strip(".")
-        raise mistake(f"'{name}': leave out .py: '{module}:{function or 'function'}'")
-    if [bool(part) for part in name.split(":")] != [True, True]:
-        owner, _, last = name.rpartition(".")
-        hint = f"; did you mean '{owner}:{last}'?" if owner and last.isidentifier() and ":" not in name else ""
-        raise mistake(f"'{shown(name)}' is not of the form package.module:function{hint}")
+    if not module or not function or ":" in function or module.endswith(".py"):
+        raise mistake(f"'{name}' is not of the form package.module:function, without .py")
     return name
-
-
-def _switch_or_names(data: Any) -> Any:
-    if not isinstance(data, bool) and not (isinstance(data, list) and all(isinstance(name, str) for name in data)):
-        raise mistake(f"must be true, false or a list of models' names, got {yaml_text(data)}")
-    return data
 
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
     """A library's model in a folder, with the folder's whole path."""
-    check_path(_base(info) / word)
     folder = folder_of(word, _base(info))
     return word if folder is None else f"{word.partition(':')[0]}:{folder}"
 
 
 def _inputs(data: Any, info: ValidationInfo) -> Any:
-    """What `declared_inputs` takes, files with their whole paths. Raises for what it refuses."""
-    if data is None:
-        return None
+    """Return the inputs if `declared_inputs` takes them, files with their whole paths."""
     folder = _base(info)
     try:
         declared_inputs(data, folder)
@@ -156,22 +132,40 @@ def _known_engine(name: str) -> str:
 
 def _device(device: str) -> str:
     if not is_device(device):
-        raise mistake(f"'{shown(device)}' is no device; valid: {DEVICES}")
+        raise mistake(f"'{device}' is no device; valid: {DEVICES}")
     return device
 
 
-_Some = Field(min_length=1, max_length=MOST_ENTRIES)
-_Few = Field(max_length=MOST_ENTRIES)
-Name = Annotated[str, AfterValidator(check_text)]
-"""What tables and file names have of a job."""
+def _filter(data: Any, info: ValidationInfo) -> Filter:
+    """Read conditions. A misspelt word would exclude nothing and say nothing."""
+    conditions = data if isinstance(data, Filter) else Filter.of(data)
+    if not {"engines", "models", "layers"} <= info.data.keys():
+        return conditions  # Their own mistakes come first.
+    engines = [*(entry.label for entry in info.data["engines"]), *PRESETS, *ENGINES]
+    subjects = [*info.data["models"], *info.data["layers"]]
+    valid: dict[str, Iterable[str]] = {
+        "model": [*(subject.name for subject in subjects), *CATALOG, *LAYERS],
+        **dict.fromkeys(("engine", "variant"), engines),
+        "pass": PASSES,
+        "precision": PRECISIONS,
+        "optimizer": OPTIMIZERS,
+    }
+    for key in conditions.conditions.keys() & valid:
+        for word in conditions.conditions[key]:
+            check_word(word, valid[key], key, at=(key,))
+    return conditions
+
+
+_Some = Field(min_length=1)
 BatchSizes = Annotated[list[Count], _Some]
 Shapes = dict[str, BatchSizes]
 """By named dimension the sizes at which a model is measured."""
-Passes = Annotated[list[Annotated[Pass, _word(PASSES, "pass")]], _Few]
+Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
 Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
 Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
 BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
 """A path that is relative to the YAML."""
+Exclusion = Annotated[Filter, PlainValidator(_filter), PlainSerializer(lambda excluded: dict(excluded.conditions))]
 File = Annotated[BelowYaml, AfterValidator(_file)]
 Folder = Annotated[BelowYaml, AfterValidator(Path.resolve)]
 
@@ -218,10 +212,8 @@ class ModelEntry(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _word(cls, data: Any) -> Any:
-        """A library's model needs no other name than its own."""
-        if not isinstance(data, dict):
-            return data
-        word = data.get("network", data.get("name"))
+        """Name a library's model by its own name."""
+        word = data.get("network", data.get("name")) if isinstance(data, dict) else None
         if not isinstance(word, str) or not library_of(word):
             return data
         named = {"name": data["name"]} if data.get("name", word) != word else {}
@@ -229,7 +221,7 @@ class ModelEntry(_Strict):
 
     @property
     def is_file(self) -> bool:
-        """Whether the model is an .onnx file, with no torch module next to it."""
+        """Whether the model is an .onnx file without a torch module."""
         return self.onnx is not None and not self.factory and not self.network
 
     @property
@@ -248,53 +240,30 @@ class ModelEntry(_Strict):
             self._check_inputs()
         if self.is_file and (self.weights or self.options or self.input):
             raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
-        if self.dimensions and not self.onnx and not self.inputs and not self.library:
-            raise mistake("dimensions are of an onnx file or of inputs with named sizes; leave them out")
-        self._check_step()
-        if (self.key or self.prefix) and not self.weights:
-            raise mistake("key and prefix say how weights are read; give weights, or leave them out")
+        if self.step is not None:
+            steps = LIBRARIES[self.library].steps if self.library else ()
+            check_word(self.step, steps, "step", "(a step is of a model such as hf:GPT2LMHeadModel)", at=("step",))
         if not self.factory and not self.is_file and not self.library:
             self._check_network()
         return self
-
-    def _check_step(self) -> None:
-        if self.step is None:
-            return
-        steps = LIBRARIES[self.library].steps if self.library else ()
-        if not steps:
-            raise mistake("a step is of a model of transformers, such as hf:GPT2LMHeadModel; leave it out", "step")
-        check_word(self.step, steps, "step", at=("step",))
 
     def _check_network(self) -> None:
         if self.network is None:
             check_word(self.name, CATALOG, "model", "(or give the model a network, a factory or an onnx file)")
         else:
             check_word(self.network, CATALOG, "network", at=("network",))
-            if self.name in CATALOG and self.name != self.network:
-                raise mistake(f"{self.name} is another network's name; choose one for this {self.network}", "name")
-        for key in ("input", "inputs"):
-            if getattr(self, key) is not None:
-                raise mistake(f"{self.network or self.name} has its own input shape; leave out {key}")
+        if self.input is not None or self.inputs is not None:
+            raise mistake(f"{self.network or self.name} has its own input shape; leave out input and inputs")
 
     def _check_inputs(self) -> None:
-        """What can be said of a torch module's inputs without it."""
-        if self.input is None and self.inputs is None:
-            raise mistake(
-                "a factory needs the shape of one item, for example input: [3, 224, 224], or its inputs, for example "
-                "inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}"
-            )
-        if self.inputs is None:
-            return
-        declared = declared_inputs(self.inputs)
+        """Check what a job says about a torch module's inputs; without it the factory returns examples."""
+        declared = () if self.inputs is None else declared_inputs(self.inputs)
         for each in declared:
             name = name_of(each.place, len(declared))
             if each.shape is None and each.data is None:
                 raise mistake(f"input {name} has no shape, for example shape: [batch, 128]", "inputs", *each.place)
             if is_integer(each.dtype or "") and not (each.range or each.fill or each.data):
                 raise mistake(no_values(name, str(each.dtype)), "inputs", *each.place)
-        sizes = symbols(declared)
-        if strays := [name for name in self.dimensions if name not in sizes]:
-            raise mistake(f"no input has a dimension {strays[0]}{nearest(strays[0], sizes)}", "dimensions", strays[0])
 
     def source(self) -> ModelSource:
         others = {"input", "inputs", "outputs", "batch_sizes", "shapes", "reference", "variants"}
@@ -320,11 +289,10 @@ class LayerEntry(_Strict):
     @field_validator("conv", mode="before")
     @classmethod
     def _pairs(cls, data: Any) -> Any:
-        """One number stands for height and width, as in torch."""
-        if not isinstance(data, dict):
-            return data
+        """Let one number stand for height and width, as in torch."""
         pairs = ("kernel", "stride", "padding", "dilation")
-        return {k: [v, v] if k in pairs and type(v) is int else v for k, v in data.items()}
+        items = data.items() if isinstance(data, dict) else ()
+        return {k: [v, v] if k in pairs and type(v) is int else v for k, v in items} or data
 
     @model_validator(mode="after")
     def _one_kind(self) -> LayerEntry:
@@ -339,34 +307,34 @@ class LayerEntry(_Strict):
 
 
 class Machine(_Strict):
-    """What a run's machine is called and costs, for tables that compare machines."""
+    """Name and price a run's machine, for tables that compare machines."""
 
-    label: Name | None = None
-    cloud: Name | None = None
-    instance: Name | None = None
+    label: str | None = None
+    cloud: str | None = None
+    instance: str | None = None
     usd_per_hour: Annotated[Price, Field(strict=False)] | None = None
-    price_source: Name | None = None
-    """Whose price that is, and of which day: printed with it."""
+    price_source: str | None = None
+    """Who asks that price, and since when: printed with it."""
 
 
 class TrainingEntry(_Strict):
-    """What training does besides forward and backward; each optimizer makes cases of its own."""
+    """Set what training does besides forward and backward; each optimizer makes cases of its own."""
 
     optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], _Some] = ["none"]
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     dropout: bool = False
-    input_gradient: Annotated[bool | list[str], BeforeValidator(_switch_or_names)] = False
+    input_gradient: bool | list[str] = False
     """Whether the gradient of the network's input is computed too, or the names of the models of which it is."""
 
     def settings(self, model: str) -> list[Training]:
-        """A model's, one an optimizer."""
+        """List a model's settings, one an optimizer."""
         names = self.input_gradient
         with_input = names if isinstance(names, bool) else model in names
         return [Training(optimizer, self.head, self.dropout, with_input) for optimizer in self.optimizers]
 
 
 class LargestBatch(_Strict):
-    """How the largest batch that fits is searched: up to `limit`, until its bounds are within `resolution`."""
+    """Search the largest batch that fits up to `limit`, until its bounds are within `resolution`."""
 
     limit: Count = 65536
     resolution: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.05
@@ -380,7 +348,7 @@ class LargestBatch(_Strict):
 
 
 class EngineEntry(BaseModel):
-    """An engine with options under a label. What is no field here is an option of the engine."""
+    """An engine with options under a label. Keys that are no field here are options of the engine."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     name: Annotated[str, AfterValidator(_known_engine)]
@@ -397,7 +365,7 @@ class EngineEntry(BaseModel):
     def _options(self, info: ValidationInfo) -> EngineEntry:
         extra, declared = self.model_extra or {}, self._declared()
         for key, value in extra.items():
-            check_word(key, declared, f"option of {self._engine()}", at=(key,))
+            check_word(key, declared, f"option of {self.name}", at=(key,))
             _check_option(key, value, declared[key])
             if declared[key].is_code and is_path(value):
                 extra[key] = str(_below_yaml(Path(value), info))
@@ -405,11 +373,9 @@ class EngineEntry(BaseModel):
             raise mistake(f"the label {self.label} is a preset's name; choose another")
         return self
 
-    def _engine(self) -> str:
-        return PRESETS[self.name].engine if self.name in PRESETS else self.name
-
     def _declared(self) -> dict[str, Option]:
-        return ENGINES[self._engine()].options.declared()
+        engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
+        return ENGINES[engine].options.declared()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -425,11 +391,11 @@ class EngineEntry(BaseModel):
 class Config(_Strict):
     """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
 
-    suite: Name = ""
+    suite: str = ""
     kind: Annotated[str, _word(KINDS, "kind")] = "models"
     """What is measured: networks or single layers."""
-    models: Annotated[list[ModelEntry], _Few] = []
-    layers: Annotated[list[LayerEntry], _Few] = []
+    models: list[ModelEntry] = []
+    layers: list[LayerEntry] = []
     engines: Annotated[list[EngineEntry], _Some]
     passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
     precisions: Annotated[list[Precision], _Some] = ["fp32"]
@@ -448,13 +414,13 @@ class Config(_Strict):
     energy: bool = False
     profile: bool = False
     """Whether to time each layer of the measured cases afterwards."""
-    exclude: Annotated[list[Filter], _Few] = []
-    import_from: Annotated[list[Folder], _Few] = Field(default=[Path()], validate_default=True)
+    exclude: list[Exclusion] = []
+    import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def error(self, message: str, *at: str | int) -> ConfigError:
-        """A mistake that shows only once the job has been read, with the line, or the option, of its place there."""
+        """Make the error of a mistake that shows only after reading, with the line or the option of its place."""
         return self._origin.error(message, at)
 
     @field_validator("models", "layers", "engines", mode="before")
@@ -468,12 +434,6 @@ class Config(_Strict):
         self._check_subjects()
         self._check_references()
         self._check_sizes()
-        self._check_factories()
-        if why := self.too_many():
-            raise mistake(why)
-        names, labels = [subject.name for subject in self.subjects], [entry.label for entry in self.engines]
-        for number, condition in enumerate(self.exclude):
-            condition.check_words(names, labels, at=("exclude", number))
         return self
 
     def _check_subjects(self) -> None:
@@ -482,124 +442,102 @@ class Config(_Strict):
             raise mistake(f"kind {self.kind} needs at least one entry here", wanted)
         if getattr(self, other):
             raise mistake(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", other)
-        if self.kind == "layers" and self.training != TrainingEntry():
-            why = "a layer's training pass is forward, gradInput and gradWeight; leave out training"
-            raise mistake(why, "training")
-        if self.largest_batch and self.kind == "layers":
-            raise mistake("only of models is the largest batch searched; leave this out", "largest_batch")
+        for key in ("training", "largest_batch") if self.kind == "layers" else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise mistake("is of models only; leave this out", key)
         names = [entry.name for entry in self.models]
         for number, name in enumerate(self.largest_batch.models if self.largest_batch else []):
             check_word(name, names, "model", at=("largest_batch", "models", number))
         with_input = self.training.input_gradient
         for number, name in enumerate([] if isinstance(with_input, bool) else with_input):
-            # Of networks that a device's block leaves out, too.
+            # A device's block may leave out some of the networks.
             check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
 
     def _check_references(self) -> None:
+        names = [entry.name for entry in self.models]
         for number, entry in enumerate(self.models):
-            if entry.reference is None:
-                continue
-            place = ("models", number, "reference")
-            if entry.reference == entry.name:
-                raise mistake("a model is compared with its own base anyway; leave reference out", *place)
-            check_word(entry.reference, [other.name for other in self.models], "model", at=place)
-            reference = self.reference_of(entry)
-            if reference is not None and reference.reference is not None:
-                raise mistake(f"{entry.reference} has a reference itself; name the model that is compared with", *place)
+            if entry.reference is not None:
+                others = [name for name in names if name != entry.name]
+                check_word(entry.reference, others, "model", at=("models", number, "reference"))
 
     def _check_sizes(self) -> None:
-        """Every named size of a factory's inputs has numbers, from the model or from the job."""
+        """Require numbers for every named size of a factory's inputs."""
         for number, entry in enumerate(self.models):
             given = {**entry.dimensions, **(self.shapes if entry.shapes is None else entry.shapes)}
             declared = declared_inputs(entry.inputs) if entry.factory and entry.inputs is not None else ()
             if lacking := [size for size in symbols(declared) if size not in given]:
-                example = ", ".join(f"{size}: 128" for size in lacking)
-                typos = [name for name in given if name not in symbols(declared) and closest(name, lacking)]
-                meant = f" ({', '.join(typos)} has one: a typo?)" if typos else ""
-                text = f"{', '.join(lacking)} has no size{meant}; give dimensions: {{{example}}}"
-                raise mistake(f"{text}, or shapes: {{{lacking[0]}: [128, 512]}}", "models", number, "inputs")
+                first = lacking[0]
+                hint = nearest(first, given, f"give dimensions: {{{first}: 128}}, or shapes: {{{first}: [128, 512]}}")
+                raise mistake(f"{first} has no size{hint}", "models", number, "inputs")
         if "batch" in self.shapes:
             raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")
 
-    def _check_factories(self) -> None:
-        for entry in self.models:
-            module = (entry.factory or "").partition(":")[0].partition(".")[0]
-            for folder in self.import_from if module in ("engines", "exporters", "profiler") else []:
-                if folder != _CHECKOUT and ((folder / module).is_dir() or (folder / f"{module}.py").is_file()):
-                    text = f"factory {entry.factory}: the profiler has a package '{module}' itself; rename yours"
-                    raise mistake(text, "models")
-
     def reference_of(self, entry: ModelEntry | LayerEntry) -> ModelEntry | None:
-        """The model that an entry is compared with, where it names another one."""
+        """Find the model that an entry is compared with, if it names one."""
         name = entry.reference if isinstance(entry, ModelEntry) else None
         return next((other for other in self.models if other.name == name), None)
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Where a process finds factories, in front of sys.path."""
+        """The folders in front of sys.path where factories are found."""
         return tuple(map(str, self.import_from))
 
     @property
     def subjects(self) -> Sequence[ModelEntry | LayerEntry]:
-        """What is measured: the models, or the layers."""
+        """The models or the layers, whichever is measured."""
         return self.layers if self.kind == "layers" else self.models
 
-    def too_many(self) -> str:
-        """That the job has more cases than a run can, as far as is known (`with_shapes`); empty if it has not."""
-        trainings = len(self.training.optimizers)
-        passes = sum(trainings if each == "training" else 1 for each in self.passes)
-        each = len(self.engines) * len(self.precisions) * passes * self.replicates
-        count = each * sum(
-            len(subject.batch_sizes or self.batch_sizes)
-            * math.prod(len(sizes) for sizes in (getattr(subject, "shapes", None) or {}).values())
-            for subject in self.subjects
-        )
-        if count <= MOST_CASES:
-            return ""
-        return f"{count:,} cases, while a run has {MOST_CASES:,} at most: leave some out, or make several jobs of it"
+
+class JobFile:
+    """A job's file, read once. Raises ConfigError for a file that cannot be read or is no YAML."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._data, self._lines = read(path)
+
+    def config(self, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
+        """Check the job; the block named `device_kind` replaces top-level keys, then `overrides` do.
+
+        Raises ConfigError for a mistake in it.
+        """
+        data, lines = dict(self._data), dict(self._lines)
+        blocks = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}
+        if blocks.get(device_kind) is not None:
+            _merge_block(Origin(self.path, self._lines), data, lines, device_kind, blocks[device_kind])
+        data.update(overrides or {})
+        return _checked(data, Origin(self.path, lines), self.path.resolve().parent)
 
 
-def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | None = None) -> Config:
-    """Read and check `path`; the block named `device_kind` ("cpu" or "cuda") replaces top-level keys, then `overrides`.
+def load_config(path: Path, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read and check a job's file, as `JobFile` does. Raises ConfigError."""
+    return JobFile(path).config(device_kind, overrides)
 
-    Raises ConfigError for a file that cannot be read, is no YAML, or does not describe a job.
+
+def config_of(job: Mapping[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
+    """Check a job that is data already; its paths are relative to the current folder.
+
+    Raises ConfigError, which names what was `typed` for a place in the job.
     """
-    data, lines = read(path)
-    blocks = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}
-    if blocks.get(device_kind) is not None:
-        _merge_block(path, data, lines, device_kind, blocks[device_kind])
-    data.update(overrides or {})
+    return _checked(job, Origin(typed=typed or {}), Path.cwd())
+
+
+def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
     try:
-        config = Config.model_validate(data, context={"folder": path.resolve().parent})
+        config = Config.model_validate(job, context={"folder": folder})
     except ValidationError as error:
-        raise explain(error, Config, path, lines) from None
-    config._origin = Origin(path, lines)
+        raise origin.explain(error, Config) from None
+    config._origin = origin
     return config
 
 
-def config_of(job: dict[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
-    """Check a job that is data already, of which paths are relative to the current folder.
-
-    Raises ConfigError, which names what was `typed` for a place in the job, where that is known.
-    """
-    try:
-        config = Config.model_validate(job)
-    except ValidationError as error:
-        raise explain(error, Config, typed=typed) from None
-    config._origin = Origin(typed=typed or {})
-    return config
-
-
-def _merge_block(path: Path, data: dict[str, Any], lines: Lines, kind: str, block: Any) -> None:
+def _merge_block(origin: Origin, data: dict[str, Any], lines: Lines, kind: str, block: Any) -> None:
     """Put what the device's block has in place of the job's own keys, and their lines."""
     if not isinstance(block, dict):
-        raise ConfigError(f"{path}:{lines[(kind,)]}: {kind}: expected keys and values")
+        raise origin.error("expected keys and values", (kind,))
     for key, value in block.items():
         if key in DEVICE_BLOCKS:
-            raise ConfigError(f"{path}:{lines[kind, key]}: {kind}: '{key}' is a block of its own")
-        merge = key == "budget" and isinstance(value, dict) and key in data
-        if merge and not isinstance(data[key], dict):
-            continue  # The job's own budget is wrong, and its line is the one to name.
+            raise origin.error("is a block of its own", (kind, key))
+        merge = key == "budget" and isinstance(value, dict) and isinstance(data.get(key), dict)
         if not merge:
             for at in [at for at in lines if at[0] == key]:
                 del lines[at]
@@ -608,9 +546,13 @@ def _merge_block(path: Path, data: dict[str, Any], lines: Lines, kind: str, bloc
 
 
 def parse_machine(text: str | None) -> dict[str, Any]:
-    """`--machine label=H200,usd_per_hour=7.9` as Machine's keys; raises ConfigError for an unknown key or bad price."""
+    """Read `--machine label=H200,usd_per_hour=7.9`. Raises ConfigError."""
     given = dict(read_option("--machine", text or "", Machine.model_fields))
-    return validate_option("--machine", Machine, given).model_dump(exclude_none=True)
+    try:
+        return Machine.model_validate(given).model_dump(exclude_none=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--machine: {first['loc'][0]}: {expected(first)}, got '{first['input']}'") from None
 
 
 def _check_option(key: str, value: Any, option: Option) -> None:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Pass, Training, unsupported
 from engines.requirements import explain, missing
-from exporters.catalog import network_of
 from exporters.onnx_files import not_made, precisions_of
 from exporters.shapes import at_shape
-from exporters.source import ModelSource, shape_words
+from exporters.source import ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
-from profiler.job.conditions import Filter
+from profiler.job.case import Budget, Case, Filter
 from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 
+_CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
+"""Guessed wall time of a case besides 1.5 times its sampling."""
 _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
-_OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
-_GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
-"""Guessed fp32 rates for the time estimate only, in GFLOP/s."""
+"""Guessed wall time of compiling or building."""
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
 """How often a base is measured at least: its processes tell how far any process may be from the next."""
@@ -42,8 +40,6 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
 
     Raises ConfigError where two cells would have one id, and where nothing is left.
     """
-    if why := config.too_many():
-        raise config.error(why)
 
     @functools.cache
     def lacking(engine: str, precision: str) -> str:
@@ -56,7 +52,7 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     cases += [case for of in rounds[-len(once) :] for case in _with_bases(of, config.replicates)]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
-            raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
+            raise ConfigError(f"{count} cases have the id {case_id}: give models, engines and listed values once each")
     plan = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
     if not plan:
         raise ConfigError(f"exclude: no case is left; --dry-run without it lists the {len(cases)} of the config")
@@ -78,52 +74,25 @@ def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
-    """The cases that `only` lets through. Raises ConfigError for a word in it that no case has, and for none left."""
+    """Select the cases that `only` lets through. Raises ConfigError for a word that no case has, and for none left."""
     if only is None:
         return plan
-    if unknown := only.unknown(plan):
-        raise ConfigError(f"--only {only}: {unknown}")
-    chosen = [case for case in plan if only.matches(case)]
-    if not chosen:
-        raise ConfigError(f"--only {only}: {only.why_none(plan)}")
-    return chosen
-
-
-def _why_twice(config: Config) -> str:
-    for entry in config.models:
-        for name, sizes in (entry.shapes or {}).items():
-            if doubled := [size for size in sizes if sizes.count(size) > 1]:
-                return f"shapes: {name} has {doubled[0]} twice; keep one"
-    for key in ("batch_sizes", "precisions", "passes", "training.optimizers"):
-        values = config.training.optimizers if key == "training.optimizers" else getattr(config, key)
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            return f"{key} names {twice} twice; keep one"
-    if config.kind == "layers":
-        return "two layers share a name, or two engines; give one of them another name or label"
-    other = "{name: mine, network: resnet18} is a network by another name"
-    return f"two models share a name, or two engines; give one of them another name or label ({other})"
+    only.check_some(plan)
+    return [case for case in plan if only.matches(case)]
 
 
 def estimate_seconds(case: Case, budget: Budget) -> float:
-    """A rough guess of a case's wall time, for --dry-run and the progress display."""
+    """Guess a case's wall time by a rate for its kind."""
     if case.unsupported:
         return 0.0
-    known = network_of(case.source) or case.source.layer
-    work = known.multiply_adds * 2e-9 if known else 1.0
-    call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
-    sampling = max(budget.seconds * 1.5 + 1.0, (budget.min_samples + 2) * call)
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
-    return sampling + _OVERHEAD_SECONDS[case.device] + compiling
+    return 1.5 * budget.seconds + _CASE_SECONDS[case.device] + compiling
 
 
 def searched(plan: Iterable[Case]) -> list[Case]:
-    """One case, any of its batches, for each family in which the largest batch is searched: the first replicate's."""
-    found: dict[str, Case] = {}
-    for case in plan:
-        if case.unsupported is None and case.replicate == 0:
-            found.setdefault(case.id.family, case)
-    return list(found.values())
+    """Give one case, of any batch, for each family whose largest batch is searched."""
+    families = {case.family: case for case in reversed(list(plan)) if not case.unsupported and not case.replicate}
+    return list(reversed(families.values()))
 
 
 def _cells(
@@ -162,7 +131,6 @@ def _cells(
                 replicate=0,
                 source=source,
                 options=options,
-                setting="/".join(filter(None, [_setting(config, training), *shape_words(shape)])),
                 training=training,
                 unsupported=reason,
                 reference=_at_same_shape(reference, shape) if reference else None,
@@ -171,10 +139,7 @@ def _cells(
 
 def _untrainable(source: ModelSource, pass_: Pass) -> str | None:
     if pass_ == "training" and source.step in _GENERATION:
-        return (
-            f"{source.step} is a step of generation, whose cache training does not have: train the whole model (an "
-            "entry without `step`), or leave this one out by `exclude`"
-        )
+        return f"{source.step} needs a cache, which training has not: train the model without `step`, or exclude this"
     return None
 
 
@@ -182,15 +147,6 @@ def _at_same_shape(reference: ModelEntry, shape: Mapping[str, int]) -> ModelSour
     """The model that is compared with, at these sizes of the dimensions that it has."""
     varied = reference.shapes or {}
     return at_shape(reference.source(), {name: size for name, size in shape.items() if name in varied}, varied)
-
-
-def _setting(config: Config, training: Training) -> str:
-    """What else distinguishes a case, as far as it is not the default, like "optimizer=sgd/head=logits"."""
-    if config.kind == "layers":
-        return ""
-    requested, usual = asdict(training), asdict(PLAIN)
-    words = {key: "on" if value is True else value for key, value in requested.items() if value != usual[key]}
-    return "/".join(f"{key}={word}" for key, word in words.items())
 
 
 def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:

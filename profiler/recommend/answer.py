@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from pydantic import BaseModel, Field
 
-from profiler.job.case import setting_words
-from profiler.job.conditions import parse_only
+from profiler.job.case import parse_only, setting_words
 from profiler.results.cells import cells
 from profiler.results.choice import HIGHER, Choice, Limit, Loser, cell_name, choose
 from profiler.results.columns import COLUMNS, DERIVED, LIMITED_BY, Group, columns, names

@@ -35,9 +35,8 @@ from profiler.results.reading import Run, json_object
 from profiler.results.reasons import amount
 from profiler.results.run_folder import RunFolder, check_readable, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
-from profiler.run.prepare import Stages, failure, prepare_graphs
+from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import open_display
-from profiler.run.resume import check_models
 
 Row = Mapping[str, Any]
 _README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.

@@ -18,7 +18,7 @@ from rich.text import Text
 from engines.catalog import PASSES, known
 from exporters.source import RANDOM_WEIGHTS
 from profiler.errors import PROGRAM, ConfigError, check_choice, measuring_anew, nearest
-from profiler.job.conditions import parse_only
+from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
 from profiler.options import Run
 from profiler.recommend.answer import (
@@ -125,7 +125,7 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     limits, only = read_limits(options), parse_only(options.only)
     rows = results.filter(pl.col("pass") == options.pass_)
     if only is not None:
-        if only.replicate:
+        if "replicate" in only.conditions:
             raise ConfigError("--only replicate: an answer is of all replicates; leave it out")
         check_only(only, results.lazy())
         rows = rows.filter(chosen(only))

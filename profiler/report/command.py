@@ -9,7 +9,7 @@ from rich.console import Console
 
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
-from profiler.job.conditions import parse_only
+from profiler.job.case import parse_only
 from profiler.options import Report as Options
 from profiler.report.data import gather
 from profiler.report.page import compose, page

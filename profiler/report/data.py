@@ -10,8 +10,7 @@ import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.errors import PROGRAM
-from profiler.job.case import settings
-from profiler.job.conditions import Filter
+from profiler.job.case import Filter, settings
 from profiler.report.chart_specs import MEMORY, Domains
 from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned
 from profiler.results.choice import Choice, choices

@@ -14,7 +14,7 @@ import polars as pl
 from engines.base import Phase
 from engines.catalog import ENGINES, Device
 from profiler.errors import ConfigError, nearest, resuming
-from profiler.job.conditions import Filter
+from profiler.job.case import Filter
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.results.cells import cells as merge

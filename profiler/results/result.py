@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from engines.base import Proof, Warning
-from profiler.job.case import CaseId
 from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
 from profiler.tables.numbers import milliseconds, times
@@ -46,7 +45,7 @@ def ends_of(name: str) -> tuple[str, str]:
 class Result:
     """How a case ended and what it gave: raw samples in ms, throughput in items/s; row.py derives statistics."""
 
-    case_id: CaseId
+    case_id: str
     status: Status
     reasons: list[str] = field(default_factory=list)
     """Why the status is not "ok"."""
@@ -108,7 +107,6 @@ class Result:
     def to_json(self) -> str:
         """Write the journal's line; its texts are `printable`."""
         special = {
-            "case_id": str(self.case_id),
             "figures": {name: figure for name, figure in self.figures.items() if figure is not None},
             "proof": self.proof.to_dict() if self.proof else None,
             "warnings": list(map(str, self.warnings)),
@@ -120,7 +118,6 @@ class Result:
         """Read what `to_json` wrote. Raises ValueError, TypeError, KeyError or AttributeError for anything else."""
         values = json.loads(line)
         special = {
-            "case_id": CaseId.parse(values["case_id"]),
             "proof": None if values["proof"] is None else Proof.from_dict(values["proof"]),
             "warnings": list(map(Warning.parse, values["warnings"])),
         }
@@ -171,7 +168,7 @@ class Kept:
     stage: Stage
 
 
-def result_of(case_id: CaseId, outcome: Outcome) -> Result:
+def result_of(case_id: str, outcome: Outcome) -> Result:
     """Return what a process that ended so gives for its case."""
     kept = outcome.salvage if isinstance(outcome.salvage, Kept) else None
     if isinstance(outcome.value, Result):

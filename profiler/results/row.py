@@ -55,7 +55,7 @@ def row_of(
         **{name: getattr(owner, name, None) for group, owner in owners.items() for name in names(group)},
         **{name: environment.get(name) for name in names(Group.MACHINE, Group.PLACE, Group.VERSIONS)},
         "run_id": run_id,
-        "case_id": str(case.id),
+        "case_id": case.id,
         "suite": suite,
         "pass": case.pass_,
         "model_kind": case.source.kind,
@@ -147,7 +147,7 @@ def spread_of_bases(results: Iterable[tuple[Case, Result]], calm: bool = False) 
     cells: dict[str, list[Result]] = {}
     for case, result in results:
         if case.is_base and result.status == "ok" and not (calm and retaken(result.warnings)):
-            cells.setdefault(case.id.cell, []).append(result)
+            cells.setdefault(case.cell, []).append(result)
     medians: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     for processes in cells.values():
         # One base may be on both sides of the line: its processes belong together all the same.

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, open_regular, write_whole
 from profiler.errors import ConfigError, resuming
-from profiler.job.case import Case, CaseId
+from profiler.job.case import Case
 from profiler.job.config import Config
+from profiler.job.mistakes import to_yaml
 from profiler.machine import host_and_user
 from profiler.processes.file_lock import FileLock
 from profiler.results import columns, warning_kinds
@@ -166,7 +166,7 @@ class RunFolder:
         self._tries = path / "largest_batch.jsonl"
         self._models = path / "models.json"
         self._here: dict[str, Any] = {}
-        self._read: tuple[tuple[int, int] | None, dict[CaseId, Result], int] | None = None
+        self._read: tuple[tuple[int, int] | None, dict[str, Result], int] | None = None
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
@@ -197,7 +197,7 @@ class RunFolder:
                 del model[key]
             if model.get("inputs"):
                 model["inputs"] = relative_to(self.path, model["inputs"])
-        write_whole(self.path / "bench.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        write_whole(self.path / "bench.yaml", to_yaml(data))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write environment.json; results that are appended from now on were measured in it."""
@@ -236,15 +236,6 @@ class RunFolder:
 
     def append(self, result: Result) -> Result:
         """Add a line to the journal, on the disk on return; return what it has, of wrong values a failed row."""
-        kept = self._append(self.journal, result)
-        self._read = None  # While cases are measured nothing is to fill the memory.
-        return kept
-
-    def append_try(self, result: Result) -> None:
-        """Add one line to the tries of the search for the largest batch, on the disk when this returns."""
-        self._append(self._tries, result)
-
-    def _append(self, path: Path, result: Result) -> Result:
         warning_kinds.check(result.warnings)
         result = replace(result, environment=result.environment or self._here)
         columns.check(dict.fromkeys([*result.figures, *result.clocks]))
@@ -252,10 +243,18 @@ class RunFolder:
             kept = _parsed(line := result.to_json())
         except _NO_RESULT as error:
             kept = _parsed(line := Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json())
-        append_line(path, line)
+        append_line(self.journal, line)
+        self._read = None  # While cases are measured nothing is to fill the memory.
         return kept
 
-    def results(self) -> dict[CaseId, Result]:
+    def append_try(self, case: Case, result: Result) -> None:
+        """Add one line to the tries of the search for the largest batch, on the disk when this returns."""
+        tried: dict[str, Any] = {"pass": case.pass_, "status": result.status, "reason": result.reason}
+        tried |= {name: getattr(case, name) for name in ("model", "variant", "precision", "setting", "batch_size")}
+        tried |= {"peak_memory_mib": result.figures.get("peak_memory_mib")}
+        append_line(self._tries, json.dumps(printable(tried)))
+
+    def results(self) -> dict[str, Result]:
         """Return the journal's results by case id; of a case the last line that can be read counts."""
         return self._read_journal()[0]
 
@@ -263,20 +262,17 @@ class RunFolder:
         """Count the journal's lines that are damaged, or are no results."""
         return self._read_journal()[1]
 
-    def tries(self) -> dict[CaseId, Result]:
-        """Return the tries of the search for the largest batch by case id; the last line of one counts."""
-        return _results_in(self._tries)[0]
-
     def largest_batches(self) -> pl.DataFrame:
-        """Return one row a try of the search for the largest batch."""
-        same = ("model", "variant", "precision", "setting", "batch_size")
-        rows = [
-            {name: getattr(id_, name) for name in same}
-            | {"run_id": self.run_id, "pass": id_.pass_, "status": result.status, "reason": result.reason}
-            | {"peak_memory_mib": result.figures.get("peak_memory_mib")}
-            for id_, result in self.tries().items()
-        ]
-        return pl.DataFrame(rows, schema=columns.LARGEST_BATCH).sort("batch_size", maintain_order=True)
+        """Return one row a try of the search for the largest batch; the last line of one counts."""
+        rows = [{"run_id": self.run_id, **json.loads(line)} for line in read_lines(self._tries)[0]]
+        tries = pl.DataFrame(rows, schema=columns.LARGEST_BATCH)
+        axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
+        return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)
+
+    def tries_of(self, case: Case) -> list[dict[str, Any]]:
+        """Return the rows of `largest_batches` of the case's configuration."""
+        axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
+        return self.largest_batches().filter(**axes, **{"pass": case.pass_}).to_dicts()
 
     def damages(self) -> list[str]:
         """Say of the run's files what cannot be read, one sentence each."""
@@ -286,7 +282,7 @@ class RunFolder:
         is_lost = self.journal.exists() and not self.read_environment()
         return notes + [f"{environment}: cannot be read, so the machine is not compared"] * is_lost
 
-    def _read_journal(self) -> tuple[dict[CaseId, Result], int]:
+    def _read_journal(self) -> tuple[dict[str, Result], int]:
         """Parse the journal, once as long as nobody writes into it."""
         facts = self.journal.stat() if self.journal.exists() else None
         written = facts and (facts.st_size, facts.st_mtime_ns)
@@ -341,9 +337,9 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
             write_whole(folder / f"{name}.{ending}", TEXTS[ending](of_frame(name, name, frame)))
 
 
-def _results_in(path: Path) -> tuple[dict[CaseId, Result], int]:
+def _results_in(path: Path) -> tuple[dict[str, Result], int]:
     """Read the results by case id, and count the lines that are none."""
-    found = dict[CaseId, Result]()
+    found = dict[str, Result]()
     lines, bad = read_lines(path)
     for line in lines:
         try:
@@ -362,13 +358,13 @@ def _parsed(line: str) -> Result:
 
 def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     total = sum(layer["ms"] for layer in result.layers)
-    own = {"run_id": run_id, "case_id": str(result.case_id)}
+    own = {"run_id": run_id, "case_id": result.case_id}
     shares = [layer["ms"] / total if total else 0.0 for layer in result.layers]
     return [{**own, "order": n, **layer, "share": shares[n]} for n, layer in enumerate(result.layers)]
 
 
 def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
-    series = [(str(result.case_id), *clock) for result in results for clock in result.samples.items()]
+    series = [(result.case_id, *clock) for result in results for clock in result.samples.items()]
     schema = {"case_id": TEXT, "clock": TEXT, "ms": pl.List(MEASURE)}
     frame = pl.DataFrame(series, schema=schema, orient="row").with_columns(run_id=pl.lit(run_id))
     index = pl.int_ranges(pl.col("ms").list.len())

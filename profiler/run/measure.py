@@ -22,7 +22,7 @@ from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases, quick_budget, resolved
-from profiler.run.example_inputs import Example, examples, named_entry, taken_by_module
+from profiler.run.model_job import Example, examples, named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import Display
 from profiler.tables.standard_streams import given_width
@@ -64,19 +64,6 @@ def measure(
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
     job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
     job |= {"device": device, "replicates": replicates, "budget": budget or {}}
-    return _measured(model, inputs, name, job, quick, output, _console(progress))
-
-
-def _measured(
-    model: Any,
-    inputs: Any,
-    name: str | None,
-    job: Mapping[str, Any],
-    quick: bool,
-    output: str | Path | None,
-    console: Console,
-) -> tuple[pl.LazyFrame, pl.LazyFrame]:
-    """Run the job on the model, in a folder of its own."""
     most = cache_limit()
     with _run_folder(output) as run:
         config = _config(model, inputs, name, run.path / "model", {**job, "output": run.path.parent})
@@ -84,7 +71,7 @@ def _measured(
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
         with leaving_no_trace(), writing(run.path), libraries() as facts:
             target = resolve_device(config.device, facts)
-            interrupted = run_job(run, config, target, facts, console, report=output is not None)
+            interrupted = run_job(run, config, target, facts, _console(progress), report=output is not None)
         trim(default_root(), most)
         if interrupted:
             raise KeyboardInterrupt
@@ -94,8 +81,10 @@ def _measured(
 
 @contextlib.contextmanager
 def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
-    """A new run's folder in `output`, removed in the end if nothing was measured; or in a temporary folder, which is
-    removed unless the run is interrupted. A KeyboardInterrupt says where it is."""
+    """Open a new run's folder in `output`, or a temporary one, which is removed unless the run is interrupted.
+
+    A folder in which nothing was measured is removed. A KeyboardInterrupt says where the folder is.
+    """
     folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()
     run = RunFolder.create(folder)
     is_kept = output is not None
@@ -129,7 +118,7 @@ def run_job(
 
 
 def _config(model: Any, inputs: Any, name: str | None, folder: Path, job: Mapping[str, Any]) -> Config:
-    """The whole job: the model by that name, and what else is measured. A live module is saved into the folder."""
+    """Make the whole job; a live module is saved into the folder."""
     entry, example = _entry(model, inputs, folder)
     entry["name"] = name or entry["name"]
     batch_sizes, paths = [example.batch or 1], [folder, Path.cwd()]
@@ -137,7 +126,7 @@ def _config(model: Any, inputs: Any, name: str | None, folder: Path, job: Mappin
 
 
 def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:
-    """The job's entry of the model, with a name for it, and its first input; a live module is saved into `folder`."""
+    """Make the job's entry of the model, and take its first input."""
     given = examples(inputs)
     first = next(iter(given.values()), Example(None))
     if isinstance(model, str | Path):
@@ -147,6 +136,8 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
             f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "
             f"got {type(model).__name__}"
         )
+    if not given and hasattr(model, "modules"):
+        raise ConfigError("inputs: give the shape of one item, such as (3, 224, 224), or an example tensor")
     taken = taken_by_module(given, folder)
     from exporters.saved_module import save
 
@@ -161,7 +152,7 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
 
 
 def _listed(values: Any) -> Any:
-    """A list, which a job has; what is no sequence of several is left to the job's checks."""
+    """Make a list, which a job has; anything else is left to the job's checks."""
     return values if isinstance(values, str | Mapping) or not hasattr(values, "__iter__") else list(values)
 
 

@@ -1,34 +1,32 @@
-"""Make a job of a model that the command line names, of the options that go with it, and of what is usual here."""
+"""Make a job of a model that is named in Python or on the command line: of its inputs, options, and what is usual."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from numbers import Integral
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from engines.catalog import ENGINES, PRESETS, Device, Preset, unsupported
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
-from exporters.declared_inputs import BATCH, DTYPES, FILLS, is_integer
-from exporters.errors import closest
-from exporters.libraries.catalog import LIBRARIES, library_of, model_entry, not_installed
+from exporters.declared_inputs import BATCH, DTYPES, FILLS, name_of
+from exporters.inputs import batch_symbols, file_inputs, fixed_batch, graph_specs, symbolic_shapes
+from exporters.libraries.catalog import library_of, model_entry, not_installed
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.case import Budget
 from profiler.job.config import Config, config_of
-from profiler.job.yaml_lines import Location
+from profiler.job.mistakes import Location, to_yaml
 from profiler.options import Run as Options
 from profiler.results.run_folder import relative_to
-from profiler.run.example_inputs import Example, named_entry
 
+DATA = "inputs.npz"
+"""The file of the examples' integers, in the folder of what a run measures."""
 _USUAL: Mapping[Device, Mapping[str, Any]] = {
     "cpu": {"precisions": ["fp32"], "batch_sizes": [1, 16]},
     "cuda": {"precisions": ["fp32", "tf32", "fp16"], "batch_sizes": [1, 64]},
@@ -46,14 +44,135 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--step": ("step", [("models", 0, "step")]),
     "--write-yaml": ("write_yaml", []),
 }
-"""What only a model goes with: by option its name in Options, and the places in a job that it fills."""
+"""Options that only a model goes with: the name in Options, and the places in a job that they fill."""
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("device",): "--device"}
 _FORM = "[name=]shape[:dtype[:values]], such as 3,224,224 or ids=128:int64:0,30522"
 
 
 @dataclass(frozen=True)
+class Example:
+    """One input: the shape of an item, and of an example its number of items and numpy's name of their type."""
+
+    item: tuple[int | str, ...] | None
+    batch: int | None = None
+    dtype: str = "float32"
+    values: Any = field(default=None, compare=False, repr=False)
+    """The example itself."""
+    held: Mapping[str, Any] = field(default_factory=dict)
+    """A range, a fill or data, as a job has them."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is floats of any values, which a job's `input` declares by their shape alone."""
+        return (not self.dtype or self.dtype.startswith("float")) and not self.held
+
+
+Inputs = Mapping[str | int, Example]
+"""By name, or by position."""
+
+
+def examples(inputs: Any) -> dict[str | int, Example]:
+    """Read a shape, an example, or several of them. Raises ConfigError."""
+    if inputs is None:
+        return {}
+    if isinstance(inputs, Mapping):
+        return {str(name): _example(value) for name, value in inputs.items()}
+    several = isinstance(inputs, tuple | list) and inputs and not isinstance(inputs[0], Integral)
+    return dict(enumerate(map(_example, inputs if several else [inputs])))
+
+
+def _example(value: Any) -> Example:
+    if isinstance(value, tuple | list) and value and all(isinstance(size, Integral) for size in value):
+        return Example(tuple(map(int, value)))
+    shape = tuple(map(int, getattr(value, "shape", ())))
+    if not shape or not hasattr(value, "dtype"):
+        raise ConfigError(
+            "inputs: expected the shape of one item, such as (3, 224, 224), or a tensor or an array whose first "
+            f"dimension is the batch, got {type(value).__name__}"
+        )
+    return Example(shape[1:], shape[0], str(value.dtype).removeprefix("torch."), value)
+
+
+def declared(given: Inputs, names: Sequence[str], folder: Path) -> dict[str, Any] | list[Any]:
+    """Make a job's `inputs` of the examples: by keyword, or in the order of positions.
+
+    Values of integers and bools, which cannot be drawn, are saved into `folder` under `names`; floats are seeded.
+    """
+    import numpy as np
+
+    arrays, tensors = {}, []
+    for name, example in zip(names, given.values(), strict=True):
+        tensor: dict[str, Any] = {} if example.item is None else {"shape": [BATCH, *example.item]}
+        tensor |= ({"dtype": example.dtype} if example.dtype else {}) | dict(example.held)
+        if example.values is not None and not example.dtype.startswith(("float", "bfloat")):
+            arrays[name] = np.asarray(getattr(example.values, "cpu", lambda e=example: e.values)())
+            tensor["data"] = str(folder / DATA)
+        tensors.append(tensor)
+    if arrays:
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
+    return tensors if 0 in given else {str(key): tensor for key, tensor in zip(given, tensors, strict=True)}
+
+
+def named_entry(word: str | Path, given: Inputs, folder: Path, option: str = "inputs") -> dict[str, Any]:
+    """Make the entry of an .onnx file, a function "package.module:function", a network or a library's model.
+
+    Examples' integers are saved into `folder`. Raises ConfigError, which names the `option` that gave the inputs.
+    """
+    if str(word).endswith(".onnx"):
+        path = Path(word).resolve()
+        if not path.is_file():
+            there = sorted(each.name for each in path.parent.glob("*.onnx"))
+            raise ConfigError(f"there is no file {word}{nearest(path.name, there, 'give its path')}")
+        return {"name": path.stem, "onnx": path, **_taken_by_graph(path, given, folder, option)}
+    named: dict[str, Any] = dict(model_entry(str(word)))
+    if "factory" not in named:
+        named = {"network": str(word), **named}
+    return named | taken_by_module(given, folder)
+
+
+def taken_by_module(given: Inputs, folder: Path) -> dict[str, Any]:
+    """Make a job's keys for the inputs of a torch module."""
+    if not given:
+        return {}
+    if list(given) == [0] and given[0].is_plain:
+        return {"input": given[0].item}
+    names = [name_of((key,), len(given)) for key in given]
+    return {"inputs": declared(given, names, folder)}
+
+
+def _taken_by_graph(path: Path, given: Inputs, folder: Path, option: str) -> dict[str, Any]:
+    """Make a job's keys for an ONNX file's inputs: sizes of symbolic dimensions, and values. Raises ConfigError."""
+    if not given:
+        return {}
+    known = _known_inputs(path)
+    by_name = zip(known, given.values(), strict=False) if 0 in given else given.items()
+    named = {str(name): example for name, example in by_name}
+    if len(named) != len(given) or (0 in given and len(given) != len(known)) or not set(named) <= set(known):
+        raise ConfigError(f"{option}: {path.name} has the inputs {', '.join(known)}: give an example of each, or none")
+    batches, sizes = batch_symbols(known), dict[str, int]()
+    for name, example in named.items():
+        shape = known[name] if example.item is None else (known[name][0], *example.item)
+        if len(shape) != len(known[name]):
+            raise ConfigError(f"{option}: {name} of {path.name} has the shape {known[name]}, which does not fit")
+        pairs = [pair for pair in zip(known[name], shape, strict=True) if pair[0] not in batches]
+        sizes |= {own: size for own, size in pairs if isinstance(own, str) and isinstance(size, int)}
+    tensors: Any = declared(dict(enumerate(named.values())), list(named), folder)
+    values = [{key: tensor[key] for key in ("range", "fill", "data") if key in tensor} for tensor in tensors]
+    held = {name: each for name, each in zip(named, values, strict=True) if each}
+    return {"dimensions": sizes, **({"inputs": held} if held else {})}
+
+
+def _known_inputs(path: Path) -> dict[str, list[int | str]]:
+    try:
+        return symbolic_shapes(file_inputs(path))
+    except ModelError as error:
+        raise ConfigError(str(error)) from None
+
+
+@dataclass(frozen=True)
 class ModelJob:
-    """A job as data: the keys that the command line gives; what it leaves open depends on the device."""
+    """A job as data: the keys that the command line gives; the rest depends on the device."""
 
     given: Mapping[str, Any]
     fixed_batch: int | None = None
@@ -61,46 +180,42 @@ class ModelJob:
     """By place in the job what was typed for it, as errors name it."""
 
     @property
-    def _entry(self) -> Mapping[str, Any]:
-        entry: Mapping[str, Any] = self.given["models"][0]
-        return entry
+    def _file(self) -> Path | None:
+        """The .onnx file that it is."""
+        path = self.given["models"][0].get("onnx")
+        return None if path is None else Path(path)
 
     @property
     def _runs_as_it_is(self) -> bool:
-        """Whether it is an .onnx file of which no other precisions are made."""
-        return "onnx" in self._entry and not is_float32(Path(self._entry["onnx"]))
+        """Whether it is a file of which no other precisions are made."""
+        return self._file is not None and not is_float32(self._file)
 
     def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
-        """The job on such a device, with `more` keys, checked as a YAML is. Raises ConfigError, which names options."""
+        """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
         usual = dict(_USUAL[device])
         if self.fixed_batch is not None:
             usual["batch_sizes"] = [self.fixed_batch]
         if self._runs_as_it_is:
             del usual["precisions"]
-        job = {"suite": self._entry["name"], **usual, "budget": _BUDGET, **self.given, **more}
+        job = {"suite": self.given["models"][0]["name"], **usual, "budget": _BUDGET, **self.given, **more}
         if "engines" not in job:
             job["engines"] = [preset.name for preset in self._usual_presets(job, device, hardware)[0]]
-        keys = ("models", "engines", "passes", "precisions", "batch_sizes", "shapes")
-        in_order = {key: job.pop(key) for key in keys if key in job}
-        return config_of(in_order | job, self.typed)
+        return config_of(job, self.typed)
 
     def not_installed(self, config: Config, device: Device, hardware: str | None) -> str | None:
-        """What would be measured, too, if it were installed, and how to; None where nothing is lacking."""
+        """Name the engines that would be measured if they were installed, and how to; None if there are none."""
         if "engines" in self.given:
             return None
         job = {"passes": config.passes, "precisions": config.precisions}
         lacking = dict.fromkeys(preset.engine for preset in self._usual_presets(job, device, hardware)[1])
-        needs = [f"{name} ({explain(missing(ENGINES[name], device))})" for name in lacking]
-        return f"Left out: {'; '.join(needs)}" if needs else None
+        needs = "; ".join(f"{name} ({explain(missing(ENGINES[name], device))})" for name in lacking)
+        return f"Left out: {needs}" if needs else None
 
     def _usual_presets(
         self, job: Mapping[str, Any], device: Device, hardware: str | None
     ) -> tuple[list[Preset], list[Preset]]:
-        """The presets that can do some of the job on the device: those that are installed, and those that are not.
-
-        What compiles for long comes last.
-        """
-        kind = "onnx" if "onnx" in self._entry else "factory"
+        """Select the presets that can do some of the job: those installed, and those not. Slow compilers come last."""
+        kind = "factory" if self._file is None else "onnx"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
         cells = list(product(job.get("passes", ["inference"]), precisions))
 
@@ -117,11 +232,10 @@ class ModelJob:
 
 
 def model_job(word: str, options: Options) -> ModelJob:
-    """The job that a model's name and the options describe. Raises ConfigError."""
-    _check_source(word)
+    """Make the job that a model's name and the options describe. Raises ConfigError."""
+    if (library := library_of(word)) and (why := not_installed(library)):
+        raise ConfigError(f"{word} {why}")
     given = _inputs(options.inputs)
-    if ":" in word and not library_of(word):
-        _check_factory_inputs(word, given)
     if word in CATALOG and given:
         raise ConfigError(f"--input {options.inputs[0]}: {word} has its own input shape; leave it out")
     # Nothing is saved: words hold no values.
@@ -131,37 +245,32 @@ def model_job(word: str, options: Options) -> ModelJob:
     if options.step is not None:
         entry |= {**model_entry(word, options.step), "step": options.step}
     shapes = _shapes(options.shapes)
-    if "factory" in entry:
-        _check_sizes(given, shapes)
     fixed = _check_graph(entry, options.batch, shapes) if "onnx" in entry else None
     if "onnx" in entry and options.precision and not is_float32(entry["onnx"]):
-        why = f"{word} is not float32 throughout, so that it runs as it is, with its own types; leave it out"
-        raise ConfigError(f"--precision {options.precision}: {why}")
+        raise ConfigError(f"--precision {options.precision}: {word} has types of its own; leave it out")
     lists: dict[str, Any] = {
-        "shapes": shapes or None,
-        "engines": [name for text in options.engine for name in _words(text)] or None,
-        "passes": None if options.pass_ is None else _words(options.pass_),
-        "precisions": None if options.precision is None else _words(options.precision),
-        "batch_sizes": None if options.batch is None else [int(w) if w.isdigit() else w for w in _words(options.batch)],
+        "engines": [name for text in options.engine for name in _words(text)],
+        "passes": options.pass_ and _words(options.pass_),
+        "precisions": options.precision and _words(options.precision),
+        "batch_sizes": options.batch and _numbers(options.batch),
+        "shapes": shapes,
     }
-    said = {key: values for key, values in lists.items() if values is not None}
-    job = {"models": [{k: str(v) if isinstance(v, Path) else v for k, v in entry.items()}], **said}
+    job = {"models": [{k: str(v) if isinstance(v, Path) else v for k, v in entry.items()}]}
+    job |= {key: values for key, values in lists.items() if values}
     return ModelJob(job, fixed, {("models", 0): word, **_OPTIONS})
 
 
 def refuse_model_options(options: Options, what: str) -> None:
-    """Raises ConfigError for an option that only a model's name on the command line goes with."""
+    """Raise ConfigError for an option that goes only with a model's name on the command line."""
     given = [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]
     if given:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
 
 
 def check_new_file(path: Path) -> None:
-    """Raises ConfigError for a file that is there already, or could not be written."""
-    if path.exists():
-        raise ConfigError(f"--write-yaml {path}: there is such a file already; give another name")
-    if not path.resolve().parent.is_dir():
-        raise ConfigError(f"--write-yaml {path}: there is no folder {path.parent}")
+    """Raise ConfigError for a file that is there already, or could not be written."""
+    if path.exists() or not path.resolve().parent.is_dir():
+        raise ConfigError(f"--write-yaml {path}: give a new file in a folder that is there")
 
 
 def write_job(config: Config, path: Path) -> None:
@@ -170,94 +279,61 @@ def write_job(config: Config, path: Path) -> None:
     data["engines"] = [each["name"] if each["name"] == each["label"] else each for each in data["engines"]]
     for each in data["models"] if data.get("shapes") else []:
         each.pop("shapes", None)  # Those of the job, which it was given (`with_shapes`).
-    data["models"] = [_as_word(each) for each in data["models"]]
+    words = [each.get("network") or each["name"] for each in data["models"]]
+    data["models"] = [w if model_entry(w) == each else each for w, each in zip(words, data["models"], strict=True)]
     usual = Budget()
     data["budget"] = {key: value for key, value in data["budget"].items() if value != getattr(usual, key)}
     if any("factory" in each for each in data["models"] if isinstance(each, dict)):
         data["import_from"] = list(config.path)
     here = relative_to(path.resolve().parent, data)
     said = {key: value for key, value in here.items() if value not in ({}, ["."])}
-    text = yaml.safe_dump(said, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110)
-    path.write_text(f"# Run it with: {PROGRAM} {shlex.quote(path.name)}\n{text}")
-
-
-def _as_word(entry: dict[str, Any]) -> Any:
-    """A model's entry as the word that says it all, where there is one."""
-    word = entry.get("network") or entry["name"]
-    return word if model_entry(word) == entry else entry
+    path.write_text(f"# Run it with: {PROGRAM} {shlex.quote(path.name)}\n{to_yaml(said)}")
 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _numbers(text: str) -> list[int | str]:
+    return [int(word) if word.isdigit() else word for word in _words(text)]
+
+
 def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """ "sequence=32,128" as sizes by name. Raises ConfigError."""
+    """Read "sequence=32,128" as sizes by name. Raises ConfigError."""
     shapes: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, sizes = (part.strip() for part in text.partition("="))
         if not equals or not name or not _words(sizes):
             raise ConfigError(f"--shapes {text}: is not of the form NAME=SIZES, such as sequence=32,128")
-        shapes.setdefault(name, []).extend(int(word) if word.isdigit() else word for word in _words(sizes))
+        shapes.setdefault(name, []).extend(_numbers(sizes))
     return shapes
 
 
-def _check_sizes(given: Mapping[str | int, Example], shapes: Mapping[str, Sequence[Any]]) -> None:
-    """Raises ConfigError for a named size in `--input` that `--shapes` has no sizes for."""
-    named = dict.fromkeys(size for example in given.values() for size in example.item or () if isinstance(size, str))
-    named.pop(BATCH, None)
-    if lacking := [size for size in named if size not in shapes]:
-        strays = [f"--shapes {name}: no input has that size; " for name in shapes if name not in named]
-        options = " ".join(f"--shapes {size}=32,128" for size in lacking)
-        raise ConfigError(f"--input: {', '.join(lacking)} has no size; {''.join(strays)}give {options}")
-
-
-def _check_source(word: str) -> None:
-    """Raises ConfigError for a library that is not installed, and for a source's name that is misspelt."""
-    prefix, colon, name = word.partition(":")
-    if library := library_of(word):
-        if why := not_installed(library):
-            raise ConfigError(f"{word} {why}")
-        return
-    sources = {library.package: library.prefix for library in LIBRARIES.values()} | {each: each for each in LIBRARIES}
-    close = closest(prefix, sources) if colon else []
-    is_own = (
-        Path(f"{prefix}.py").exists()
-        or Path(prefix).is_dir()
-        or ("." not in prefix and prefix not in sources and importlib.util.find_spec(prefix) is not None)
-    )
-    if close and not is_own:
-        raise ConfigError(f"'{word}': unknown source '{prefix}'; did you mean '{sources[close[0]]}:{name}'?")
-
-
 def _inputs(texts: Sequence[str]) -> dict[str | int, Example]:
-    """What `--input` says, by name or by place. Raises ConfigError."""
+    """Read `--input` by name or by place. Raises ConfigError."""
     read = [_input(text) for text in texts]
     names = [name for name, _ in read]
-    if len({name is None for name in names}) > 1:
-        raise ConfigError("--input: give every input a name, or none of them")
-    if twice := next((name for name in names if name is not None and names.count(name) > 1), None):
-        raise ConfigError(f"--input: {twice} is given twice; keep one")
+    if len({name is None for name in names}) > 1 or len({*names} - {None}) < len(names) - names.count(None):
+        raise ConfigError("--input: give every input a name of its own, or none of them")
     return {place if name is None else name: example for place, (name, example) in enumerate(read)}
 
 
 def _input(text: str) -> tuple[str | None, Example]:
-    """ "ids=128:int64:0,30522" as name and example."""
+    """Read "ids=128:int64:0,30522" as name and example."""
     name, equals, rest = text.rpartition("=")
     shape, dtype, values = (part.strip() for part in f"{rest}::".split(":", 3)[:3])
-    sizes = _words(shape)
-    if sizes[:1] == [BATCH]:
-        sizes = sizes[1:]
-    if (equals and not name) or not all(int(size) if size.isdigit() else size.isidentifier() for size in sizes):
+    sizes = _numbers(shape)
+    sizes = sizes[1:] if sizes[:1] == [BATCH] else sizes
+    if (equals and not name) or not all(size if isinstance(size, int) else size.isidentifier() for size in sizes):
         raise ConfigError(f"--input {text}: is not of the form {_FORM}; the batch is left out, and comes first")
     if dtype and dtype not in DTYPES:
         raise ConfigError(f"--input {text}: unknown type '{dtype}'{nearest(dtype, DTYPES)}")
-    item = tuple(int(size) if size.isdigit() else size for size in sizes) if shape else None
+    item = tuple(sizes) if shape else None
     return name.strip() or None, Example(item, dtype=dtype, held=_held(text, values) if values else {})
 
 
 def _held(text: str, values: str) -> dict[str, Any]:
-    """What an input holds: a range, a fill or a file's array."""
+    """Read what an input holds: a range, a fill or a file's array."""
     if values in FILLS:
         return {"fill": values}
     if Path(values).suffix in (".npy", ".npz"):
@@ -265,61 +341,23 @@ def _held(text: str, values: str) -> dict[str, Any]:
     try:
         first, last = (float(word) if "." in word or "e" in word else int(word) for word in values.split(","))
     except ValueError:
-        first, last = math.nan, math.nan
-    if not first < last:
-        raise ConfigError(
-            f"--input {text}: '{values}' is no range such as 0,30522 (up to, but not including, the second number), "
-            f"nor one of {', '.join(FILLS)}, nor a .npy or .npz file"
-        )
+        kinds = f"a range such as 0,30522, nor one of {', '.join(FILLS)}, nor a .npy or .npz file"
+        raise ConfigError(f"--input {text}: '{values}' is neither {kinds}") from None
     return {"range": [first, last]}
 
 
-def _check_factory_inputs(word: str, given: Mapping[str | int, Example]) -> None:
-    """Raises ConfigError where a factory's inputs are not known."""
-    if not given:
-        raise ConfigError(f"{word} needs the shape of one item, for example --input 3,224,224; several: {_FORM}")
-    for name, example in given.items():
-        typed = f"{name}=" if isinstance(name, str) else ""
-        typed += ",".join(map(str, example.item or ()))
-        if example.item is None and "data" not in example.held:
-            raise ConfigError(f"--input {typed}: give a shape, for example {typed}128")
-        if is_integer(example.dtype) and not example.held:
-            why = "nothing says which values it may have"
-            raise ConfigError(
-                f"--input {typed}:{example.dtype}: {why}; for example --input {_integers(typed, example.dtype)}"
-            )
-
-
-def _integers(typed: str, dtype: str) -> str:
-    return f"{typed}:{dtype}:{'lengths' if 'mask' in typed else '0,1000'}"
-
-
 def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[str, Sequence[Any]]) -> int | None:
-    """The only batch size of an ONNX file, or None if it is free. Raises ConfigError where more must be said of it."""
-    from exporters.inputs import batch_symbols, file_inputs, fixed_batch, graph_dtype, graph_specs, symbolic_shapes
+    """Return the only batch size of an ONNX file, or None if it is free.
 
-    path, held = entry["onnx"], entry.get("inputs", {})
+    Raises ConfigError where the sizes of its inputs are not known.
+    """
+    path = entry["onnx"]
+    symbols = {size for shape in _known_inputs(path).values() for size in shape}
+    sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
     try:
-        inputs = file_inputs(path)
-        shapes = symbolic_shapes(inputs)
-        batches, lacking = batch_symbols(shapes), []
-        symbols = {size for shape in shapes.values() for size in shape}
-        sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
-        for value in inputs:
-            free = [s for s in shapes[value.name] if isinstance(s, str) and s not in batches and s not in sizes]
-            dtype = graph_dtype(entry["name"], value, path)
-            if free or (is_integer(dtype) and value.name not in held):
-                items = [s if isinstance(s, int) else sizes.get(s, 128) for s in shapes[value.name] if s not in batches]
-                typed = f"{value.name}={','.join(map(str, items))}"
-                lacking.append(f"--input {_integers(typed, dtype) if is_integer(dtype) else typed}")
-        if lacking:
-            raise ConfigError(
-                f"{path.name}: sizes or values of its inputs are not known; for example {' '.join(lacking)}"
-            )
         fixed = fixed_batch(graph_specs(ModelSource(entry["name"], onnx=path, dimensions=sizes), path))
     except ModelError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{error}\n  or on the command line: --input {_FORM}") from None
     if fixed is not None and batch is not None and _words(batch) != [str(fixed)]:
-        why = f"the batch of {path.name} is fixed to {fixed}; leave it out, or export the file with a free one"
-        raise ConfigError(f"--batch {batch}: {why}")
+        raise ConfigError(f"--batch {batch}: the batch of {path.name} is fixed to {fixed}; leave it out")
     return fixed

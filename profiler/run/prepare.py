@@ -6,36 +6,36 @@ Everything is cached by content, so a second run prepares nothing. None of it ru
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from rich.console import Console
-from rich.text import Text
+from typing import TypeVar
 
 from engines.catalog import ENGINES, Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
 from exporters.cost import Cost
 from exporters.gradients import reference_items
-from exporters.inputs import fixed_batch, input_specs, numpy_dtype
-from exporters.int8 import calibration_files
-from exporters.onnx_files import loops_of
+from exporters.inputs import fixed_batch, numpy_dtype
 from exporters.qdq_placement import PLACEMENTS
+from exporters.shapes import dimensions_of, why_fixed
 from exporters.source import Identity, ModelError, ModelSource
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
-from profiler.job.config import Config
-from profiler.machine import Target
+from profiler.job.config import Config, ModelEntry
+from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome
-from profiler.processes.process import Call
-from profiler.run.fits import Key, Tick, side_by_side, too_large_to_prepare, weight_mib
-from profiler.run.progress import open_display
-from profiler.tables.numbers import counted, duration
-from profiler.tables.writers import print_pairs
-from profiler.worker.task import Prepared, Task, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
+from profiler.processes.process import Call, run_all
+from profiler.processes.temporary import own_folder
+from profiler.results.run_folder import RunFolder
+from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
 
+Key = TypeVar("Key", bound=Hashable)
+Tick = Callable[[str, int, int], None]
+"""Called with what is being made, how many of it are done, and of how many."""
+_MIB_EACH = 4096
+"""Memory that one preparation may take: VGG-16's export peaks at 3.5 GB."""
+_SHAPES_SECONDS = 120.0
+"""For importing a library of models."""
 _OK = Outcome("ok")
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
@@ -44,7 +44,7 @@ _GRADIENT_SECONDS = 300.0
 
 
 def cache_limit() -> int:
-    """Bytes that may be left in the cache at the end of a run. Raises ConfigError where the variable is no number."""
+    """Read how many bytes the cache may keep after a run. Raises ConfigError where the variable is no number."""
     try:
         return most_bytes()
     except ValueError as error:
@@ -52,11 +52,22 @@ def cache_limit() -> int:
 
 
 def check_cache() -> None:
-    """Raises ConfigError for a cache that has nothing and cannot be written, which no model could be prepared in."""
+    """Raise ConfigError for an empty cache that cannot be written."""
     try:
         check_root(default_root())
     except CacheError as error:
         raise ConfigError(str(error)) from None
+
+
+def side_by_side(calls: Mapping[Key, Call], tick: Tick, what: str) -> dict[Key, Outcome]:
+    """Run calls, one a core as far as the memory allows; `tick` is called a few times a second, for the display."""
+    available = available_memory_mib()
+    by_memory = usable_cores() if available is None else int(available / _MIB_EACH)
+    slots = max(1, min(usable_cores(), by_memory, len(calls)))
+    # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
+    shared = [replace(call, threads=call.threads or max(1, usable_cores() // slots)) for call in calls.values()]
+    outcomes = run_all(shared, slots, lambda done: tick(what, done, len(calls)))
+    return dict(zip(calls, outcomes, strict=True))
 
 
 def prepare(
@@ -81,7 +92,7 @@ def prepare(
 
 
 def models_of(cases: Sequence[Case]) -> tuple[dict[str, ModelSource], dict[str, ModelSource]]:
-    """By subject what its errors are relative to, where that is another model; and all subjects that it takes."""
+    """Map each subject to the other model that its errors are relative to; and all subjects to their sources."""
     references = {case.subject: case.reference for case in cases if case.reference}
     named = {each.subject: each for each in references.values()}
     return references, named | {case.subject: case.source for case in cases}
@@ -102,8 +113,7 @@ def prepare_graphs(
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of preparing `sources`: the models by name, each shape of one by itself (`ModelSource.subject`). Each
-    runs a process a thing, side by side, and adds to what is `prepared`."""
+    """The stages of preparing `sources`, by subject: a model, or one at a shape. Each adds to what is `prepared`."""
 
     sources: dict[str, ModelSource]
     budget: Budget
@@ -112,42 +122,28 @@ class Stages:
     tick: Tick
     option: str | None = None
     cases: Sequence[Case] = ()
-    """Those that can run as far as the plan knows: what they need is prepared."""
     prepared: dict[str, Prepared] = field(default_factory=dict)
 
     def models(self, gpu: str | None = None) -> dict[str, Prepared]:
-        """Identities, input shapes, weights and reference outputs. Later stages go by the identities.
-
-        What the CPU's time or memory did not suffice for is tried once more with the references on the GPU.
-        """
+        """Make identities, input shapes, weights and reference outputs: those that the CPU cannot make, on the GPU."""
         what = "weights and reference outputs"
         devices: Sequence[Device] = ("cpu", "cuda") if gpu else ("cpu",)
         outcomes = self._run({name: self._model_call(name, devices, gpu) for name in self.sources}, what)
         slow = [name for name, outcome in outcomes.items() if outcome.status in ("oom", "timeout") and gpu]
-        beyond = [name for name in slow if not loops_of(self.sources[name])]
-        again = self._run({name: self._model_call(name, ("cuda",), gpu) for name in beyond}, what)
+        again = self._run({name: self._model_call(name, ("cuda",), gpu) for name in slow}, what)
         outcomes |= {name: outcome for name, outcome in again.items() if outcome.status == "ok"}
         for name, outcome in outcomes.items():
-            each = outcome.value if outcome.status == "ok" else Prepared(failures={"model": self._why(name, outcome)})
-            self.prepared[name] = each
-            self.sources[name] = replace(self.sources[name], identity=each.identity)
-            for kind in each.rebuilt:
-                self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(outcomes), len(outcomes))
+            made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
+            self.prepared[name] = made
+            self.sources[name] = replace(self.sources[name], identity=made.identity)
         return self.prepared
 
-    def _why(self, name: str, outcome: Outcome) -> Outcome:
-        spins = loops_of(self.sources[name]) if outcome.status == "timeout" else ()
-        hint = f"; its Loop {spins[0]!r} may never end" if spins else ""
-        return replace(failed(outcome), reason=f"{failed(outcome).reason}{hint}")
-
     def _model_call(self, name: str, devices: Sequence[Device], gpu: str | None) -> Call:
-        # What may never end has a case's time; others are not cut off, whose weights may take long to read.
-        most = self.budget.timeout if loops_of(self.sources[name]) else math.inf
-        call = self._call("prepare_model", f"prepare-{name}", name, devices, most=most)
+        call = self._call("prepare_model", f"prepare-{name}", name, devices)
         return replace(call, environment={"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
 
     def identities(self) -> dict[str, Identity | str]:
-        """What the models are; or why one cannot be had."""
+        """Identify the models, or say why one cannot be had."""
         calls = {name: self._call("identify_model", f"identify-{name}", name) for name in self.sources}
         return {
             name: outcome.value if outcome.status == "ok" else str(failed(outcome).reason)
@@ -155,7 +151,7 @@ class Stages:
         }
 
     def exports(self) -> None:
-        """The graphs that the cases' engines need; int8's are made of fp32's."""
+        """Export the graphs that the cases' engines need; int8's are made of fp32's."""
         of_graphs = [case for case in self.cases if ENGINES[case.engine].needs == "onnx"]
         needed = dict.fromkeys((c.subject, graph_of(c)) for c in of_graphs if self._lacks(c.subject, graph_of(c)))
         quantized = [key for key in needed if key[1] in PLACEMENTS]
@@ -176,13 +172,12 @@ class Stages:
         return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
 
     def _keep(self, name: str, graph: str, outcome: Outcome) -> None:
-        """Put the graph that was made among the model's, or among its failures why there is none."""
         old, made = self.prepared[name], outcome.status == "ok"
         new = {"onnx": {**old.onnx, graph: outcome.value}} if made else {"failures": {**old.failures, graph: outcome}}
         self.prepared[name] = replace(old, **new)
 
     def _export_by_shape(self) -> None:
-        """A graph a shape, of the models whose export with all sizes free failed."""
+        """Export a graph a shape of the models whose export with all sizes free failed."""
         calls: dict[tuple[str, str], Call] = {}
         for name, source in self.sources.items():
             failures = self.prepared[name].failures.items()
@@ -191,13 +186,10 @@ class Stages:
                 self.sources[name] = replace(source, varied={})
                 calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
         for (name, graph), outcome in self._run(calls, "exports to ONNX, each for a shape").items():
-            if outcome.status != "ok":
-                tries = f"{self.prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
-                outcome = replace(failed(outcome), reason=tries)
-            self._keep(name, static_graph(graph) if outcome.status == "ok" else graph, outcome)
+            self._keep(name, static_graph(graph) if outcome.status == "ok" else graph, failed(outcome))
 
     def _export_by_batch(self, cases: Sequence[Case]) -> None:
-        """A graph a batch size, of the models whose export with a free one failed."""
+        """Export a graph a batch size of the models whose export with a free one failed."""
         needed = dict.fromkeys(
             (case.subject, graph_of(case), case.batch_size)
             for case in cases
@@ -209,34 +201,28 @@ class Stages:
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
         for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
             if outcome.status != "ok":
-                outcome = _neither(name, graph, batch, self.prepared[name].failures[graph], failed(outcome))
+                why, free = failed(outcome).reason, self.prepared[name].failures[graph].reason
+                reason = f"no ONNX graph in {graph}, neither for any batch nor for batch {batch} only: {why}"
+                outcome = replace(failed(outcome), reason=reason if why == free else f"{reason}; for any batch: {free}")
             self._keep(name, static_graph(graph, batch), outcome)
 
     def _export(self, graphs: Iterable[tuple[str, str]], what: str) -> None:
-        """One process a model and graph; the shapes of a model share one, which is exported at the first of them."""
+        """Export each graph once a model: the shapes of a model share one, which is exported at the first of them."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
             # One that is for its own shape only is quantized at that.
             own = name if static_graph("fp32") in self.prepared[name].onnx else self.sources[name].name
             sharing.setdefault((own, graph), []).append(name)
-        calls = {}
-        for (_, graph), names in sharing.items():
-            first = next((name for name in names if graph in PLACEMENTS and self._is_calibrated(name)), names[0])
-            calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
+        calls = {
+            (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
+            for (_, graph), names in sharing.items()
+        }
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
                 self._keep(name, graph, failed(outcome))
 
-    def _is_calibrated(self, name: str) -> bool:
-        """Whether the user's calibration data are of the model's shape."""
-        source = self.sources[name]
-        try:
-            return source.calibration is not None and bool(calibration_files(source.calibration, input_specs(source)))
-        except ModelError:
-            return False
-
     def costs(self) -> None:
-        """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
+        """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.subject for case in self.cases if case.pass_ == "training"}
         to_input, calls = self._to_input(), dict[str, Call]()
         for name in (name for name in self.sources if "model" not in self.prepared[name].failures):
@@ -245,19 +231,12 @@ class Stages:
         for name, outcome in self._run(calls, "counts of FLOPs").items():
             cost: Cost = (outcome.value if outcome.status == "ok" else outcome.salvage) or Cost()
             self.prepared[name] = replace(self.prepared[name], cost=cost)
-            call = calls[name]
             if outcome.status != "ok":
-                reason = f"ended after {call.timeout:g} s" if outcome.status == "timeout" else outcome.reason
-                with call.log.open("a") as log:
-                    log.write(f"model {name!r}: FLOPs not counted: {reason}\n")
-            planned = ["inference", "training"] if name in trained else ["inference"]
-            missing = [pass_ for pass_ in planned if cost.flops(pass_) is None]
-            if missing:
-                what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {call.log}"
-                self.tick(what, len(calls), len(calls))
+                reason = f"{outcome.status}: {outcome.reason}"
+                self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", len(calls), len(calls))
 
     def gradients(self) -> None:
-        """What the first training step gives; a model of which that cannot be had is measured all the same."""
+        """Take the first training step in fp64; a model of which that fails is measured all the same."""
         needed: dict[tuple[str, str, int], list[Case]] = {}
         for case in self.cases:
             if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:
@@ -277,11 +256,11 @@ class Stages:
             self.prepared[name] = replace(self.prepared[name], gradients=gradients)
 
     def _to_input(self) -> set[str]:
-        """Models whose training goes on to the gradient of the input; a job says so of all of a model's cases."""
+        """Find the models whose training goes on to the gradient of the input."""
         return {case.subject for case in self.cases if case.training.input_gradient}
 
     def _call(self, function: str, log: str, model: str, *arguments: object, most: float = math.inf) -> Call:
-        """A call of a function of prepare_model.py, with the model's source, `arguments` and the cache's folder."""
+        """Call a function of prepare_model.py with the model's source, `arguments` and the cache's folder."""
         limit = self.budget.build_timeout
         return Call(
             f"profiler.worker.prepare_model:{function}",
@@ -294,21 +273,11 @@ class Stages:
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
-        refused = {
-            key: why
-            for key, call in calls.items()
-            if (why := too_large_to_prepare(call.function.partition(":")[2], call.argument, self._weights(call)))
-        }
-        calls = {key: call for key, call in calls.items() if key not in refused}
-        return {**refused, **side_by_side(calls, map(self._weights, calls.values()), self.tick, what)}
-
-    def _weights(self, call: Call) -> float | None:
-        source = call.argument[0]
-        return weight_mib(source, self.prepared.get(source.subject, Prepared()).state)
+        return side_by_side(calls, self.tick, what)
 
 
 def failure(case: Case, prepared: Prepared) -> Outcome | None:
-    """How it ended that the prepare phase left nothing that `case` could run; None if it can."""
+    """Find why preparing left nothing that the case could run; None if it can run."""
     if "model" in prepared.failures:
         return prepared.failures["model"]
     if ENGINES[case.engine].needs != "onnx" or prepared.graph(case) is not None:
@@ -318,46 +287,24 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
 
 
 def compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
-    """The model with the outputs of the other one as what its errors are relative to, or with the reason why not."""
+    """Let the model's errors be relative to the other one's outputs, or say why they cannot be."""
     if "model" in own.failures:
         return own
     if "model" in its.failures:
-        outcome = its.failures["model"]
-        reason = f"its reference {other} cannot be had: {outcome.reason}"
-        return replace(own, failures={"model": replace(outcome, reason=reason)})
+        reason = f"its reference {other} cannot be had: {its.failures['model'].reason}"
+        return replace(own, failures={"model": replace(its.failures["model"], reason=reason)})
     batch = fixed_batch(own.specs) or fixed_batch(its.specs) or 1
-    for what, ours, theirs in (
-        ("inputs", _inputs(own, batch), _inputs(its, batch)),
-        ("outputs", _outputs(own), _outputs(its)),
-    ):
-        if ours != theirs:
-            why = f"reference {other} has the {what} {theirs}, not {ours}; name a model with the same, or leave it out"
-            return replace(own, failures={"model": Outcome("failed", f"model {name!r}: {why}")})
+    if (ours := _described(own, batch)) != (theirs := _described(its, batch)):
+        why = f"reference {other} has {theirs}, not {ours}; name a model with the same, or leave it out"
+        return replace(own, failures={"model": Outcome("failed", f"model {name!r}: {why}")})
     return replace(own, other=its)
 
 
-def _inputs(model: Prepared, batch: int) -> str:
-    """Like "floats (1, 3, 224, 224)": seeded inputs of which this is the same hold the same values."""
+def _described(model: Prepared, batch: int) -> str:
+    """Describe inputs and outputs; seeded inputs of the same description hold the same values."""
     kinds = ["integers" if numpy_dtype(spec.dtype).kind in "biu" else "floats" for spec in model.specs]
-    return ", ".join(f"{kind} {spec.at(batch)}" for kind, spec in zip(kinds, model.specs, strict=True))
-
-
-def _outputs(model: Prepared) -> str:
-    """Like "(batch, 1000)"."""
-    return ", ".join(str(("batch", *shape[1:]) if shape else ()).replace("'", "") for shape in model.outputs)
-
-
-def _neither(name: str, graph: str, batch: int, free: Outcome, fixed: Outcome) -> Outcome:
-    """How it ended that there is a graph neither for any batch nor for this one; the last try's log tells of both."""
-    whys = [str(outcome.salvage or outcome.reason) for outcome in (free, fixed)]
-    what = f"model {name!r}: no ONNX graph in {graph}"
-    reason = f"{what} for any batch: {whys[0]}; nor for batch {batch} only: {whys[1]}"
-    if whys[0] == whys[1]:
-        reason = f"{what}, neither for any batch nor for batch {batch} only: {whys[0]}"
-    if fixed.log and free.log:
-        with fixed.log.open("a") as log:
-            log.write(f"the graph for any batch, before this one: {whys[0]}; see {free.log}\n")
-    return replace(fixed, reason=reason)
+    inputs = ", ".join(f"{kind} {spec.at(batch)}" for kind, spec in zip(kinds, model.specs, strict=True))
+    return f"the inputs {inputs} and the outputs {', '.join(str(shape[1:]) for shape in model.outputs)} an item"
 
 
 def failed(outcome: Outcome) -> Outcome:
@@ -366,44 +313,65 @@ def failed(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def compile_caches() -> set[str]:
-    """The variables of `Engine.compile_cache` by which the user names a folder; a run itself sets them to others."""
-    return {engine.compile_cache for engine in ENGINES.values() if os.environ.get(engine.compile_cache)}
+def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
+    """Raise ConfigError where one of the models to prepare is not what the run's models.json says of it.
 
-
-def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches: set[str], console: Console) -> int:
-    """Fill the caches with what the cases need, and print what cannot be had; returns 0, or 1 where nothing can.
-
-    Weights, references and graphs are kept in the profiler's cache; what an engine compiles where its own library
-    keeps it, if that is one of `caches`.
+    `option` is what the user asked for, and `why` another network forbids it.
     """
-    started, logs, path = time.monotonic(), default_root() / "logs", config.path
-    logs.mkdir(parents=True, exist_ok=True)
-    runnable = [case for case in cases if case.unsupported is None]
-    uuid = target.gpu.uuid if target.gpu else None
-    with open_display(console) as display:
-        prepared = prepare(runnable, config.budget, logs, path, display.preparing, uuid)
-        outcomes = {case.id: failure(case, prepared[case.subject]) for case in runnable}
-        ready = [case for case in runnable if outcomes[case.id] is None]
-        kept = [case for case in ready if ENGINES[case.engine].compile_cache in caches]
-        tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in kept]
-        calls = {}
-        for task in tasks:
-            log = logs / f"compile-{task.case.id.file_name}.log"
-            limits, visible = (config.budget.timeout, config.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": uuid or ""}
-            calls[task.case.id] = Call("profiler.worker.prepare_model:open_ahead", task, log, *limits, visible, path)
-        weights = (weight_mib(task.case.source, task.prepared.state) for task in tasks)
-        outcomes |= side_by_side(calls, weights, display.preparing, "compilations")
-    failed = {id_: outcome for id_, outcome in outcomes.items() if outcome is not None and outcome.status != "ok"}
-    print_pairs(console, [(Text(f"  {id_}", "yellow"), Text(str(why.reason))) for id_, why in failed.items()])
-    console.print(Text(_ahead_summary(runnable, len(failed), len(tasks), time.monotonic() - started)), soft_wrap=True)
-    return int(bool(runnable) and len(failed) == len(runnable))
+    recorded = {name: model for name, model in run.read_models().items() if name in stages.sources}
+    now = replace(stages, sources={name: stages.sources[name] for name in recorded}).identities()
+    for name, model in recorded.items():
+        found = now[name]
+        if not isinstance(found, Identity):
+            raise ConfigError(
+                f"{option}: model {name!r} cannot be had ({model.since}): {found}; mend that, or start a new run"
+            )
+        if changes := model.identity.changes(found):
+            raise ConfigError(
+                f"{option}: model {name!r} has changed since the run measured it ({model.since}): "
+                f"{', '.join(changes)}; {why}: start a new run, or restore the model as it was"
+            )
 
 
-def _ahead_summary(cases: Sequence[Case], failed: int, compiled: int, seconds: float) -> str:
-    models = counted(len({case.model for case in cases}), "model")
-    text = f"\nPrepared {models} in {duration(seconds)}: {len(cases) - failed} of {counted(len(cases), 'case')} can run"
-    if compiled:
-        return f"{text}, {compiled} of them compiled"
-    variables = " and ".join(sorted({ENGINES[case.engine].compile_cache for case in cases} - {""}))
-    return f"{text}; what is compiled is kept only where {variables} names a folder" if variables else text
+def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
+    """Give each model those of the job's `shapes` that its inputs have, so that the run writes down what it measures.
+
+    Raises ConfigError for a name that no model has, and for one that a model with `shapes` of its own lacks.
+    """
+    asking = [entry for entry in config.models if entry.shapes or (entry.shapes is None and config.shapes)]
+    if not asking:
+        return config
+    own = dict(zip([entry.name for entry in asking], _dimensions(asking, config.path, tick), strict=True))
+    models = list(config.models)
+    for number, entry in enumerate(config.models):
+        for name in entry.shapes or () if entry in asking else ():
+            if name not in own[entry.name]:
+                raise config.error(_lacks(entry, name, own[entry.name]), "models", number, "shapes", name)
+        if entry in asking:
+            given = config.shapes if entry.shapes is None else entry.shapes
+            taken = {name: sizes for name, sizes in given.items() if name in own[entry.name]}
+            models[number] = entry.model_copy(update={"shapes": taken})
+    every = [name for entry in asking if entry.shapes is None for name in own[entry.name]]
+    for name in config.shapes if any(entry.shapes is None for entry in asking) else ():
+        if name not in every:
+            raise config.error(_lacks(asking[0], name, every), "shapes", name)
+    return config.model_copy(update={"models": models})
+
+
+def _lacks(entry: ModelEntry, name: str, own: Sequence[str]) -> str:
+    return f"{entry.name}'s inputs have no dimension '{name}'{nearest(name, own)}" if own else why_fixed(entry.source())
+
+
+def _dimensions(entries: Sequence[ModelEntry], path: tuple[str, ...], tick: Tick) -> list[list[str]]:
+    """Name each model's dimensions; a library's model is asked in another process, which imports the library."""
+    foreign = {n: entry.source() for n, entry in enumerate(entries) if entry.library is not None}
+    with own_folder() as folder:
+        function, log = "profiler.worker.prepare_model:look_at_dimensions", folder / "log"
+        calls = {n: Call(function, source, log, _SHAPES_SECONDS, path=path) for n, source in foreign.items()}
+        outcomes = side_by_side(calls, tick, "models asked for their inputs")
+    if bad := next((outcome for outcome in outcomes.values() if outcome.status != "ok"), None):
+        raise ConfigError(f"shapes: {bad.reason}")
+    try:
+        return [outcomes[n].value if n in outcomes else dimensions_of(e.source()) for n, e in enumerate(entries)]
+    except ModelError as error:
+        raise ConfigError(str(error)) from None

@@ -25,7 +25,6 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last, self._place, self._is_waiting = "", "", False
-        self._reasons: dict[tuple[str, str], tuple[str, str | None]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -34,37 +33,30 @@ class PlainDisplay:
         pass
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Called a few times a second while models are looked at or prepared."""
+        """Show what is prepared; called a few times a second."""
         self._print_once(f"prepare: {what}{f', {done} of {total}' if total > 1 else ''}")
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
-        """Called a few times a second while a case runs."""
+        """Show what is measured; called a few times a second while a case runs."""
         self._place, self._is_waiting = f"[{done + 1}/{total}] ", False
 
     def waiting(self, what: str) -> None:
-        """Called about once a second while the machine is not quiet."""
+        """Show what the run waits for; called about once a second."""
         if not self._is_waiting:  # Once for each case: what keeps it busy is different every second.
             self._print_once(what)
         self._is_waiting = True
 
     def building(self, what: str, phase: str, done: int, total: int) -> None:
-        """Called a few times a second while an engine is built ahead of time."""
+        """Show which engine is built ahead of time; called a few times a second."""
         self._print_once(f"[{done + 1}/{total}] build: {what}")
 
     def announce(self, what: str) -> None:
-        """Called once for what is worth a line of its own, or several: it is wrapped."""
+        """Print a line of its own, or several: it is wrapped."""
         self._console.print(Text(what), highlight=False)
 
     def ended(self, case: Case, result: Result, counts: bool = True) -> None:
-        """Called once a case has ended; where that does not count, an earlier measurement of it stays.
-
-        A long reason that an earlier case has word for word is that one's, by its id; the end of the run groups them.
-        """
-        why, log = result.reason or "", result.log
-        first, its_log = self._reasons.setdefault((result.status, why), (str(case.id), log))
-        if first != str(case.id) and len(f"as {first}") < len(why):
-            why, log = f"as {first}", None if log == its_log else log
-        line = Text(self._place).append_text(_line(case, result, counts, f"{why} (log: {log})" if log else why))
+        """Print how a case ended; where that does not count, an earlier measurement of it stays."""
+        line = Text(self._place).append_text(_line(case, result, counts))
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _print_once(self, text: str) -> None:
@@ -74,7 +66,7 @@ class PlainDisplay:
 
 
 class LiveDisplay(PlainDisplay):
-    """What runs now, how many are left, and the time left; redrawn at most once a second, so as not to disturb."""
+    """One line that is redrawn at most once a second, so as not to disturb: what runs now, and the time left."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -120,8 +112,9 @@ def _place(done: int, total: int) -> Text:
     return Text(f"{done + 1}/{total}", style="bold")
 
 
-def _line(case: Case, result: Result, counts: bool, what: str) -> Text:
-    """How a case ended: its median, or `what` if it has none, or that it does not count."""
+def _line(case: Case, result: Result, counts: bool) -> Text:
+    """Say how a case ended: its median, why there is none, or that it does not count."""
+    what = f"{result.reason or ''}{f' (log: {result.log})' if result.log else ''}"
     samples = result.samples.get(result.clock or "", [])
     middle, state = median(samples), str(result.status)
     if result.status == "ok" and not counts:

@@ -2,51 +2,122 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engines.base import BuiltAhead, Phase, Warning
+from engines.catalog import ENGINES
+from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
+from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome
-from profiler.results.result import Result, WallTime, log_name
+from profiler.processes.process import Call, Child, run_one
+from profiler.results.result import Result, WallTime, log_name, result_of
+from profiler.results.roofline import excess
 from profiler.results.run_folder import RunFolder
-from profiler.results.warning_kinds import is_due, retaken
-from profiler.run.again import RETAKEN, Takes
-from profiler.run.device_lock import DeviceLock
-from profiler.run.fits import too_large_to_run, weight_mib
+from profiler.results.warning_kinds import DISTURBED, REMEASURED, is_due, retaken
 from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
-from profiler.run.quiet import Quiet
-from profiler.run.roofs import RunRoofs
-from profiler.run.supervise import Supervisor
-from profiler.run.telemetry import Watcher
+from profiler.run.watch import DeviceLock, Quiet, Watcher
 from profiler.tables.numbers import counted, grouped, listed
+from profiler.worker.roofline import Measured, precisions_needed
 from profiler.worker.task import Task
+
+_RETAKEN = ("ok", "oom", "timeout")
+"""Statuses that another take may mend."""
+_IN_VAIN = 2
+"""After so many takes in a row beside as much other work, no more cases are measured again."""
+_ROOFS_SECONDS = 60.0
 
 
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
-    """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again.
-
-    With `retry` that is whatever is not ok or is still disturbed, however often it was measured; without it a budget
-    whose `repeats` are 0 has no disturbed one measured again.
-    """
+    """Tell whether a resumed run leaves a result; `retry` measures again all that is not ok or is disturbed."""
     if retry:
         return result.status == "ok" and not retaken(result.warnings)
-    return result.status not in RETAKEN or not (budget.repeats > 0 and is_due(result.warnings))
+    return result.status not in _RETAKEN or not (budget.repeats > 0 and is_due(result.warnings))
+
+
+class Takes:
+    """The disturbed takes, each of which is measured again once, within `share` of the time that all else took.
+
+    `known` are the journal's results: their disturbed rows are measured again whatever the share, and replaced only by
+    better ones.
+    """
+
+    def __init__(self, known: Mapping[str, Result], share: float) -> None:
+        self._share = share
+        self._disturbed = {id_: result for id_, result in known.items() if _is_disturbed(result)}
+        self._known = frozenset(self._disturbed)
+        self._spent = {True: 0.0, False: 0.0}
+        self._again: set[str] = set()
+        self._in_vain = 0
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the machine stays as busy as it was before."""
+        return self._in_vain >= _IN_VAIN
+
+    def is_due(self, case_id: str) -> bool:
+        """Tell whether a case is to be measured again now."""
+        if case_id not in self._disturbed or case_id in self._again or self.is_in_vain:
+            return False
+        return case_id in self._known or self._spent[True] < self._share * self._spent[False]
+
+    def add(self, result: Result) -> bool:
+        """Take a result into account; return whether it counts. It is marked where it replaces another one."""
+        before = self._disturbed.get(result.case_id)
+        self._spent[before is not None and result.case_id not in self._known] += sum(result.phases.values())
+        if before is not None:
+            self._again.add(result.case_id)
+            self._in_vain = self._in_vain + 1 if _is_as_disturbed(result, before) else 0
+            if not is_better(result, before):
+                return False
+            first = "; ".join(map(str, retaken(before.warnings)))
+            result.warnings.append(Warning(REMEASURED, f"the first take was {first}"))
+        elif _is_disturbed(result):
+            # Without its samples, which would fill the memory of a run of many cases.
+            self._disturbed[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
+        return True
+
+
+def is_better(second: Result, first: Result) -> bool:
+    """Tell whether the second take of a case counts, and not the first one, which was disturbed.
+
+    Never by latency: the faster of two takes is faster than the case is. Of two that were disturbed as much the first
+    one stays.
+    """
+    if (second.status == "ok") != (first.status == "ok"):
+        return second.status == "ok"
+    before = _disturbance(first)
+    return not retaken(second.warnings) or before == math.inf or _disturbance(second) < before
+
+
+def _is_disturbed(result: Result) -> bool:
+    return result.status in _RETAKEN and bool(retaken(result.warnings))
+
+
+def _is_as_disturbed(second: Result, first: Result) -> bool:
+    """Tell whether other work took more than half as much as before: by chance it takes a little less or more."""
+    share = _disturbance(second)
+    return any(w.kind == DISTURBED for w in second.warnings) and _disturbance(first) / 2 < share < math.inf
+
+
+def _disturbance(result: Result) -> float:
+    share = result.figures.get("disturbance")
+    return math.inf if share is None else share
 
 
 class Runner:
-    """Measures the cases of one run; `wall` holds what the time went into, `earlier` the phases of an earlier start's
-    results.
+    """Measures the cases of one run; `wall` holds what the time went into.
 
     `config` is the job as resolved for `target`, `plan` all of its cases, and `chosen` those to measure; `environment`
-    gets the device's roofs, if it has none. Before each case it waits up to `idle_minutes` until the machine is quiet;
-    None is not at all.
+    gets the device's roofs. Before each case it waits up to `idle_minutes` until the machine is quiet.
     """
 
     def __init__(
@@ -63,23 +134,24 @@ class Runner:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.plan, self.chosen, self.budget = plan, chosen, config.budget
         self.wall = WallTime()
-        self.earlier = {id_: result.phases for id_, result in run.results().items()}
-        self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
-        self._limits = config.largest_batch or LargestBatch()
+        self.refuses = False
+        """Whether a model that cannot be had is an error, and no row."""
         self._idle_minutes = idle_minutes
         self._uuid = target.gpu.uuid if target.gpu else None
 
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), retry: bool = False) -> None:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
-        Those that were disturbed are measured again at the end, within `budget.repeats`. Then the largest batch is
-        searched for `searched`, with `retry` anew above what fitted.
+        Disturbed ones are measured again at the end. Then the largest batch is searched for `searched`.
+
+        Raises ConfigError where it `refuses` a model.
         """
         for case in cases:
             if case.unsupported is not None:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
-        searched = self._unfinished(searched, waiting, retry)
+        families = {case.family for case in waiting}
+        searched = [c for c in searched if c.family in families or self._search(c, retry).next_batch() is not None]
         if not waiting and not searched:
             return
         with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
@@ -87,18 +159,19 @@ class Runner:
             quiet.begin()
             task = self._prepare(waiting, searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                supervisor = Supervisor(self.run.logs, self.config.path, watcher, quiet)
-                tasks = list(map(task, waiting))
-                self._measure_all(tasks, supervisor)
-                self._search_all(list(map(task, searched)), retry, supervisor)
+                measure = _Supervisor(self, watcher, quiet).measure_one
+                self._measure_all([task(case) for case in waiting], measure)
+                self._search_all([task(case) for case in searched], retry, measure)
 
     def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet) -> Callable[[Case], Task]:
         """Prepare the models and measure the device's roofs; return what makes a case's task."""
         # An odd batch and an even one, which a reference of the gradients is made for.
-        tries = [replace(case, batch_size=batch) for case in searched for batch in (1, 2)]
+        cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
         with self.wall.span("prepare"):
-            cases, tick = [*waiting, *tries], self.display.preparing
-            prepared = prepare(cases, self.budget, self.run.logs, self.config.path, tick, self._uuid)
+            prepared = prepare(cases, self.budget, self.run.logs, self.config.path, self.display.preparing, self._uuid)
+            bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
+            if self.refuses and bad is not None:
+                raise ConfigError(str(bad.reason))
             identities = {name: one.identity for name, one in prepared.items() if one.identity}
             self.run.write_models(identities)
             remarked = ((one.remarks, name.partition("/")[0]) for name, one in identities.items() if one.remarks)
@@ -106,78 +179,90 @@ class Runner:
                 self.display.announce(f"{listed(dict.fromkeys(models))}: {'; '.join(remarks)}")
         quiet.start()
         with self.wall.span("roofs"):
-            self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
+            self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
         energy, profile = self.config.energy, self.config.profile
         return lambda case: Task(case, prepared[case.subject], self.budget, self._uuid, energy, profile)
 
-    def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
-        """Measure every task, and what was disturbed again: until it is not, or that is in vain, or has no time."""
+    def _measure_roofs(self, cases: Sequence[Case]) -> None:
+        """Measure the roofs that these cases need; a resumed run keeps its own and adds those that it lacks."""
+        known, precisions = self.environment.get("roofs") or {}, precisions_needed(self.target.kind, cases)
+        if not cases or known.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
+            return
+        self.display.preparing("measuring peak FLOP/s and bandwidth", 0, 1)
+        log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
+        visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
+        outcome = run_one(
+            Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOFS_SECONDS, environment=visible)
+        )
+        found: Measured = outcome.value or Measured({}, quiet=False)
+        if not found.roofs:
+            self.display.announce(f"no roofline: the peaks could not be measured: {outcome.reason or f'see {log}'}")
+        quiet = self.environment.get("roofs_quiet", True) and found.quiet
+        self.environment |= {"roofs": {**found.roofs, **known}, "roofs_quiet": quiet}
+        self.run.write_environment(self.environment)
+
+    def _measure_all(self, tasks: Sequence[Task], measure: _Measure) -> None:
+        """Measure every task, and once more what was disturbed, as far as there is time."""
         takes = Takes(self.run.results(), self.budget.repeats)
-        self._measure_once([task for task in tasks if task.case.id not in takes.doubtful], supervisor, takes)
-        for number in itertools.count(1):
-            due = [task for task in tasks if takes.is_due(task.case.id)]
-            if not due:
-                return
-            what = counted(len(due), "case")
-            self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
-            done = self._measure_once(due, supervisor, takes, again=True)
-            if left := len(due) - done:
-                why = "the machine was as busy as before" if takes.is_in_vain else "`budget.repeats` was spent"
-                self.display.announce(f"{done} of {what} measured again, {left} not ({why})")
-
-    def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> int:
-        """Measure tasks; `again` as long as that is due. Returns how many it measured."""
-
-        def keep(case: Case, result: Result) -> None:
-            self.roofs.judge(case, result)
-            self._keep(case, result, takes.add(result))
-
-        # What cannot run comes first: who reads it then can mend it now.
-        ordered = sorted(tasks, key=lambda task: self._refusal(task) is None)
+        # Failures come first: who reads them then can mend them now.
+        ordered = sorted(tasks, key=lambda task: failure(task.case, task.prepared) is None)
         pace = _Pace([task.case for task in ordered], self.budget)
         for task in ordered:
-            if not again or takes.is_due(task.case.id):
-                result = self._measure_case(task, supervisor, pace)
-                pace.ended(sum(result.phases.values()))
-                keep(task.case, result)
-        return pace.done
+            if not takes.is_due(task.case.id):
+                self._keep(task, self._measure_one(task, measure, pace), takes)
+        due = [task for task in ordered if takes.is_due(task.case.id)]
+        if not due:
+            return
+        what, pace = counted(len(due), "case"), _Pace([task.case for task in due], self.budget)
+        self.display.announce(f"measuring {what} again")
+        for task in due:
+            if takes.is_due(task.case.id):
+                self._keep(task, self._measure_one(task, measure, pace), takes)
+        if left := len(due) - pace.done:
+            why = "the machine was as busy as before" if takes.is_in_vain else "`budget.repeats` was spent"
+            self.display.announce(f"{pace.done} of {what} measured again, {left} not ({why})")
 
-    def _measure_case(self, task: Task, supervisor: Supervisor, pace: _Pace) -> Result:
+    def _measure_one(self, task: Task, measure: _Measure, pace: _Pace) -> Result:
         def tick(phase: str) -> None:
             self.display.measuring(task.case, phase, pace.done, pace.total, pace.seconds_left())
 
         tick("start")
-        if (why_not := self._refusal(task)) is not None:
+        if (why_not := failure(task.case, task.prepared)) is not None:
             result = Result(task.case.id, why_not.status, [str(why_not.reason)], log=log_name(why_not.log))
         else:
-            result = supervisor.measure_one(task, tick)
+            result = measure(task, tick)
         tick("end")
+        pace.ended(sum(result.phases.values()))
         return result
 
-    def _refusal(self, task: Task) -> Outcome | None:
-        """How a case ends that is not started, since its model was not prepared or does not fit; None if it is."""
-        weights = weight_mib(task.case.source, task.prepared.state)
-        return failure(task.case, task.prepared) or too_large_to_run(task.case, weights, self.target.gpu)
-
-    def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], retry: bool) -> list[Case]:
-        """Keep the searches with something left to measure or to try."""
-        measured, available = {case.id.family for case in waiting}, available_memory_mib()
-        searches = [self._search(case, retry) for case in searched]
-        return [
-            search.case
-            for search in searches
-            if search.case.id.family in measured or search.next_batch(available) is not None
-        ]
+    def _keep(self, task: Task, result: Result, takes: Takes) -> None:
+        """Write a result that counts. A row far faster than the roofs allow fails, if nothing can have lowered them."""
+        if result.status == "ok" and self.environment.get("roofs_quiet"):
+            over = excess(task.case, result, self.environment.get("roofs") or {})
+            if over is not None and over.is_impossible:
+                result.fail(over.rejection())
+        counts = takes.add(result)
+        self.wall.add(result.phases)
+        if counts:
+            with self.wall.span("write"):
+                result = self.run.append(result)
+        self.display.ended(task.case, result, counts)
 
     def _search(self, case: Case, retry: bool) -> Search:
-        tries = [result for result in self.run.tries().values() if result.status == "ok" or not retry]
-        return Search(case, self._limits, self.target.gpu, self.run.results(), tries)
+        results = self.run.results()
+        planned = [other for other in self.plan if other.family == case.family and other.id in results]
+        limits = self.config.largest_batch or LargestBatch()
+        search = Search(case, limits, {other.batch_size: results[other.id].status for other in planned})
+        for row in self.run.tries_of(case):
+            if row["status"] == "ok" or not retry:
+                search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
+        return search
 
-    def _search_all(self, tasks: Sequence[Task], retry: bool, supervisor: Supervisor) -> None:
-        """Search the largest batch of each task's configuration, try after try, until it is known where memory ends."""
+    def _search_all(self, tasks: Sequence[Task], retry: bool, measure: _Measure) -> None:
+        """Search the largest batch of each task's configuration, try after try."""
         for number, task in enumerate(tasks):
             search = self._search(task.case, retry)
-            while (batch := search.next_batch(available := available_memory_mib())) is not None:
+            while (batch := search.next_batch()) is not None:
                 case = replace(task.case, batch_size=batch)
                 if failure(case, task.prepared) is not None:
                     break
@@ -186,22 +271,18 @@ class Runner:
                     self.display.measuring(case, phase, number, len(tasks), 0.0)
 
                 tick("start")
-                result = search.refuse(batch, task.prepared.specs, available)
+                result = search.refuse(batch, task.prepared.specs, available_memory_mib())
                 if result is None:
                     budget = short(self.budget)
                     one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
-                    result = supervisor.measure_one(one, tick)
-                search.add(result)
+                    result = measure(one, tick)
+                search.add(batch, result.status, result.figures.get("peak_memory_mib"))
                 self.wall.add(result.phases)
-                self.run.append_try(result)
+                self.run.append_try(case, result)
                 self.display.ended(case, result)
 
-    def _keep(self, case: Case, result: Result, counts: bool = True) -> None:
-        self.wall.add(result.phases)
-        if counts:
-            with self.wall.span("write"):
-                result = self.run.append(result)
-        self.display.ended(case, result, counts)
+
+_Measure = Callable[[Task, Callable[[str], None]], Result]
 
 
 class _Pace:
@@ -221,3 +302,80 @@ class _Pace:
     def seconds_left(self) -> float:
         scale = self._spent / self._expected if self._expected and self._spent else 1.0
         return scale * sum(self._estimates[self.done :])
+
+
+class _Supervisor:
+    """Measures a case in a process of its own, once the machine is quiet, and adds the device's telemetry."""
+
+    def __init__(self, runner: Runner, watcher: Watcher, quiet: Quiet) -> None:
+        self._logs, self._path, self._watcher, self._quiet = runner.run.logs, runner.config.path, watcher, quiet
+
+    def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
+        """Measure one case. An engine that builds does so in another process before, whose memory does not count."""
+        built = None
+        if ENGINES[task.case.engine].builds is not None:
+            built = self._run("prepare_model:build_ahead", task, tick)
+            if built.status != "ok":
+                return result_of(task.case.id, built)
+        self._quiet.start()
+        result = result_of(task.case.id, self._run("measure_case:measure_case", task, tick))
+        if built is not None:
+            _add_build(result, built)
+        self._add_telemetry(result)
+        self._quiet.mark(result)
+        return result
+
+    def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
+        """Run a worker's function within the task's limits; a log that stays empty is deleted."""
+        log = self._logs / f"{task.case.file_name}{'-largest-batch' if task.only_fits else ''}.log"
+        limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
+
+        def look(child: Child) -> None:
+            tick(child.doing)
+
+        outcome = run_one(Call(f"profiler.worker.{function}", task, log, *limits, visible, self._path), look)
+        if log.exists() and not log.stat().st_size:
+            log.unlink()
+        return outcome
+
+    def _add_telemetry(self, result: Result) -> None:
+        """Add the device's readings while the case was measured, by the phases that it `entered`."""
+        has_ended = self._watcher.ended()
+        if result.status != "ok":
+            return
+        # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
+        entered = result.entered
+        readings = self._watcher.between(min(entered.values()), entered[Phase.CHECK])
+        sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
+        _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+        if has_ended:
+            reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
+            result.warnings.append(Warning("telemetry", reason))
+
+
+def _add_build(result: Result, built: Outcome) -> None:
+    """Add what the process that built the engine reported, and the time that it took."""
+    ahead: BuiltAhead = built.value
+    result.warnings[:0] = ahead.warnings
+    if result.proof is not None and result.proof.build is not None:
+        result.proof.build.cached = ahead.cached
+    for phase, seconds in built.seconds.items():
+        result.phases[phase] = result.phases.get(phase, 0.0) + seconds
+
+
+def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
+    """Add telemetry while it was `measured`, and the memory's peak where a poll saw more than the boundaries did."""
+    result.figures |= summarize(measured)
+    reasons = 0
+    for reading in measured:
+        reasons |= reading.reasons or 0
+    result.warnings += [Warning("throttled", name) for name in slowdowns(reasons)]
+    if power_capped(reasons):
+        result.warnings.append(Warning("power-cap", "the card was at its power limit, which lowers its clocks"))
+    used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
+    peak, baseline = (result.figures.get(name) for name in ("peak_memory_mib", "baseline_mib"))
+    if used and peak is not None and baseline is not None:
+        more = max(0.0, max(used) - baseline - peak)
+        for name in ("peak_memory_mib", "other_mib", "library_mib"):
+            if (before := result.figures.get(name)) is not None:
+                result.figures[name] = before + more

@@ -22,6 +22,7 @@ from exporters.int8 import quantize
 from exporters.onnx_export import Export, ExportError, check_onnx, export_onnx
 from exporters.onnx_files import fp32_graph, refused_graphs, to_fp16
 from exporters.qdq_placement import PLACEMENTS
+from exporters.shapes import dimensions_of
 from exporters.source import Identity, ModelSource
 from exporters.weights import cached_state, identified, identify
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
@@ -56,7 +57,6 @@ def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: 
         failures=failures,
         identity=source.identity,
         quantized=quantized,
-        rebuilt=tuple(cache.rebuilt),
     )
 
 
@@ -80,6 +80,11 @@ def check_source(source: ModelSource) -> None:
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
     """What the model is now. Raises exporters.source.ModelError."""
     return identify(argument[0])
+
+
+def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
+    """Name the sizes in the inputs of a library's model. Raises exporters.source.ModelError."""
+    return dimensions_of(source)
 
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], report: Report) -> Cost:
@@ -125,13 +130,6 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:
     """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
     return engines.build(task.case.engine, _job(task, report))
-
-
-def open_ahead(task: Task, report: Report) -> None:
-    """Open the case's session for nothing but what its library then keeps of it for later processes."""
-    # A pool of compilers next to each of many processes would be far more of them than cores.
-    torch._inductor.config.compile_threads = torch.get_num_threads()
-    engines.open_session(task.case.engine, _job(task, report))
 
 
 def _job(task: Task, report: Report) -> Job[Options]:

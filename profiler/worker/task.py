@@ -58,8 +58,6 @@ class Prepared:
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
     identity: Identity | None = None
-    rebuilt: tuple[str, ...] = ()
-    """What the cache had of it that was damaged, by kind."""
     quantized: tuple[int, int] = (0, 0)
     """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
 
@@ -82,18 +80,6 @@ class Prepared:
         """The graph that the case runs, for its batch size."""
         names = graphs_of(graph_of(case), case.batch_size)
         return next((self.onnx[name] for name in names if name in self.onnx), None)
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a look at a model found before it is prepared; what already keeps it from that is in `prepared.failures`.
-
-    `seen` and `unseen` say in words what was looked at and what could not be.
-    """
-
-    prepared: Prepared = field(default_factory=Prepared)
-    seen: str = ""
-    unseen: str = ""
 
 
 @dataclass(frozen=True)

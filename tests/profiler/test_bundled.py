@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from profiler import machine
-from profiler.bundled import bundled, jobs
+from profiler.bundled import bundled, job_file, jobs
 from profiler.errors import ConfigError
-from profiler.options import Run
-from profiler.run.command import _job_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_default_job_and_every_suite_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert jobs() == {path.stem: path for path in (ROOT / "bench.yaml", *(ROOT / "suites").glob("*.yaml"))}
-    assert _job_file(Run(config=Path("gpu-study"))) == ROOT / "suites" / "gpu-study.yaml"
+    assert job_file("gpu-study") == ROOT / "suites" / "gpu-study.yaml"
     Path("gpu-study").write_text("models: [alexnet]\n")
-    assert _job_file(Run(config=Path("gpu-study"))) == Path("gpu-study"), "a file of the user's own comes first"
+    assert job_file("gpu-study") == Path("gpu-study"), "a file of the user's own comes first"
     with pytest.raises(
         ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'cloud-gpus'"
     ):
-        _job_file(Run(config=Path("cloud-gpu")))
+        job_file("cloud-gpu")
 
 
 def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

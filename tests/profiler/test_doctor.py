@@ -10,9 +10,10 @@ import pytest
 
 from engines.base import Proof, Warning
 from engines.catalog import PRESETS
+from exporters.source import ModelSource
 from profiler import doctor
 from profiler.doctor import of_engines, tiny_job
-from profiler.job.case import CaseId
+from profiler.job.case import Case
 from profiler.job.plan import make_plan
 from profiler.machine import Target
 from profiler.nvml import Gpu
@@ -21,9 +22,9 @@ from profiler.results.result import Result
 CPU, H200 = Target("cpu"), Target("cuda", Gpu(0, "GPU-1", "NVIDIA H200", 143_771.0, "580.1", "9.0"))
 
 
-def result(variant: str, precision: str = "fp32", status: Any = "ok", **more: Any) -> Result:
-    id_ = CaseId.parse(f"tiny/{variant}/inference/{precision}/b2/r0")
-    return Result(id_, status, clock="event", samples={"event": [0.5]}, **more)
+def result(variant: str, precision: str = "fp32", status: Any = "ok", **more: Any) -> tuple[Case, Result]:
+    case = Case("tiny", variant, variant, "inference", precision, 2, "cpu", 0, ModelSource("tiny"))
+    return case, Result(case.id, status, clock="event", samples={"event": [0.5]}, **more)
 
 
 def test_the_job_has_every_usual_preset_of_the_device_that_is_installed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import profiler
 import profiler.run.measure as run_measure
 from profiler.job.case import Budget
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.run.example_inputs import Example, declared, examples
+from profiler.run.model_job import Example, declared, examples
 from profiler.run.progress import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,7 +228,6 @@ def onnx_file(folder: Path) -> Path:
 FLOATS = np.ones((2, 3), np.float32)
 REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet81", None, {}, r"models\[0\]\.network: unknown network 'resnet81'; did you mean 'resnet18'"),
-    ("resnet18", None, {"name": "alexnet"}, "alexnet is another network's name; choose one for this resnet18"),
     ("resnet18", None, {"name": "a/b"}, "a model's name is part of its rows' ids"),
     ("resnet18", FLOATS, {}, "resnet18 has its own input shape; leave out input"),
     ("resnet18", None, {"engines": ["tensort"]}, r"^engines\[0\]\.name: unknown engine 'tensort'; did you mean 'trt'"),
@@ -238,13 +237,11 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
     (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
-    ("a:b", None, {}, r"inputs: give the shape of one item, such as \(3, 224, 224\)"),
     ("a:b", "image", {}, "inputs: expected the shape of one item, .* got str"),
-    ("a:b", np.float32(1), {}, "the first dimension of an example is the batch"),
+    ("a:b", np.float32(1), {}, "inputs: expected the shape of one item, .* got float32"),
     ("sum.onnx", FLOATS, {}, "sum.onnx has the inputs a, b: give an example of each"),
     ("sum.onnx", {"a": FLOATS, "c": FLOATS}, {}, "sum.onnx has the inputs a, b: give an example of each"),
-    ("sum.onnx", (FLOATS, np.ones((2, 4))), {}, r"b of sum.onnx has the shape \(n, width\), which \(2, 4\) does not"),
-    ("sum.onnx", (FLOATS, np.ones(2)), {}, r"b of sum.onnx has the shape \(n, width\), which \(2,\) does not"),
+    ("sum.onnx", (FLOATS, np.ones(2)), {}, "b of sum.onnx has the shape .* does not fit"),
 ]
 
 

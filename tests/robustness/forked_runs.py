@@ -293,10 +293,10 @@ def _import_all() -> None:
     import profiler.worker.measure_case
     import profiler.worker.prepare_model  # noqa: F401
     from exporters.cache import Cache
-    from profiler.run import device_lock
+    from profiler.run import watch
 
     quick_exports.bundle_once(Cache(Path(sys.argv[1])))
-    device_lock.lock_folder = lambda: Path(os.devnull)  # Runs of tests that go on side by side do not wait.
+    watch.lock_folder = lambda: Path(os.devnull)  # Runs of tests that go on side by side do not wait.
 
 
 if __name__ == "__main__":

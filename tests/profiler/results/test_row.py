@@ -14,7 +14,7 @@ import pytest
 from engines.base import Proof, Warning
 from engines.catalog import Training
 from exporters.source import ModelSource
-from profiler.job.case import Case, CaseId
+from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, RESULTS, Group, names
 from profiler.results.result import WITH_ENDS, Result, WallTime, ends_of, layer_warnings, sample_warnings
 from profiler.results.row import all_spreads, earlier_spread, keep_spread, row_of, spread_of_bases
@@ -26,7 +26,7 @@ SPREADS = Spreads(host=Spread(0.1, 2.0), device=Spread(0.01, 6.0))
 _WITHOUT_FIGURES = (Group.CASE, Group.OUTCOME, Group.MACHINE, Group.PLACE, Group.VERSIONS)
 
 
-def full(case_id: CaseId = CASE.id, status: str = "ok", **more: Any) -> Result:
+def full(case_id: str = CASE.id, status: str = "ok", **more: Any) -> Result:
     result = Result(
         case_id,
         status,  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_a_row_says_whether_its_int8_ranges_are_of_the_jobs_data(
 
 
 def test_a_row_says_what_its_training_did() -> None:
-    own = {"engine": "eager", "variant": "eager", "pass_": "training", "setting": "optimizer=sgd"}
+    own = {"engine": "eager", "variant": "eager", "pass_": "training"}
     case = replace(CASE, training=Training("sgd"), **own)  # type: ignore[arg-type]
     row = row_of_(full(case.id), case)
     known = [row[name] for name in ("setting", "optimizer", "head", "dropout")]

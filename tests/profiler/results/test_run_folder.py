@@ -120,7 +120,6 @@ def test_damage_costs_its_own_line_alone_and_is_told(run: RunFolder, damage: str
     [
         "{}",
         '{"case_id": "net/eager/inference/fp32/b1/r0"}',
-        LINE.replace('"case_id": "a/', '"case_id": "/'),
         LINE.replace('{"case_id"', '{"unknown": 1, "case_id"'),
         LINE.replace('"figures": {', '"figures": {"cache_mib": 3.0'),
         LINE.replace('"figures": {', '"figures": {"load_s": "3.0"'),

@@ -1,296 +1,324 @@
-"""The search for the largest batch, on memory that is a function: it finds the boundary, and needs few probes."""
+"""The search for the largest batch: on memory that is a function, and whole runs of which some batches do not fit."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from statistics import mean
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+from runs import Profiler
 
 from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
-from profiler.job.case import Budget, Case, CaseId
+from profiler import load_largest_batches
+from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
-from profiler.job.plan import searched
-from profiler.nvml import Gpu
 from profiler.processes.messages import Status
-from profiler.results.result import Result
-from profiler.run.largest_batch import Probe, Search, bounds, next_batch, predicted_mib, short
+from profiler.run.largest_batch import Search, next_batch, short
+from profiler.run.progress import PlainDisplay
+
+pytestmark = pytest.mark.slow
+CASE = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
 
 
-@dataclass
-class Device:
-    """Where `boundary` is the largest batch that fits, and memory in MiB is a function of the batch."""
-
-    boundary: int
-    memory: Callable[[int], float | None]
-    capacity_mib: float | None
-    failure: Status = "oom"
-    limit: int = 65536
-    resolution: float = 0.05
-    start: int = 1
-    probes: list[Probe] = field(default_factory=list)
-
-    def next(self) -> int | None:
-        return next_batch(self.probes, self.limit, self.resolution, self.capacity_mib, self.start)
-
-    def probe(self, batch: int) -> None:
-        fits = batch <= self.boundary
-        self.probes.append(Probe(batch, "ok" if fits else self.failure, self.memory(batch) if fits else None))
-
-    def search(self) -> list[Probe]:
-        while (batch := self.next()) is not None:
-            assert 1 <= batch <= self.limit
-            assert batch not in [probe.batch for probe in self.probes], "nothing is tried twice"
-            self.probe(batch)
-            assert len(self.probes) < 50
-        return self.probes
-
-    def check(self) -> None:
-        """The bounds that were found hold the boundary, and are as close as was asked for."""
-        good, bad = bounds(self.probes)
-        assert good <= self.boundary
-        if bad is None:
-            assert good == self.limit
-        else:
-            assert self.boundary < bad.batch <= good + max(1, int(self.resolution * good))
+def tried(boundary: int, limit: int = 1 << 20, resolution: float = 0.05, start: int = 1) -> dict[int, Status]:
+    """Search where batches up to `boundary` fit; returns the tries in order."""
+    known: dict[int, Status] = {}
+    while (batch := next_batch(known, limit, resolution, start)) is not None:
+        assert batch not in known, "nothing is tried twice"
+        known[batch] = "ok" if batch <= boundary else "oom"
+    return known
 
 
-def random_device(rng: random.Random, resolution: float) -> Device:
-    """From 60 MiB an item down to 100 KiB, on a device of 6 to 160 GiB."""
-    slope, base, capacity = 10 ** rng.uniform(-1, 3.5), 10 ** rng.uniform(1, 3.5), 10 ** rng.uniform(3.8, 5.2)
-    boundary = max(1, int((capacity - base) / slope))
-    limit = rng.choice([65536, 65536, 1000])
-    start = min(rng.choice([1, 1, 2, 16, 64]), boundary, limit)
-    return Device(boundary, lambda b: base + slope * b, capacity, limit=limit, resolution=resolution, start=start)
+@pytest.mark.parametrize("boundary", [0, 1, 2, 3, 17, 100, 1023, 1024, 54_321])
+def test_the_boundary_is_found_by_doubling_and_halving(boundary: int) -> None:
+    exact = tried(boundary, resolution=1e-9)
+    assert max((batch for batch, status in exact.items() if status == "ok"), default=0) == boundary
+    assert exact[boundary + 1] == "oom"
+    known = tried(boundary)
+    good = max((batch for batch, status in known.items() if status == "ok"), default=0)
+    assert good <= boundary <= good + max(1, 0.05 * good)
+    assert len(known) <= 2 + boundary.bit_length() + 6
+    assert next(iter(tried(boundary, start=16))) == 16
 
 
-def counts(resolution: float, alter: Callable[[Device, random.Random], None], devices: int = 2000) -> list[int]:
-    """How many probes each of many searches took; each was right."""
-    rng = random.Random(20170401)
-    found = []
-    for _ in range(devices):
-        device = random_device(rng, resolution)
-        alter(device, rng)
-        device.start = min(device.start, device.boundary)
-        found.append(len(device.search()))
-        device.check()
-    return found
-
-
-def as_it_is(device: Device, rng: random.Random) -> None:
-    pass
-
-
-def noisy(device: Device, rng: random.Random) -> None:
-    line = device.memory
-    device.memory = lambda b: (line(b) or 0.0) * rng.uniform(0.98, 1.02)
-
-
-def in_steps(device: Device, rng: random.Random) -> None:
-    """Workspaces that come and go."""
-    line = device.memory
-    device.memory = lambda b: (line(b) or 0.0) + 200 * (b.bit_length() % 3)
-
-
-def saving_at_the_edge(device: Device, rng: random.Random) -> None:
-    """Algorithms with less workspace are taken as memory gets scarce."""
-    device.boundary = device.boundary * 3 // 2
-
-
-def sated(device: Device, rng: random.Random) -> None:
-    """An arena that takes twice what it needs as long as there is that much, as ONNX Runtime's does."""
-    line, capacity = device.memory, device.capacity_mib or 0.0
-    device.memory = lambda b: min(2 * (line(b) or 0.0), 0.99 * capacity)
-
-
-def with_holes(device: Device, rng: random.Random) -> None:
-    """Memory that is free, but not in one piece."""
-    device.boundary = max(1, device.boundary * 85 // 100)
-
-
-def blind(device: Device, rng: random.Random) -> None:
-    device.capacity_mib = None
-
-
-def without_figures(device: Device, rng: random.Random) -> None:
-    device.memory = lambda b: None
-
-
-def with_short_indices(device: Device, rng: random.Random) -> None:
-    """A library's own limit, far below the memory's."""
-    device.boundary, device.failure = max(1, device.boundary // rng.randint(2, 40)), "failed"
-
-
-@pytest.mark.parametrize("resolution", [1e-9, 0.01, 0.05, 0.3])
-def test_on_a_line_the_boundary_is_found_in_a_handful_of_probes(resolution: float) -> None:
-    """Measured: 4.2 on average and 7 at most, at any resolution; the first is the largest case's batch again."""
-    found = counts(resolution, as_it_is)
-    assert mean(found) < 4.5
-    assert max(found) <= 7
+def test_a_search_ends_at_its_limit_and_where_a_smaller_batch_mends_nothing() -> None:
+    assert [*tried(10**9, limit=40, start=16)] == [16, 32, 40]
+    assert next_batch({16: "ok", 32: "timeout"}, 64, 0.05) is None
+    assert next_batch({16: "ok", 32: "unsupported"}, 64, 0.05) is None
+    assert next_batch({16: "ok", 32: "crashed"}, 64, 0.05) == 24
 
 
 @pytest.mark.parametrize(
-    ("alter", "average", "most"),
-    [
-        (noisy, 5.0, 11),
-        (in_steps, 5.5, 18),
-        (sated, 10.0, 16),
-        (saving_at_the_edge, 9.0, 13),
-        (with_holes, 7.5, 12),
-        (blind, 12.5, 22),
-        (without_figures, 12.5, 22),
-        (with_short_indices, 8.0, 12),
-    ],
+    ("measured", "first"),
+    [({1: "ok", 16: "ok", 32: "oom"}, 16), ({1: "oom"}, 1), ({1: "failed"}, None), ({}, None)],
 )
-def test_where_the_line_is_wrong_the_boundary_is_found_all_the_same(
-    alter: Callable[[Device, random.Random], None], average: float, most: int
-) -> None:
-    found = counts(0.05, alter)
-    assert mean(found) < average
-    assert max(found) <= most
+def test_a_search_starts_at_the_largest_case_that_ran(measured: dict[int, Status], first: int | None) -> None:
+    assert Search(CASE, LargestBatch(), measured).next_batch() == first
+    assert short(Budget()).max_samples == 3
 
 
-@pytest.mark.parametrize("boundary", [1, 2, 3, 7, 100, 65535, 65536, 10**9])
-@pytest.mark.parametrize("limit", [1, 2, 64, 65536])
-def test_boundaries_at_the_ends(boundary: int, limit: int) -> None:
-    device = Device(boundary, lambda b: 10.0 * b, 10.0 * boundary, limit=limit, resolution=1e-9)
-    device.search()
-    device.check()
-    assert bounds(device.probes)[0] == min(boundary, limit)
-
-
-def test_where_not_even_one_item_fits_nothing_else_is_tried() -> None:
-    assert Device(0, lambda b: 1.0, 100.0).search() == [Probe(1, "oom")]
-
-
-def test_a_start_that_does_not_fit_is_searched_below() -> None:
-    device = Device(5, lambda b: None, None, start=64, resolution=1e-9)
-    device.search()
-    device.check()
-
-
-@pytest.mark.parametrize("status", ["timeout", "unsupported"])
-def test_a_failure_that_a_smaller_batch_does_not_cure_ends_the_search(status: Status) -> None:
-    probes = [Probe(4, "ok", 100.0), Probe(64, status)]
-    assert next_batch(probes, 65536, 0.05, 1e6) is None
-    assert bounds(probes) == (4, probes[1])
-
-
-def test_a_failure_below_a_batch_that_fitted_says_nothing() -> None:
-    assert bounds([Probe(8, "oom"), Probe(16, "ok"), Probe(32, "oom")]) == (16, Probe(32, "oom"))
-
-
-@pytest.mark.parametrize("alter", [as_it_is, noisy, blind, saving_at_the_edge])
-def test_a_search_goes_on_where_it_was_interrupted(alter: Callable[[Device, random.Random], None]) -> None:
-    """The journal is all it has: in whatever order its lines come, the next batch is the same."""
-    rng = random.Random(7)
-    for _ in range(200):
-        device = random_device(rng, 0.02)
-        alter(device, rng)
-        while (batch := device.next()) is not None:
-            rng.shuffle(device.probes)
-            assert device.next() == batch
-            device.probe(batch)
-        device.check()
-
-
-def test_memory_is_predicted_along_the_line_and_overestimated_from_a_single_batch() -> None:
-    assert predicted_mib([], 8) is None
-    assert predicted_mib([Probe(4, "oom")], 8) is None
-    assert predicted_mib([Probe(4, "ok", 140.0)], 8) == 280.0
-    assert predicted_mib([Probe(4, "ok", 140.0), Probe(1, "ok", 110.0)], 8) == pytest.approx(180.0)
-
-
-# Its cases, and what the journal has of it.
-
-
-def case(batch: int, model: str = "alexnet", **other: Any) -> Case:
-    one = Case(model, "eager", "eager", "inference", "fp32", batch, "cpu", 0, ModelSource(model))
-    return replace(one, **other)
-
-
-def test_one_case_of_each_configuration_is_searched() -> None:
-    plan = [case(1), case(2), case(1, "vgg16"), case(1, replicate=1), case(1, "resnet18", unsupported="no")]
-    assert searched(plan) == [plan[0], plan[2]]
-
-
-def results(measured: Mapping[int, Status]) -> dict[CaseId, Result]:
-    return {case(batch).id: Result(case(batch).id, status) for batch, status in measured.items()}
-
-
-def tried(batch: int, status: Status = "ok", **memory: float) -> Result:
-    return Result(case(batch).id, status, figures=memory)
-
-
-def test_a_search_starts_at_the_largest_case_that_ran() -> None:
-    limits = LargestBatch()
-    assert Search(case(1), limits, None, results({1: "ok", 64: "ok", 128: "oom"})).next_batch(None) == 64
-    assert Search(case(1), limits, None, results({32: "oom"})).next_batch(None) == 1
-    assert Search(case(1), limits, None, results({1: "failed", 2: "timeout"})).next_batch(None) is None
-    assert Search(case(1), limits, None, {}).next_batch(None) is None
-
-
-def test_a_search_goes_on_with_its_own_tries() -> None:
-    other = Result(case(9, "vgg16").id, "oom")
-    assert (
-        Search(case(1), LargestBatch(), None, results({8: "ok"}), [tried(8), tried(16, "oom"), other]).next_batch(None)
-        == 12
-    )
-    assert Search(case(1), LargestBatch(), None, results({8: "ok"}), [tried(8)]).next_batch(None) == 16
-
-
-def test_the_capacity_is_the_cards_without_what_was_in_use_before() -> None:
-    gpu = Gpu(0, "GPU-0", "a card", 10_000.0, "driver")
-    one = case(1, device="cuda")
-    tries = [tried(1, peak_memory_mib=1000.0, baseline_mib=2000.0)]
-    search = Search(one, LargestBatch(resolution=0.001), gpu, results({1: "ok"}), tries)
-    assert search.next_batch(500.0) == 7, "8 would take 8000 of the 8000 MiB, by a line that overestimates"
-
-
-def test_on_a_cpu_memory_is_the_most_of_setting_up_and_measuring() -> None:
-    tries = [tried(1, peak_memory_mib=100.0, set_up_peak_mib=250.0)]
-    search = Search(case(1), LargestBatch(), None, results({1: "ok"}), tries)
-    assert search.refuse(2, [], 626.0) is None
-    assert search.refuse(2, [], 624.0) is not None
-
-
-def test_inputs_that_the_host_cannot_hold_are_not_tried_on_a_gpu_either() -> None:
-    specs = [TensorSpec("x", ("batch", 3, 512, 512), "float32"), TensorSpec("n", (4,), "int64")]
-    search = Search(case(1, device="cuda"), LargestBatch(), None, results({1: "ok"}))
-    assert search.refuse(100, specs, 400.0) is None
-    refused = search.refuse(120, specs, 400.0)
+def test_a_batch_beyond_the_main_memory_is_not_tried() -> None:
+    search, specs = Search(CASE, LargestBatch(), {1: "ok"}), [TensorSpec("x", ("batch", 1 << 18), "float32")]
+    search.add(1, "ok", 100.0)
+    assert search.refuse(2, specs, 1000.0) is None
+    search.add(2, "ok", 104.0)
+    assert search.refuse(100, specs, 1000.0) is None
+    refused = search.refuse(200, specs, 1000.0)
     assert refused is not None
-    assert refused.reason == (
-        "not tried: its inputs would take about 360 MiB, more than 80 % of the 400 MiB of main memory that are "
-        "available"
+    assert (refused.status, refused.case_id) == ("oom", "net/eager/inference/fp32/b200/r0")
+    assert str(refused.reason).startswith("not tried: it would take about 896 MiB, more than 80 % of the 1,000 MiB")
+
+
+# Whole runs.
+
+FACTORIES = """
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+
+
+def wide():
+    return nn.Linear(1, 1 << 20)
+
+
+class Bounded(nn.Module):
+    '''Does `what` for more items than `above`, where the file `marker` is or none is asked for; writes down each call.
+
+    The reference has 8 items, so the bound is never below that.
+    '''
+
+    def __init__(self, what, above, trace, marker=None):
+        super().__init__()
+        self.model, self.what, self.above, self.trace, self.marker = plain(), what, above, trace, marker
+        self.serial = int.from_bytes(os.urandom(6))
+
+    def forward(self, x):
+        with open(self.trace, "a") as file:
+            print(os.getpid(), self.serial, len(x), file=file)
+        if len(x) > self.above and (self.marker is None or Path(self.marker).exists()):
+            self.what()
+        return self.model(x)
+
+
+def hungry(**options):
+    return Bounded(lambda: torch.empty(1 << 50), **options)
+
+
+def crashing(**options):
+    return Bounded(lambda: os.kill(os.getpid(), signal.SIGSEGV), **options)
+
+
+def short(**options):
+    def raise_it():
+        raise RuntimeError("an index needs 33 bits")
+
+    return Bounded(raise_it, **options)
+
+
+class Growing(nn.Module):
+    '''Takes 4 MiB an item.'''
+
+    def __init__(self):
+        super().__init__()
+        self.model = plain()
+
+    def forward(self, x):
+        room = torch.ones(len(x), 1 << 20)
+        return self.model(x) + 0 * room[:, :10]
+"""
+
+FAST = "{seconds: 0.05, min_samples: 3}"
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Finished:
+    """A run that has ended, and what it left behind."""
+
+    output: str
+    folder: Path
+
+    def lines(self, name: str) -> Rows:
+        file = self.folder / f"{name}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    @property
+    def journals(self) -> tuple[Rows, Rows]:
+        """The lines of the cases, and of the tries."""
+        return self.lines("journal"), self.lines("largest_batch")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def start(profiler: Profiler, cache: Path) -> Callable[..., Finished]:
+    """`start(folder, job, "--quick")` writes the job there, runs it, and finds the run's folder."""
+
+    def start(folder: Path, job: str | None, *arguments: str, code: int = 0) -> Finished:
+        if job is not None:
+            (folder / "job.yaml").write_text(job)
+            arguments = ("job.yaml", *arguments)
+        (folder / "tiny.py").write_text(FACTORIES)
+        variables = {"PROFILER_CACHE": str(cache), "OMP_NUM_THREADS": "1", "AS_IF_QUIET": "yes"}
+        done = profiler(*arguments, cwd=folder, **variables)
+        assert done.returncode == code, done.stdout + done.stderr
+        (path,) = (folder / "results").iterdir()
+        return Finished(done.stdout, path)
+
+    return start
+
+
+def bounded(name: str, folder: Path, above: int, marker: str = "") -> str:
+    options = f"above: {above}, trace: {folder}/{name}" + (f", marker: {folder}/{marker}" if marker else "")
+    return f'{{name: {name}, factory: "tiny:{name}", input: [3, 8, 8], options: {{{options}}}}}'
+
+
+@pytest.fixture(scope="module")
+def largest(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finished]) -> Finished:
+    """A run of networks that fit up to some batch."""
+    folder = tmp_path_factory.mktemp("largest")
+    job = f"""
+models: [{bounded("hungry", folder, 20)}, {bounded("short", folder, 18)}, {bounded("crashing", folder, 30)}]
+engines: [eager]
+passes: [inference, training]
+training: {{optimizers: [sgd]}}
+batch_sizes: [1, 16]
+largest_batch: {{limit: 24, resolution: 0.001}}
+device: cpu
+budget: {FAST}
+exclude: [{{model: [short, crashing], pass: training}}]
+"""
+    return start(folder, job)
+
+
+def test_the_largest_batch_is_found_to_the_item(largest: Finished) -> None:
+    tries = load_largest_batches(largest.folder).collect()
+    found = {
+        key: dict(zip(rows["batch_size"], rows["status"], strict=True))
+        for key, rows in tries.group_by("model", "pass", "setting", maintain_order=True)
+    }
+    same = {16: "ok", 20: "ok", 21: "oom", 22: "oom", 24: "oom"}
+    assert found[("hungry", "inference", "")].items() <= same.items()
+    assert found[("hungry", "training", "optimizer=sgd")] == found[("hungry", "inference", "")]
+    assert found[("short", "inference", "")].items() >= {18: "ok", 19: "failed"}.items()
+    assert found[("crashing", "inference", "")] == {16: "ok", 24: "ok"}
+    for row in tries.to_dicts():
+        assert (row["peak_memory_mib"] is not None) == (row["status"] == "ok"), row
+        assert row["status"] == "ok" or row["reason"]
+
+
+def test_tries_are_no_cases_and_have_a_table_of_their_own(largest: Finished) -> None:
+    assert set(pl.read_parquet(largest.folder / "results.parquet")["batch_size"]) == {1, 16}
+    assert len(largest.lines("journal")) == 8
+    table = pl.read_csv(largest.folder / "tables" / "largest-batch.csv")
+    assert table.filter(pl.col("model") != "crashing").select("model", "pass", "largest", "refused").rows() == [
+        *(("hungry", pass_, 20, 21) for pass_ in ("inference", "training")),
+        ("short", "inference", 18, 19),
+    ]
+    assert "The largest batch that fits" in largest.output
+
+
+def test_resuming_a_run_that_is_whole_measures_nothing(largest: Finished, start: Callable[..., Finished]) -> None:
+    before = largest.journals
+    again = start(largest.folder.parents[1], None, "--resume", str(largest.folder))
+    assert again.journals == before
+    prepared = [line for line in again.output.splitlines() if line.startswith("prepare: ")]
+    assert all("compared with the run's" in line for line in prepared), prepared
+
+
+def interrupt(start: Callable[..., Finished], folder: Path, journal: str, *arguments: str) -> None:
+    """Start a run there, which gets SIGINT once a row in this journal is ok, while something is measured.
+
+    From the display and not from another thread: a forkserver does not survive an interrupt between a process's being
+    asked for and what it is asked with, and this one is the session's.
+    """
+    measuring = PlainDisplay.measuring
+
+    def then(*arguments: Any) -> None:
+        measuring(*arguments)
+        if any('"ok"' in file.read_text() for file in folder.glob(f"results/*/{journal}")):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PlainDisplay, "measuring", then)
+            output = start(folder, None, *arguments, code=130).output
+            assert "--resume" in output
+            assert "Traceback" not in output
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finished]) -> list[tuple[Rows, Rows]]:
+    """Both journals after an interrupt of the cases, after one of the search, after --resume, and after --retry."""
+    folder = tmp_path_factory.mktemp("resumed")
+    (folder / "marker").touch()
+    (folder / "job.yaml").write_text(
+        f"models: [{bounded('hungry', folder, 20, 'marker')}]\nengines: [eager]\n"
+        "batch_sizes: [1, 2, 4, 8, 16, 32]\nlargest_batch: {limit: 40, resolution: 0.001}\ndevice: cpu\n"
+        "budget: {seconds: 0.3, min_samples: 3, repeats: 0}\n"
     )
+    interrupt(start, folder, "journal.jsonl", "job.yaml")
+    (path,) = (folder / "results").iterdir()
+    run = Finished("", path)
+    states = [run.journals]
+    interrupt(start, folder, "largest_batch.jsonl", "--resume", str(path))
+    states.append(run.journals)
+    start(folder, None, "--resume", str(path))
+    states.append(run.journals)
+    (folder / "marker").unlink()
+    start(folder, None, "--resume", str(path), "--retry")
+    return [*states, run.journals]
 
 
-def test_a_try_is_history() -> None:
-    search = Search(case(1), LargestBatch(), None, results({1: "ok"}))
-    search.add(tried(4, "crashed"))
-    search.add(tried(2, peak_memory_mib=5.0))
-    assert search.tried == [Probe(4, "crashed"), Probe(2, "ok", 5.0)]
+def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_again(
+    resumed: list[tuple[Rows, Rows]],
+) -> None:
+    (first, none), (second, some), (whole, tries), (all_cases, all_tries) = resumed
+    assert (1 <= len(first) < 6, none) == (True, []), "it was interrupted before the search"
+    assert second[: len(first)] == first
+    assert [line["case_id"].split("/")[4] for line in whole] == ["b1", "b2", "b4", "b8", "b16", "b32"]
+    assert 1 <= len(some) < len(tries)
+    assert tries[: len(some)] == some
+    sizes = [row["batch_size"] for row in tries]
+    assert len(set(sizes)) == len(sizes), "nothing is tried twice"
+    assert max(row["batch_size"] for row in tries if row["status"] == "ok") == 20
+    cases, more = all_cases[len(whole) :], all_tries[len(tries) :]
+    assert [line["case_id"].split("/")[4] for line in cases] == ["b32"]
+    assert {line["status"] for line in (*cases, *more)} == {"ok"}
+    assert max(row["batch_size"] for row in more) == 40
 
 
-def test_a_probe_keeps_the_limits_of_its_job_and_takes_few_samples() -> None:
-    assert short(Budget(timeout=60.0)) == Budget(0.3, 3, 3, timeout=60.0)
-    assert short(Budget(seconds=0.1)).seconds == 0.1
-
-
-def test_a_process_that_takes_some_mib_more_does_not_lead_a_search_beyond_the_memory() -> None:
-    """Processes on the CPU differ by 12 MiB and more at the same batch, here 4 MiB an item of 500 MiB."""
-    rng = random.Random(20170401)
-    for _ in range(300):
-        search, peaks = Search(case(1), LargestBatch(), None, results({1: "ok"})), [0.0]
-        while (batch := search.next_batch(500.0)) is not None:
-            result = search.refuse(batch, [], 500.0)
-            if result is None:
-                peaks.append(30.0 + 4.0 * batch + rng.choice([0.0, rng.uniform(0, 24)]))
-                result = tried(batch, peak_memory_mib=peaks[-1])
-            search.add(result)
-        assert 0.7 * 500 < max(peaks) < 0.9 * 500
+def test_on_a_cpu_the_search_ends_before_memory_does(
+    tmp_path: Path, start: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Really measured, on a machine that says that it has 500 MiB."""
+    monkeypatch.setattr("profiler.run.runner.available_memory_mib", lambda: 500.0)
+    job = 'models: [{name: growing, factory: "tiny:Growing", input: [3, 8, 8]}]\nengines: [eager]\n'
+    run = start(tmp_path, f"{job}batch_sizes: [1]\nlargest_batch: {{}}\ndevice: cpu\nbudget: {FAST}\n", "--strict")
+    rows = {row["batch_size"]: row for row in load_largest_batches(run.folder).collect().to_dicts()}
+    fitting = max(batch for batch, row in rows.items() if row["status"] == "ok")
+    # At 4 MiB an item.
+    assert 50 < fitting < 120
+    assert rows[fitting]["peak_memory_mib"] < 0.95 * 500
+    refused = rows[min(batch for batch in rows if batch > fitting)]
+    assert (refused["status"], str(refused["reason"])[:9]) == ("oom", "not tried")

@@ -15,7 +15,6 @@ from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget
-from profiler.run.fits import of_several
 from profiler.run.prepare import Stages
 
 FACTORY = """
@@ -82,11 +81,3 @@ def test_the_option_to_raise_is_the_one_that_limits(tmp_path: Path, most: float,
     stages = Stages({"m": ModelSource("m")}, Budget(timeout=8, build_timeout=20), tmp_path, (), lambda *_: None)
     call = stages._call("prepare_model", "log", "m", most=most)
     assert (call.timeout, call.option) == (min(most, 20), option)
-
-
-def test_several_models_that_are_looked_at_are_counted() -> None:
-    said: list[tuple[str, int, int]] = []
-    of_several(lambda *what: said.append(what), ["one"])("models looked at", 1, 1)
-    assert said == []
-    of_several(lambda *what: said.append(what), range(30))("models looked at", 12, 30)
-    assert said == [("models looked at", 12, 30)]

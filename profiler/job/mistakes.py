@@ -1,0 +1,187 @@
+"""Read a job's YAML, and explain a mistake in it: its line and key, what was expected, and the nearest valid word."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import RoundTripConstructor
+from ruamel.yaml.error import YAMLError
+
+from exporters.errors import cut, shown
+from profiler.errors import ConfigError, nearest
+
+Location = tuple[str | int, ...]
+"""The keys and list positions that lead to a value."""
+Lines = dict[Location, int]
+DEVICE_BLOCKS = ("cpu", "cuda")
+"""Keys of a job that hold what differs on that device."""
+EXPECTED = {
+    "list_type": "must be a list: put it in [ ]",
+    "tuple_type": "must be a list, such as [3, 224, 224]",
+    **dict.fromkeys(("dict_type", "dataclass_type"), "must be keys and values, such as {seconds: 1}"),
+    "model_type": "must be a name, or keys and values",
+    "path_type": "must be a path",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    "too_short": "must have at least one entry",
+    "too_long": "must have fewer entries",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+}
+"""What to say where pydantic would speak of Python's types, by its error's type."""
+_MOST_PROBLEMS = 10
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a job comes from: a file with lines, or options that were `typed` for some places. Any two are equal."""
+
+    path: Path | None = field(default=None, compare=False)
+    lines: Lines = field(default_factory=dict, compare=False)
+    typed: Mapping[Location, str] = field(default_factory=dict, compare=False)
+
+    def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
+        """Make the error of one mistake at a place in the job, or at an unknown `key` there."""
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
+        path = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), path)
+        line = f"{self.path}:{self.line(at if key is None else (*at, key))}: " if self.path else ""
+        return ConfigError(f"{line}{shown(f'{path}: {message}' if path else message, 1000)}")
+
+    def line(self, at: Location) -> int:
+        """Find the line of a place, or of the nearest around it that has one."""
+        return next((self.lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.lines), 1)
+
+    def explain(self, error: ValidationError, model: type[BaseModel]) -> ConfigError:
+        """Explain all mistakes that pydantic found, a line each."""
+        found = sorted(error.errors(), key=lambda each: self.line(_location(each)))
+        texts = dict.fromkeys(str(self.error(*_problem(each, model, self.lines))) for each in found[:_MOST_PROBLEMS])
+        more = len(found) - _MOST_PROBLEMS
+        return ConfigError("\n".join([*texts, *([f"and {more:,} more of them"] if more > 0 else [])]))
+
+
+class _Constructor(RoundTripConstructor):
+    """Leaves dates as text."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", RoundTripConstructor.construct_scalar)
+
+
+def read(path: Path) -> tuple[dict[str, Any], Lines]:
+    """Read the file's data and the line of every key and item. Raises ConfigError."""
+    lines: Lines = {}
+    yaml = YAML()
+    yaml.Constructor = _Constructor
+    try:
+        data = _plain(yaml.load(path.read_text(encoding="utf-8")), (), lines)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a YAML file such as bench.yaml") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        why = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: no valid YAML: {cut(why, 300)}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}:1: expected keys such as models and engines; see bench.yaml")
+    return data, lines
+
+
+def _plain(node: Any, at: Location, lines: Lines) -> Any:
+    """Make plain data of what ruamel read; note each key's and item's line."""
+    if isinstance(node, dict | list):
+        lines.update({(*at, key): place[0] + 1 for key, place in (node.lc.data or {}).items()})  # type: ignore[union-attr]
+    if isinstance(node, dict):
+        return {key: _plain(value, (*at, key), lines) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value, (*at, number), lines) for number, value in enumerate(node)]
+    if node is None or isinstance(node, bool):
+        return node
+    if isinstance(node, int | float):
+        return int(node) if isinstance(node, int) else float(node)
+    return str(node)
+
+
+def to_yaml(data: Any) -> str:
+    """Write data as a job's YAML."""
+    yaml, text = YAML(), io.StringIO()
+    yaml.default_flow_style, yaml.width = None, 110
+    yaml.dump(data, text)
+    return text.getvalue()
+
+
+def mistake(message: str, *at: str | int) -> PydanticCustomError:
+    """Make what a validator raises; `at` leads from the validated field to what the message is about."""
+    # Braces in a custom error's template would be read as fields.
+    return PydanticCustomError("own", "{text}", {"text": shown(message, 1000), "at": at})
+
+
+def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: Location = ()) -> str:
+    """Return the word if it is valid; raise a mistake with the nearest one if not."""
+    if word not in list(valid):
+        hint = nearest(str(word), valid) + (f" {note}" if note else "")
+        raise mistake(f"unknown {what} '{shown(str(word))}'{hint}", *at)
+    return str(word)
+
+
+def check_part_of_id(name: str, what: str) -> str:
+    """Return the name if ids, tables and names of files can have it."""
+    if not name or "/" in name or not name.isprintable():
+        raise mistake(f"{what} is part of its rows' ids: '{shown(name)}' must be printable, non-empty and without '/'")
+    return name
+
+
+def yaml_text(value: Any) -> str:
+    """Write a value as a YAML has it."""
+    if value is None:
+        return "nothing"
+    return str(value).lower() if isinstance(value, bool) else shown(repr(value))
+
+
+def expected(error: ErrorDetails) -> str:
+    """Say what was expected in place of the value."""
+    return EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
+
+
+def _location(error: ErrorDetails) -> Location:
+    return tuple(error["loc"]) + tuple(error.get("ctx", {}).get("at", ()))
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple[str, Location, str | int | None]:
+    """Say what is wrong, where, and at which unknown key."""
+    at = _location(error)
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown key '{at[-1]}'{nearest(str(at[-1]), _keys_at(at[:-1], model))}", at[:-1], at[-1]
+    message = f"{expected(error)}, got {yaml_text(error['input'])}"
+    if error["type"] == "missing":
+        message = f"this {'entry' if isinstance(at[-1], int) else 'key'} is missing"
+    elif error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+    elif error["type"] == "own":
+        message = error["msg"]
+    while at and isinstance(at[-1], int) and lines and at not in lines and error["type"] != "missing":
+        at = at[:-1]  # One value where a list may be.
+    return message, at, None
+
+
+def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
+    """List the keys that the model has at this place."""
+    owner: Any = model
+    for part in location:
+        if isinstance(part, str):
+            owner = next(_with_fields(owner.model_fields[part].annotation))
+    if is_dataclass(owner):
+        return list(owner.__dataclass_fields__)
+    return [*owner.model_fields, *(() if location else DEVICE_BLOCKS)]
+
+
+def _with_fields(annotation: Any) -> Iterator[Any]:
+    """Find the models and dataclasses that an annotation such as list[ModelEntry] or Conv2d | None names."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _with_fields(argument)

@@ -1,0 +1,204 @@
+"""Watch the machine while a run measures: the GPU's sensors, other runs on the device, and other work.
+
+A process of its own reads NVML and writes one line a reading, so that neither the measured process nor the display is
+disturbed. Runs on one device find each other by a locked file in the temporary folder, which the kernel frees as soon
+as a run ends. Where that cannot be written, no run is noticed, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from filelock import FileLock, Timeout
+
+from engines.base import Warning
+from exporters.whole_file import write_whole
+from profiler import processor
+from profiler.errors import WHEN_IDLE
+from profiler.nvml import UTILIZATION_SECONDS, Nvml, Reading
+from profiler.processes.messages import Report
+from profiler.processes.process import Call, Child
+from profiler.results.result import WAIT, Result, WallTime
+from profiler.run.progress import Display
+from profiler.tables.numbers import percent, significant
+from profiler.worker.disturbance import CARD, reasons
+
+_HERTZ = 10.0
+_FIELDS = tuple(field.name for field in dataclasses.fields(Reading))
+"""Columns of telemetry.csv."""
+
+
+def watch(argument: tuple[str, Path], report: Report) -> None:
+    """Append a reading of the GPU of that UUID ten times a second, until the process is ended."""
+    uuid, path = argument
+    nvml = Nvml(uuid)
+    with path.open("a", buffering=1) as file:
+        while True:
+            reading = nvml.read()
+            values = [getattr(reading, name) for name in _FIELDS]
+            file.write(",".join("" if value is None else f"{value:.10g}" for value in values) + "\n")
+            time.sleep(max(0.0, reading.seconds + 1 / _HERTZ - time.monotonic()))
+
+
+class Watcher:
+    """The process that reads a GPU all through a run; without a GPU there is none, and no readings."""
+
+    def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
+        self._child: Child | None = None
+        self._file: BinaryIO | None = None
+        self._readings: list[Reading] = []
+        if uuid is not None:
+            if not path.exists():  # A resumed run goes on with its file.
+                write_whole(path, ",".join(_FIELDS) + "\n")
+            self._file = path.open("rb")
+            self._file.seek(0, os.SEEK_END)
+            self._child = Child(Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.kill()
+        if self._file is not None:
+            self._file.close()
+
+    def ended(self) -> bool:
+        """Tell once that the reader has ended, after which there are no more readings."""
+        if self._child is None or self._child.poll() is None:
+            return False
+        self._child = None
+        return True
+
+    def between(self, start: float, end: float) -> list[Reading]:
+        """Take the readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
+        if self._file is not None:
+            # A line that is being written is left for the next time.
+            at, text = self._file.tell(), self._file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._file.seek(at + len(whole))
+            self._readings += filter(None, map(_parse, whole.decode(errors="replace").splitlines()))
+        self._readings = [reading for reading in self._readings if reading.seconds >= start]
+        return [reading for reading in self._readings if reading.seconds <= end]
+
+
+def _parse(line: str) -> Reading | None:
+    """Read a line; None for half of one, which a killed reader leaves."""
+    try:
+        values = [float(word) if word else None for word in line.split(",")]
+        seconds, memory, power, clock, temperature, slowed = values
+    except ValueError:
+        return None
+    return Reading(seconds or 0.0, memory, power, clock, temperature, None if slowed is None else int(slowed))
+
+
+class DeviceLock:
+    """This run's claim on a device: a GPU's UUID, or "cpu". `run` is its folder, which others are told.
+
+    Where the lock cannot be made, as in a folder that is read-only, every run has the device to itself.
+    """
+
+    def __init__(self, device: str, run: Path) -> None:
+        self._path = lock_folder() / f"runtime-profiler-{device.replace('/', '-')}.lock"
+        self._lock = FileLock(self._path, mode=0o666)
+        self._who = {"pid": os.getpid(), "folder": str(run.resolve())}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def other(self) -> str | None:
+        """Return which run has the device, such as "another run (process 7, into /a/b)"; None if this one has it."""
+        if not self._lock.is_locked:
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                return self._words()
+            except OSError:
+                return None
+            with contextlib.suppress(OSError):
+                self._path.write_text(json.dumps(self._who))
+        return None
+
+    def _words(self) -> str:
+        try:
+            who = json.loads(self._path.read_text())
+            return f"another run (process {who['pid']}, into {who['folder']})"
+        except (OSError, ValueError, LookupError, TypeError):
+            return "another run"
+
+
+def lock_folder() -> Path:
+    """Return the folder where every user's runs find each other's locks."""
+    return Path(tempfile.gettempdir())
+
+
+class Quiet:
+    """Wait for a quiet machine before a case is measured, and mark the rows of which another run had the device.
+
+    `start` waits up to `minutes`; None is not at all.
+    """
+
+    def __init__(
+        self, lock: DeviceLock, gpu: str | None, minutes: float | None, display: Display, wall: WallTime
+    ) -> None:
+        self._lock, self._nvml, self._minutes, self._display, self._wall = lock, Nvml(gpu), minutes, display, wall
+        self._other: str | None = None
+        self._gave_up = False
+
+    def begin(self) -> None:
+        """Wait before anything is done that would disturb another run, or say that it disturbs us."""
+        self.start()
+        if self._other and not self._gave_up:
+            hint = f"{WHEN_IDLE} waits for its end"
+            self._display.announce(f"{self._other} measures on this device: figures will be disturbed; {hint}")
+
+    def start(self) -> None:
+        """Call this right before something is measured."""
+        if self._minutes is not None:
+            with self._wall.span(WAIT):
+                self._wait(self._minutes)
+        self._other = self._lock.other()
+
+    def mark(self, result: Result) -> None:
+        """Warn of another run that measured on the device since `start`, or since the last mark."""
+        before, self._other = self._other, self._lock.other()
+        if other := before or self._other:
+            result.warnings.append(Warning("disturbed", f"{other} measured on the same device"))
+
+    def _wait(self, minutes: float) -> None:
+        end = time.monotonic() + 60 * minutes
+        until = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes))
+        while (who := self._busy()) and time.monotonic() < end:
+            self._display.waiting(f"waiting for the machine to be quiet, until {until} at most: {who}")
+        if who and not self._gave_up:
+            self._gave_up = True
+            waited = f"{significant(minutes)} minutes of waiting"
+            self._display.announce(f"the machine is not quiet after {waited}, and is measured as it is: {who}")
+
+    def _busy(self) -> str | None:
+        """Name who else has the machine in the second that this takes."""
+        found = other_work(self._nvml)
+        other = self._lock.other()
+        return f"{other} measures on this device" if other else found
+
+
+def other_work(nvml: Nvml) -> str | None:
+    """Say what other processes do on the processors and the GPU in the second that this takes; None for nothing."""
+    before = processor.read()
+    time.sleep(UTILIZATION_SECONDS)
+    if users := nvml.users():
+        return f"other processes on the GPU: {users}"
+    if (utilization := nvml.utilization() or 0.0) >= CARD:
+        return f"the GPU is busy for {percent(utilization)} % of the time"
+    return next(iter(reasons(processor.read().since(before))), None)

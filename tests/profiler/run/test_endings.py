@@ -1,0 +1,217 @@
+"""Real processes that end while they measure or close a session, or skip their work, and the rows of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+from hanging import end_once
+from runs import Profiler
+
+from exporters.source import ModelSource
+from profiler.job.case import Budget, Case
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call, run_one
+from profiler.results.result import Result
+from profiler.run import runner as module
+from profiler.run.prepare import prepare
+from profiler.run.watch import Quiet, Watcher
+from profiler.worker.task import Prepared, Task
+
+pytestmark = pytest.mark.slow
+
+FACTORY = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from torch import nn
+
+from engines.pytorch.eager import EagerSession
+
+
+def end(how):
+    if how == "raise":
+        raise RuntimeError("cannot close")
+    if how == "hang":
+        Path(os.environ["HANGS"], str(os.getpid())).touch()
+        time.sleep(600)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+class EndsWhenFreed:
+    def __del__(self):
+        os.abort()
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if len(x) == int(os.environ.get("FAILING_BATCH", 0)):
+            held = EndsWhenFreed()
+            raise RuntimeError("cannot compute")
+        return super().forward(x)
+
+
+def net():
+    '''In a process that builds this network a session ends it when it is freed or closed, as ONNX Runtime's can.'''
+    if freeing := os.environ.get("FREEING"):
+        EagerSession.__del__ = lambda session: end(freeing)
+    if closing := os.environ.get("CLOSING"):
+        EagerSession.close = lambda session: end(closing)
+    return Net(nn.Flatten(), nn.Linear(32, 3))
+"""
+ENDS = {
+    "SIGABRT": "ended by SIGABRT while closing the session",
+    "SIGSEGV": "ended by SIGSEGV while closing the session",
+    "hang": "closing the session took more than 30 s",
+    "raise": "RuntimeError: cannot close",
+}
+"""How a session ends its process, and the text of the warning."""
+BUDGET = Budget(seconds=0.05, min_samples=3)
+
+
+def case(batch: int) -> Case:
+    source = ModelSource("net", factory="aborting_sessions:net", input_shape=(4, 8))
+    return Case("net", "eager", "eager", "inference", "fp32", batch, "cpu", 0, source)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, forkserver: None) -> Path:
+    folder = tmp_path_factory.mktemp("supervise")
+    (folder / "aborting_sessions.py").write_text(FACTORY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path) -> Prepared:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROFILER_CACHE", str(folder / "cache"))
+        return prepare([case(1)], BUDGET, folder, (str(folder),), lambda *_: None)["net"]
+
+
+@pytest.fixture(params=[("FREEING", "SIGABRT"), *(("CLOSING", how) for how in ENDS)], ids="-".join)
+def warning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Sessions end their process so; the warning that is due."""
+    variable, how = request.param
+    monkeypatch.setenv(variable, how)
+    if how == "hang":
+        monkeypatch.setenv("HANGS", str(tmp_path))
+        end_once(lambda child: (tmp_path / str(child.process.pid)).exists(), monkeypatch)
+    return f"unclosed: {ENDS[how]}"
+
+
+def closing_warnings(result: Result) -> list[str]:
+    """Without the line of code that an error names."""
+    return [str(warning).partition(" at /")[0] for warning in result.warnings if warning.kind == "unclosed"]
+
+
+Measured = Callable[[int], Result]
+
+
+@pytest.fixture
+def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
+    """Measure the case of a batch size."""
+
+    def measured(batch: int) -> Result:
+        run = SimpleNamespace(run=SimpleNamespace(logs=folder), config=SimpleNamespace(path=(str(folder),)))
+        with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
+            supervisor = module._Supervisor(run, watcher, alone)  # type: ignore[arg-type]
+            return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)
+
+    return measured
+
+
+def test_a_row_outlives_a_session_that_cannot_be_closed(measured: Measured, warning: str) -> None:
+    result = measured(2)
+    assert (result.status, result.reason) == ("ok", None)
+    # Without the line of code that an error names.
+    told = [str(each).partition(" at /")[0] for each in result.warnings if each.kind == "unclosed"]
+    assert told == [warning]
+    assert result.samples["host"]
+    assert result.figures["rel_l2_error"] is not None
+    assert result.phases.keys() >= {"load", "measure", "check", "end"}
+
+
+def test_a_case_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(
+    measured: Measured, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILING_BATCH", "4")
+    result = measured(4)
+    assert result.status == "failed"
+    assert str(result.reason).startswith("RuntimeError: cannot compute at /")
+    assert result.log == f"{folder.name}/net-eager-inference-fp32-b4-r0.log"
+
+
+IDLE = """
+import torch
+from torch import nn
+
+class Idle(nn.Module):
+    # Computes once; after that it hands out what it has.
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(16, 128, 3), nn.Conv2d(128, 128, 3), nn.AdaptiveAvgPool2d(1))
+        self.known = None
+    def forward(self, x):
+        if self.known is None or self.known.shape[0] != x.shape[0]:
+            self.known = self.layers(x)
+        return self.known
+
+def idle():
+    return Idle()
+
+def honest():
+    return Idle().layers
+"""
+JOB = """
+models:
+  - {name: idle, factory: "idle:idle", input: [16, 48, 48]}
+  - {name: honest, factory: "idle:honest", input: [16, 48, 48]}
+engines: [eager]
+batch_sizes: [2]
+device: cpu
+budget: {seconds: 0.1, min_samples: 3}
+"""
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_session_that_skips_its_work_fails_on_a_quiet_machine(
+    profiler: Profiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    """All of it is real but whether others disturbed the measuring of the roofs, which a test cannot choose.
+
+    So that they do not fail the honest row where they did, the roofs are three times what was measured.
+    """
+
+    def measure(call: Call, *tick: object) -> Outcome:
+        outcome = run_one(call, *tick)
+        if not call.function.endswith("measure_roofs"):
+            return outcome
+        roofs = {name: 3 * roof for name, roof in outcome.value.roofs.items()}
+        return replace(outcome, value=replace(outcome.value, roofs=roofs, quiet=quiet))
+
+    monkeypatch.setattr(module, "run_one", measure)
+    (tmp_path / "idle.py").write_text(IDLE)
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (tmp_path / "results").iterdir()
+    rows = {row["model"]: row for row in pl.read_parquet(path / "results.parquet").to_dicts()}
+    idle, honest = rows["idle"], rows["honest"]
+    if quiet:
+        assert idle["status"] == "failed"
+        assert "faster than the measured peak allows" in idle["reason"]
+        assert "failed " in done.stdout
+    else:
+        assert (idle["status"], idle["fraction_of_peak"]) == ("ok", None)
+        assert [warning.partition(":")[0] for warning in idle["warnings"] if "floor" in warning] == ["below-floor"]
+    assert honest["status"] == "ok"
+    assert 0 < honest["fraction_of_peak"] <= 1
+    assert not [warning for warning in honest["warnings"] if warning.startswith("below-floor")]
+    assert json.loads((path / "environment.json").read_text())["roofs_quiet"] == quiet

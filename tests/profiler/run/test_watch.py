@@ -1,0 +1,403 @@
+"""A GPU's readings, other runs on the device and other work: with processes that really hold locks and keep busy."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+from filelock import FileLock
+from rich.console import Console
+from runs import Profiler
+
+from exporters.source import ModelSource
+from profiler import nvml as nvml_module
+from profiler import processor
+from profiler.job.case import Case
+from profiler.nvml import Reading
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call
+from profiler.processor import Load
+from profiler.results.result import WAIT, Result, WallTime
+from profiler.results.run_folder import read_lines
+from profiler.results.warning_kinds import retaken
+from profiler.run import watch
+from profiler.run.progress import LiveDisplay, PlainDisplay
+from profiler.run.watch import DeviceLock, Quiet, Watcher
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAD = "seconds,memory_mib,power_w,sm_clock_mhz,temperature_c,reasons"
+
+
+class Reader:
+    """Stand for the process that writes telemetry.csv; the test writes the lines itself."""
+
+    killed = False
+    lives = True
+
+    def __init__(self, call: Call) -> None:
+        assert call.timeout == float("inf"), "a run may last longer than a case"
+
+    def poll(self) -> Outcome | None:
+        return None if self.lives else Outcome("crashed", "the disk is full")
+
+    def kill(self) -> None:
+        Reader.killed = True
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(watch, "Child", Reader)
+    return tmp_path / "telemetry.csv"
+
+
+def test_a_case_gets_the_readings_of_its_own_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:
+        file.writelines(f"{second},100,{200 + second},1980,40,0\n" for second in range(10))
+        file.flush()
+        assert [reading.power_w for reading in watcher.between(3.0, 5.0)] == [203.0, 204.0, 205.0]
+        file.write("10,100,")
+        file.flush()
+        assert [reading.seconds for reading in watcher.between(8.0, 20.0)] == [8.0, 9.0]
+        file.write(",1980,,4\nhalf a li\n")
+        file.flush()
+        assert watcher.between(10.0, 20.0) == [Reading(10.0, 100.0, None, 1980.0, None, 4)]
+        assert not watcher.ended()
+        monkeypatch.setattr(Reader, "lives", False)
+        assert [watcher.ended(), watcher.ended()] == [True, False]
+    assert path.read_text().splitlines()[0] == HEAD
+    with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:  # A resumed run goes on with its file.
+        file.write("2,100,201,1980,40,0\n")
+        file.flush()
+        assert [reading.seconds for reading in watcher.between(0.0, 9.0)] == [2.0]
+    assert Reader.killed
+    assert path.read_text().count(HEAD) == 1
+
+
+def test_watching_writes_lines_that_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = types.SimpleNamespace(
+        NVMLError=RuntimeError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetPowerUsage=lambda handle: 90_500,
+    )
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
+    rounds = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        assert seconds <= 0.1
+        if next(rounds, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    with Watcher("GPU-1", path, path) as watcher:
+        with pytest.raises(KeyboardInterrupt):
+            watch.watch(("GPU-1", path), lambda message: None)
+        readings = watcher.between(0.0, float("inf"))
+    assert [(reading.power_w, reading.reasons) for reading in readings] == [(90.5, None)] * 4
+
+
+def test_without_a_gpu_nothing_is_watched(tmp_path: Path) -> None:
+    with Watcher(None, tmp_path / "telemetry.csv", tmp_path / "log") as watcher:
+        assert watcher.between(0.0, float("inf")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+# Other runs.
+
+HOLDER = """
+import sys
+from pathlib import Path
+from profiler.run import watch
+watch.lock_folder = lambda: Path(sys.argv[1])
+with watch.DeviceLock("cpu", Path("/a/run")) as lock:
+    print(lock.other(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for locks which this process shares with the other run."""
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setattr(watch, "lock_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def other_run(locks: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another run on the CPU, which holds the lock until it is ended."""
+    command = [sys.executable, "-c", HOLDER, str(locks)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "None\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_run_on_the_device_is_noticed_until_it_is_killed(
+    locks: Path, other_run: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(locks)
+    with DeviceLock("cpu", Path("results/run")) as lock, DeviceLock("GPU-1", Path("/x")) as gpu:
+        assert lock.other() == f"another run (process {other_run.pid}, into /a/run)"
+        assert gpu.other() is None
+        other_run.kill()
+        other_run.wait()
+        assert [lock.other(), lock.other()] == [None, None]
+        with DeviceLock("cpu", Path("/second")) as second:
+            assert second.other() == f"another run (process {os.getpid()}, into {locks}/results/run)"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 7}', "\x00ÿ"])
+def test_a_lock_that_does_not_say_whose_it_is_is_noticed(locks: Path, content: str) -> None:
+    path = locks / "runtime-profiler-cpu.lock"
+    with FileLock(path), DeviceLock("cpu", Path("/my/run")) as lock:
+        path.write_text(content)
+        assert lock.other() == "another run"
+
+
+def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(watch, "lock_folder", lambda: tmp_path / "file" / "is" / "no" / "folder")
+    with DeviceLock("cpu", Path("/my/run")) as lock:
+        assert lock.other() is None
+
+
+# Waiting.
+
+WAITING = "waiting for the machine to be quiet, until HH:MM at most"
+
+
+class Told(PlainDisplay):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+        self.announced: list[str] = []
+        self.waited: list[str] = []
+
+    def announce(self, what: str) -> None:
+        self.announced.append(what)
+
+    def waiting(self, what: str) -> None:
+        self.waited.append(re.sub(r"until \d\d:\d\d at", "until HH:MM at", what))
+
+
+Waiting = Callable[..., tuple[Quiet, Told, WallTime]]
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    """`waiting(minutes)` is what looks at the machine for a run."""
+    locks: list[DeviceLock] = []
+
+    def make(minutes: float | None, gpu: str | None = None) -> tuple[Quiet, Told, WallTime]:
+        locks.append(DeviceLock("cpu", tmp_path / "run"))
+        told, wall = Told(), WallTime()
+        return Quiet(locks[-1], gpu, minutes, told, wall), told, wall
+
+    yield make
+    for lock in locks:
+        lock.__exit__()
+
+
+def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
+    """Let other processes have these shares of two processors, a second each; returns those that are still to come."""
+    left = list(others)
+    reading = types.SimpleNamespace(since=lambda before: Load(1.0, 2, others=left.pop(0)))
+    monkeypatch.setattr(processor, "read", lambda: reading)
+    monkeypatch.setattr(watch, "UTILIZATION_SECONDS", 0.0)
+    return left
+
+
+@pytest.mark.slow
+def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors: list[int], waiting: Waiting) -> None:
+    looks, told, wall = waiting(0.03)
+    looks.begin()
+    looks.start()
+    assert told.waited
+    assert all(f"{WAITING}: " in what and " processes took " in what for what in told.waited), told.waited
+    (said,) = told.announced
+    assert said.startswith("the machine is not quiet after 0.0300 minutes of waiting, and is measured as it is: ")
+    assert wall.seconds[WAIT] > 0
+
+
+def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
+    left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
+    looks, told, _ = waiting(10.0)
+    looks.start()
+    start = f"{WAITING}: other processes took"
+    assert told.waited == [f"{start} 48 % of 2 processors", f"{start} 11 % of 2 processors"]
+    looks, told, wall = waiting(None)  # Nobody waits who was not asked to.
+    looks.begin()
+    assert (left, told.waited, told.announced, dict(wall.seconds)) == ([0.9], [], [], {})
+
+
+def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
+    play(monkeypatch, *[0.0] * 9)
+    users, utilization = [2, 1, 0, 0], [37, 4]
+    driver = types.SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: ["a process"] * users.pop(0),
+        nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=utilization.pop(0)),
+    )
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
+    looks, told, _ = waiting(10.0, gpu="GPU-1")
+    looks.start()
+    whys = ("other processes on the GPU: 2", "other processes on the GPU: 1", "the GPU is busy for 37 % of the time")
+    assert told.waited == [f"{WAITING}: {why}" for why in whys]
+    assert (users, utilization) == ([], [])
+
+
+@pytest.mark.slow
+def test_another_run_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, other_run: subprocess.Popen[str], waiting: Waiting
+) -> None:
+    play(monkeypatch, *[0.0] * 99)
+    looks, told, _ = waiting(10.0)
+
+    def end_it(what: str) -> None:
+        Told.waiting(told, what)
+        other_run.kill()
+        other_run.wait()
+
+    monkeypatch.setattr(told, "waiting", end_it)
+    looks.begin()
+    assert told.waited == [f"{WAITING}: another run (process {other_run.pid}, into /a/run) measures on this device"]
+    assert told.announced == []
+
+
+# Real runs.
+
+JOB = """
+models: [{name: net, factory: "tiny:net", input: [8]}]
+engines: [eager, ort]
+device: cpu
+budget: {seconds: 0.05, min_samples: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One for all runs, so that none but the first prepares the network."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a job and its network."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
+    place: Path, cache: str, other_run: subprocess.Popen[str], profiler: Profiler
+) -> None:
+    done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    who = f"another run (process {other_run.pid}, into /a/run)"
+    assert f"{who} measures on this device: figures will be disturbed; " in done.stdout
+    (run,) = (place / "results").iterdir()
+    rows = pl.read_parquet(run / "results.parquet")
+    assert rows["status"].to_list() == ["ok", "ok"]
+    for warnings in rows["warnings"]:
+        assert f"disturbed: {who} measured on the same device" in warnings
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_run_that_waits(
+    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, profiler: Profiler
+) -> None:
+    reading = types.SimpleNamespace(since=lambda before: Load(1.0, 2, others=0.9))
+    monkeypatch.setattr(processor, "read", lambda: reading)
+    monkeypatch.setattr(PlainDisplay, "waiting", lambda display, what: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
+    try:
+        done = profiler("job.yaml", "--wait-for-idle", "10", cwd=place, PROFILER_CACHE=cache)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 130
+    assert "Interrupted; go on with: " in done.stdout
+    assert done.stdout.rstrip().endswith("--wait-for-idle 10")
+
+
+@pytest.mark.slow
+def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
+    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, busy_processors: list[int], profiler: Profiler
+) -> None:
+    announce = PlainDisplay.announce
+
+    def end_other_work(display: PlainDisplay, what: str) -> None:
+        announce(display, what)
+        for pid in busy_processors if " again" in what else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(PlainDisplay, "announce", end_other_work)
+    (place / "job.yaml").write_text(JOB.replace("seconds: 0.05", "seconds: 0.3, repeats: 3"))
+    done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\nmeasuring 2 cases again\n" in done.stdout
+    (run,) = (place / "results").iterdir()
+    takes: dict[str, list[Result]] = {}
+    for line in read_lines(run / "journal.jsonl")[0]:
+        result = Result.from_json(line)
+        takes.setdefault(result.case_id, []).append(result)
+    # On a machine that others keep busy, too, the second take may be no less disturbed, and then it does not count.
+    assert len(takes) == 2
+    for first, *others in takes.values():  # An inconsistent one may have more reasons.
+        (why,) = (warning.text for warning in first.warnings if warning.kind == "disturbed")
+        shares = [result.figures["disturbance"] for result in (first, *others) if retaken(result.warnings)]
+        assert shares == sorted(shares, reverse=True), "one that counted was less disturbed than the one before"
+        for result in others:
+            (reason,) = (warning.text for warning in result.warnings if warning.kind == "remeasured")
+            assert f"disturbed: {why}" in reason
+
+
+# How a run's progress is shown.
+
+CASE = Case("alexnet", "ort", "ort", "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
+
+
+def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
+    output = io.StringIO()
+    display = PlainDisplay(Console(file=output, width=120))
+    for case in (1, 2):
+        display.measuring(CASE, "start", case, 16, 0.0)
+        for share in (48, 47, 12):
+            display.waiting(f"waiting: other processes took {case}{share} %")
+    display.ended(CASE, Result(CASE.id, "ok", clock="host", samples={"host": [4.0, 1.0, 2.0, 3.0]}))
+    display.ended(CASE, Result(CASE.id, "failed", ["no luck"], log="a.log"))
+    display.ended(CASE, Result(CASE.id, "ok", clock="host", samples={"host": [4.0]}), counts=False)
+    display.ended(CASE, Result(CASE.id, "timeout", ["too long"]), counts=False)
+    assert output.getvalue().splitlines() == [
+        *(f"waiting: other processes took {case}48 %" for case in (1, 2)),
+        f"[3/16] ok          {CASE.id}  2.500 ms, 4 samples",
+        f"[3/16] failed      {CASE.id}  no luck (log: a.log)",
+        f"[3/16] disturbed   {CASE.id}  no less disturbed: the earlier measurement stays",
+        f"[3/16] timeout     {CASE.id}  too long: the earlier measurement stays",
+    ]
+
+
+def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced() -> None:
+    output = io.StringIO()
+    with LiveDisplay(Console(file=output, width=120, force_terminal=True)) as display:
+        display.waiting("waiting: other processes took 48 %")
+        display.announce("measuring 3 cases again")
+    assert "waiting: other processes took 48 %" in output.getvalue()
+    assert "measuring 3 cases again\n" in output.getvalue().replace("\r", "")
