@@ -27,39 +27,19 @@ ALIGNMENT = 256
 MIB = 2**20
 BUILDING: dict[str, Any] = {"seconds": 12.5, "peak_host_mib": 900.0, "peak_device_mib": 300.0}
 
-
-class DataType(enum.Enum):
-    FLOAT, HALF, INT8, INT32, BOOL, UINT8, FP8, BF16, INT64, INT4 = range(10)
-
-
-class TensorIOMode(enum.Enum):
-    NONE, INPUT, OUTPUT = range(3)
-
-
-class TensorLocation(enum.Enum):
-    DEVICE, HOST = range(2)
-
-
-class ExecutionContextAllocationStrategy(enum.Enum):
-    STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
-
-
-class EngineStat(enum.Enum):
-    TOTAL_WEIGHTS_SIZE, STRIPPED_WEIGHTS_SIZE = range(2)
-
-
-class ProfilingVerbosity(enum.Enum):
-    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
-
-
-class LayerInformationFormat(enum.Enum):
-    ONELINE, JSON = range(2)
+DataType = enum.Enum("DataType", "FLOAT HALF INT8 INT32 BOOL UINT8 FP8 BF16 INT64 INT4", start=0)
+TensorIOMode = enum.Enum("TensorIOMode", "NONE INPUT OUTPUT", start=0)
+TensorLocation = enum.Enum("TensorLocation", "DEVICE HOST", start=0)
+ExecutionContextAllocationStrategy = enum.Enum(
+    "ExecutionContextAllocationStrategy", "STATIC ON_PROFILE_CHANGE USER_MANAGED", start=0
+)
+EngineStat = enum.Enum("EngineStat", "TOTAL_WEIGHTS_SIZE STRIPPED_WEIGHTS_SIZE", start=0)
+ProfilingVerbosity = enum.Enum("ProfilingVerbosity", "LAYER_NAMES_ONLY NONE DETAILED", start=0)
+LayerInformationFormat = enum.Enum("LayerInformationFormat", "ONELINE JSON", start=0)
+Severity = enum.Enum("Severity", "INTERNAL_ERROR ERROR WARNING INFO VERBOSE", start=0)
 
 
 class ILogger:
-    class Severity(enum.Enum):
-        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
-
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
 
     def __init__(self) -> None:
@@ -75,10 +55,6 @@ TYPES = {
     TensorProto.FLOAT: (DataType.FLOAT, "Row major linear FP32", "f32"),
     TensorProto.FLOAT16: (DataType.HALF, "Row major linear FP16 format", "f16"),
     TensorProto.BFLOAT16: (DataType.BF16, "Row major linear BFloat16 format", "bf16"),
-    TensorProto.FLOAT8E4M3FN: (DataType.FP8, "Row major linear FP8 format", "e4m3"),
-    TensorProto.INT8: (DataType.INT8, "Row major Int8 format", "i8"),
-    TensorProto.UINT8: (DataType.UINT8, "Row major linear UInt8 format", "u8"),
-    TensorProto.INT32: (DataType.INT32, "Row major linear Int32", "i32"),
     TensorProto.INT64: (DataType.INT64, "Row major linear Int64 format", "i64"),
     TensorProto.BOOL: (DataType.BOOL, "Row major linear BOOL", "b8"),
 }
@@ -87,18 +63,17 @@ KINDS = {"Conv": "CaskConvolution", "Gemm": "gemm", "MatMul": "gemm"}
 
 @dataclass
 class StandIn:
-    """Stands where tensorrt_engines/session.py has the imported module. What it is to do wrong is set here."""
+    """Stands where engines/trt.py has the imported module. What it is to do wrong is set here."""
 
     device: str = "cuda"
     scratch: int = 8 * MIB
-    """Bytes of scratch memory that it asks for."""
     fails: str | None = None
     """The method that fails, as TensorRT fails: by None, False or an exception, and an error in the log."""
     refuses_capture: str | None = None
     """ "beforehand": if it is asked; "by waiting": it does what breaks a capture off."""
     tactic: str | None = None
     """What its kernels' names say of their types, if not the truth."""
-    strange_types: dict[str, DataType] = field(default_factory=dict)
+    strange_types: dict[str, Any] = field(default_factory=dict)
     logs: str = ""
     """What it logs as the error of the step that fails, in place of its own sentence."""
     events: list[str] = field(default_factory=list)
@@ -107,7 +82,7 @@ class StandIn:
     broken_off: bool = False
     builds: list[BuildRequest] = field(default_factory=list)
     takes_from_cache: bool = False
-    """Whether the first build says that the engine was there, and gives one that does not load."""
+    """The first build says that the engine was there, and gives one that does not load."""
 
     __name__ = "stand_in"
     __version__ = "10.13.0"
@@ -117,9 +92,8 @@ class StandIn:
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
 
     def init_libnvinfer_plugins(self, logger: ILogger, namespace: str) -> bool:
-        assert namespace == "", "the plugins that graphs refer to are TensorRT's own"
         self.events.append("plugins registered")
-        return True
+        return namespace == ""
 
     def Runtime(self, logger: ILogger) -> Runtime:
         assert logger.made, "the logger's class must call ILogger.__init__"
@@ -128,13 +102,9 @@ class StandIn:
             raise TypeError("pybind11::init(): factory function returned nullptr")
         return Runtime(self, logger)
 
-    def build_engine(
-        self, library: Any, request: BuildRequest, cache: Any, progress: Callable[[str], None], rebuild: bool = False
-    ) -> Built:
+    def build_engine(self, library: Any, request: BuildRequest, cache: Any, progress: Any, rebuild: bool) -> Built:
         """In place of engines.trt_build.build_engine: the ONNX file, and with it the profile."""
-        assert library is self
         self.builds.append(request)
-        progress("building 100 %")
         path = Path(cache.root) / f"{len(self.builds)}.engine"
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.takes_from_cache and not rebuild:
@@ -143,11 +113,10 @@ class StandIn:
         model = onnx.load(request.onnx)
         onnx.helper.set_model_props(model, {"profile": json.dumps(request.shapes)})
         path.write_bytes(model.SerializeToString())
-        said = Warning("engine-cache", "so says the stand-in")
-        return Built(path=path, cached=False, warnings=(said,), **BUILDING)
+        return Built(path=path, cached=False, warnings=(Warning("engine-cache", "so says the stand-in"),), **BUILDING)
 
-    def goes_wrong(self, step: str, logger: ILogger) -> bool:
-        """Whether this is the step that is to fail; then the log says so."""
+    def goes_wrong(self, step: str, logger: Any) -> bool:
+        """Tell whether this is the step that is to fail; then the log says so."""
         if self.fails == step:
             logger.log(ILogger.ERROR, self.logs or f"{step} fails, as it was told to")
         return self.fails == step
@@ -156,17 +125,14 @@ class StandIn:
 class Freed:
     """Notes that it was made, and that it is no more."""
 
-    def __init__(self, events: list[str]) -> None:
+    def __init__(self, library: StandIn, logger: Any) -> None:
+        self.library, self.logger = library, logger
         name = type(self).__name__.lower()
-        events.append(f"{name} made")
-        weakref.finalize(self, events.append, f"{name} freed")
+        library.events.append(f"{name} made")
+        weakref.finalize(self, library.events.append, f"{name} freed")
 
 
 class Runtime(Freed):
-    def __init__(self, library: StandIn, logger: ILogger) -> None:
-        super().__init__(library.events)
-        self.library, self.logger = library, logger
-
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> Engine | None:
         if self.library.goes_wrong("deserialize_cuda_engine", self.logger):
             return None
@@ -179,45 +145,35 @@ class Runtime(Freed):
 
 class Engine(Freed):
     def __init__(self, runtime: Runtime, model: onnx.ModelProto) -> None:
-        super().__init__(runtime.library.events)
-        self.runtime, self.library, self.logger = runtime, runtime.library, runtime.logger
-        self.model = model
-        self.tensors = {value.name: value for value in (*model.graph.input, *model.graph.output)}
-        (profile,) = (entry.value for entry in model.metadata_props if entry.key == "profile")
-        self.profile = json.loads(profile)
-        self.num_layers = len(model.graph.node)
-        self.refittable, self.streamable_weights_size = False, 0
-        self.num_aux_streams = 0
-
-    @property
-    def num_io_tensors(self) -> int:
-        return len(self.tensors)
+        super().__init__(runtime.library, runtime.logger)
+        self._runtime, self._model = runtime, model
+        self._tensors = {value.name: value for value in (*model.graph.input, *model.graph.output)}
+        self._profile = json.loads(next(entry.value for entry in model.metadata_props if entry.key == "profile"))
+        self.num_layers, self.num_io_tensors = len(model.graph.node), len(self._tensors)
+        self.refittable, self.streamable_weights_size, self.num_aux_streams = False, 0, 0
+        self.device_memory_size_v2 = self.library.scratch
 
     def get_tensor_name(self, index: int) -> str:
         # Not in the graph's order: nobody may rely on that.
-        return sorted(self.tensors, reverse=True)[index]
+        return sorted(self._tensors, reverse=True)[index]
 
-    def get_tensor_mode(self, name: str) -> TensorIOMode:
-        return TensorIOMode.INPUT if name in {v.name for v in self.model.graph.input} else TensorIOMode.OUTPUT
+    def get_tensor_mode(self, name: str) -> Any:
+        return TensorIOMode.INPUT if name in {v.name for v in self._model.graph.input} else TensorIOMode.OUTPUT
 
-    def get_tensor_dtype(self, name: str) -> DataType:
-        kind = self.tensors[name].type.tensor_type.elem_type
+    def get_tensor_dtype(self, name: str) -> Any:
+        kind = self._tensors[name].type.tensor_type.elem_type
         return self.library.strange_types.get(name, TYPES[kind][0])
 
-    def get_tensor_location(self, name: str) -> TensorLocation:
+    def get_tensor_location(self, name: str) -> Any:
         return TensorLocation.DEVICE
 
-    def get_engine_stat(self, stat: EngineStat) -> int:
+    def get_engine_stat(self, stat: Any) -> int:
         assert stat is EngineStat.TOTAL_WEIGHTS_SIZE
-        return sum(len(onnx.numpy_helper.to_array(t).tobytes()) for t in self.model.graph.initializer)
+        return sum(len(onnx.numpy_helper.to_array(t).tobytes()) for t in self._model.graph.initializer)
 
-    def create_execution_context(self, strategy: ExecutionContextAllocationStrategy) -> Context | None:
+    def create_execution_context(self, strategy: Any) -> Context | None:
         assert strategy is ExecutionContextAllocationStrategy.USER_MANAGED
         return None if self.library.goes_wrong("create_execution_context", self.logger) else Context(self)
-
-    @property
-    def device_memory_size_v2(self) -> int:
-        return self.library.scratch
 
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self)
@@ -227,94 +183,78 @@ class EngineInspector:
     """Tells of each node what TensorRT 10 tells of a layer."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self._engine = engine
         self.execution_context: Context | None = None
 
-    def get_engine_information(self, format: LayerInformationFormat) -> str:
+    def get_engine_information(self, format: Any) -> str:
         assert format is LayerInformationFormat.JSON
-        if self.engine.library.fails == "get_engine_information":
+        if self._engine.library.fails == "get_engine_information":
             return "Layers: 3"
-        graph = onnx.shape_inference.infer_shapes(self.engine.model).graph
+        graph = onnx.shape_inference.infer_shapes(self._engine._model).graph
         known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
         known |= {t.name: t.data_type for t in graph.initializer}
-        layers = [self._layer(node, known) for node in graph.node]
-        return json.dumps({"Layers": layers, "Bindings": list(self.engine.tensors)})
+        return json.dumps({"Layers": [self._layer(node, known) for node in graph.node]})
 
     def _layer(self, node: onnx.NodeProto, known: dict[str, int]) -> dict[str, Any]:
         def tensors(names: Sequence[str]) -> list[dict[str, str]]:
-            return [
-                {"Name": n, "Location": "Device", "Format/Datatype": TYPES[known[n]][1]} for n in names if n in known
-            ]
+            return [{"Name": n, "Format/Datatype": TYPES[known[n]][1]} for n in names if n in known]
 
         operand = TYPES[known.get(node.input[0], TensorProto.FLOAT)][2]
-        kernel = self.engine.library.tactic or f"sm80_xmma_fprop_implicit_gemm_{operand}{operand}_{operand}f32_f32"
+        kernel = self._engine.library.tactic or f"sm80_xmma_fprop_implicit_gemm_{operand}{operand}_{operand}f32_f32"
         return {
             "Name": f"{node.name} fused",
             "LayerType": KINDS.get(node.op_type, "kgen"),
             "Inputs": tensors(node.input),
             "Outputs": tensors(node.output),
             "TacticName": kernel if node.op_type in KINDS else f"__myl_{node.op_type[:4]}_0x1",
-            "StreamId": 0,
             "Metadata": f"[ONNX Layer: {node.name}]\x1e",
         }
 
 
 class Context(Freed):
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.library.events)
-        self.engine, self.library, self.logger = engine, engine.library, engine.logger
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.addresses: dict[str, int] = {}
-        self.block: tuple[int, int] | None = None
+        super().__init__(engine.library, engine.logger)
+        self._engine = engine
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._block = (0, 0)
+        self._sessions: dict[int, onnxruntime.InferenceSession] = {}
         self.enqueue_emits_profile = True
         self.nvtx_verbosity = ProfilingVerbosity.DETAILED
+        self.profiler: Any = None
         self.enqueued = 0
-        self._profiler: IProfiler | None = None
-        self._sessions: dict[int, onnxruntime.InferenceSession] = {}
         if self.library.refuses_capture == "beforehand":
             self.is_stream_capturable = lambda stream: False
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        if self.library.goes_wrong("set_input_shape", self.logger):
-            return False
-        least, _, largest = self.engine.profile[name]
-        fits = len(shape) == len(least) and all(
-            a <= size <= b for a, size, b in zip(least, shape, largest, strict=True)
-        )
-        if not fits:
-            self.logger.log(ILogger.ERROR, f"{shape} of {name} does not satisfy the profile {least} to {largest}")
-            return False
-        self.shapes[name] = tuple(shape)
-        return True
+        least, _, largest = self._engine._profile[name]
+        fits = len(shape) == len(least) and all(a <= n <= b for a, n, b in zip(least, shape, largest, strict=True))
+        self._shapes[name] = tuple(shape)
+        return fits and not self.library.goes_wrong("set_input_shape", self.logger)
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
-        self.addresses[name] = memory
+        self._addresses[name] = memory
         return memory > 0 and not self.library.goes_wrong("set_tensor_address", self.logger)
 
     def infer_shapes(self) -> list[str]:
-        unnamed = [value.name for value in self.engine.model.graph.input if value.name not in self.shapes]
-        return ["nothing_of_that_name"] if self.library.goes_wrong("infer_shapes", self.logger) else unnamed
+        if self.library.goes_wrong("infer_shapes", self.logger):
+            return ["nothing_of_that_name"]
+        return [value.name for value in self._engine._model.graph.input if value.name not in self._shapes]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        if name in self.shapes:
-            return self.shapes[name]
-        sizes: dict[str, int] = {}
-        for given in self.shapes:
-            for dim, size in zip(
-                self.engine.tensors[given].type.tensor_type.shape.dim, self.shapes[given], strict=True
-            ):
-                sizes[dim.dim_param] = size
-        dims = self.engine.tensors[name].type.tensor_type.shape.dim
-        return tuple(dim.dim_value or sizes.get(dim.dim_param, -1) for dim in dims)
+        def dims(name: str) -> Any:
+            return self._engine._tensors[name].type.tensor_type.shape.dim
+
+        sizes = {d.dim_param: n for name, shape in self._shapes.items() for d, n in zip(dims(name), shape, strict=True)}
+        return tuple(dim.dim_value or sizes.get(dim.dim_param, -1) for dim in dims(name))
 
     def update_device_memory_size_for_shapes(self) -> int:
         assert not self.infer_shapes(), "the shapes come first"
         return self.library.scratch
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        if self.library.goes_wrong("set_device_memory", self.logger):
-            return
-        self.block = (memory, size)
+        if not self.library.goes_wrong("set_device_memory", self.logger):
+            self._block = (memory, size)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         wrong = self._wrong(stream_handle)
@@ -324,51 +264,33 @@ class Context(Freed):
         self.enqueued += 1
         session, binding, options = self._bound(stream_handle)
         # A captured graph keeps the values, and nothing of this context.
-        device, block, byte = self.library.device, self.block, self.enqueued % 256
+        device, block, byte = self.library.device, self._block, self.enqueued % 256
 
         def execute() -> None:
-            if block is not None:
-                fill(device, *block, byte, stream_handle)
+            fill(device, *block, byte, stream_handle)
             session.run_with_iobinding(binding, options)
 
         execute() if self.library.recording is None else self.library.recording.append(execute)
         return True
 
-    @property
-    def profiler(self) -> IProfiler | None:
-        return self._profiler
-
-    @profiler.setter
-    def profiler(self, profiler: IProfiler | None) -> None:
-        assert profiler is None or profiler.made, "the profiler's class must call IProfiler.__init__"
-        self._profiler = profiler
-
     def report_to_profiler(self) -> bool:
         """The n-th layer takes n times 0.25 ms."""
         assert not self.enqueue_emits_profile, "an enqueue that emits the profile waits for the device"
-        if self._profiler is None or self.library.goes_wrong("report_to_profiler", self.logger):
-            return False
-        for number, node in enumerate(self.engine.model.graph.node, start=1):
-            self._profiler.report_layer_time(f"{node.name} fused", 0.25 * number)  # type: ignore[attr-defined]
+        assert self.profiler.made, "the profiler's class must call IProfiler.__init__"
+        for number, node in enumerate(self._engine._model.graph.node, start=1):
+            self.profiler.report_layer_time(f"{node.name} fused", 0.25 * number)
         return True
 
     def _wrong(self, stream: int) -> str | None:
-        """What TensorRT would object to."""
+        """Name what TensorRT would object to."""
         if self.library.goes_wrong("execute_async_v3", self.logger):
             return "Cuda Runtime (an illegal memory access was encountered)"
-        if missing := sorted(self.engine.tensors.keys() - self.addresses.keys()):
+        if missing := sorted(self._engine._tensors.keys() - self._addresses.keys()):
             return f"no address for {missing}"
-        if crooked := sorted(name for name, address in self.addresses.items() if address % ALIGNMENT):
-            return f"the addresses of {crooked} are not aligned to {ALIGNMENT} bytes"
-        if self.library.scratch and (self.block is None or self.block[0] % ALIGNMENT):
-            return "no device memory was set, or it is not aligned"
-        if self.library.scratch and self.block is not None and self.block[1] < self.library.scratch:
-            return f"{self.block[1]} bytes of device memory are fewer than {self.library.scratch}"
-        if not stream:
-            return "the default stream would be slow"
-        return self._objection_to_capture(stream)
-
-    def _objection_to_capture(self, stream: int) -> str | None:
+        if any(address % ALIGNMENT for address in (*self._addresses.values(), self._block[0])):
+            return f"an address is not aligned to {ALIGNMENT} bytes"
+        if self._block[1] < self.library.scratch or not stream:
+            return "too little device memory, or the default stream"
         if not is_capturing(self.library, stream) or self.library.refuses_capture is None:
             return None
         self.library.broken_off = True
@@ -377,21 +299,18 @@ class Context(Freed):
         return "operation not permitted when stream is capturing"
 
     def _bound(self, stream: int) -> tuple[onnxruntime.InferenceSession, Any, onnxruntime.RunOptions]:
-        """The session of that stream, and all tensors bound to where they are now."""
-        options = onnxruntime.RunOptions()
+        """Bind all tensors of that stream's session to where they are now."""
+        options, is_new = onnxruntime.RunOptions(), stream not in self._sessions
         if self.library.device == "cuda":
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        new = stream not in self._sessions
-        if new:
-            self._sessions[stream] = self._open(stream)
-        session = self._sessions[stream]
+        session = self._sessions[stream] = self._sessions.get(stream) or self._open(stream)
         binding = session.io_binding()
-        for name, address in self.addresses.items():
-            is_input = self.engine.get_tensor_mode(name) is TensorIOMode.INPUT
+        for name, address in self._addresses.items():
+            is_input = self._engine.get_tensor_mode(name) is TensorIOMode.INPUT
+            kind = self._engine._tensors[name].type.tensor_type.elem_type
             bind = binding.bind_input if is_input else binding.bind_output
-            kind = self.engine.tensors[name].type.tensor_type.elem_type
             bind(name, self.library.device, 0, kind, list(self.get_tensor_shape(name)), address)
-        if new and self.library.device == "cuda":
+        if is_new and self.library.device == "cuda":
             # Its arena grows, and cuDNN's algorithms are tried, in the first runs: a capture bears neither.
             for _ in range(2):
                 session.run_with_iobinding(binding, options)
@@ -401,19 +320,15 @@ class Context(Freed):
     def _open(self, stream: int) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.enable_mem_pattern = False  # One block for all of a run's tensors, taken in the second run.
-        for value in self.engine.model.graph.input:
-            for dim, size in zip(value.type.tensor_type.shape.dim, self.shapes[value.name], strict=True):
+        for value in self._engine._model.graph.input:
+            for dim, size in zip(value.type.tensor_type.shape.dim, self._shapes[value.name], strict=True):
                 if dim.dim_param:
                     options.add_free_dimension_override_by_name(dim.dim_param, size)
         provider: Any = "CPUExecutionProvider"
         if self.library.device == "cuda":
-            settings = {
-                "user_compute_stream": str(stream),
-                "use_tf32": "0",
-                "arena_extend_strategy": "kSameAsRequested",
-            }
-            provider = ("CUDAExecutionProvider", settings)
-        session = onnxruntime.InferenceSession(self.engine.model.SerializeToString(), options, providers=[provider])
+            settings = {"user_compute_stream": str(stream), "use_tf32": "0"}
+            provider = ("CUDAExecutionProvider", {**settings, "arena_extend_strategy": "kSameAsRequested"})
+        session = onnxruntime.InferenceSession(self._engine._model.SerializeToString(), options, providers=[provider])
         assert self.library.device == "cpu" or session.get_providers()[0] == "CUDAExecutionProvider"
         return session
 

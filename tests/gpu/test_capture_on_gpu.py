@@ -33,25 +33,6 @@ def test_a_branch_on_a_value_is_enqueued_at_every_call(tmp_path: Path, profiler:
         assert all("y.sum() > 0" in warning for warning in told)
 
 
-def test_a_result_that_the_model_keeps_fails_with_what_to_do(tmp_path: Path, profiler: Profiler) -> None:
-    (tmp_path / "kept.py").write_text(
-        "import torch\nfrom torch import nn\n\n\nclass Kept(nn.Module):\n    last = None\n\n"
-        "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(8, 8)\n\n"
-        "    def forward(self, x):\n        y = self.layer(x)\n        if self.last is not None:\n"
-        "            y = y + self.last\n        self.last = y\n        return y\n"
-    )
-    (tmp_path / "job.yaml").write_text(
-        "models:\n  - {name: kept, factory: 'kept:Kept', input: [8]}\n"
-        "engines: [compiled, {name: compiled, label: no-graphs, mode: default}]\nbatch_sizes: [2]\ndevice: cuda\n"
-        "budget: {seconds: 0.2}\n"
-    )
-    profiler("job.yaml", cwd=tmp_path)
-    (run,) = tmp_path.glob("results/*")
-    reasons = {row["variant"]: row["reason"] for row in pl.read_parquet(run / "results.parquet").to_dicts()}
-    assert "clone it where it is kept, or compile without graphs" in reasons["compiled"]
-    assert "clone" not in (reasons["no-graphs"] or "")
-
-
 def test_what_a_model_keeps_of_its_first_call_alone_is_made_in_eager(tmp_path: Path, profiler: Profiler) -> None:
     (tmp_path / "kept.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass First(nn.Module):\n    bias = None\n\n"

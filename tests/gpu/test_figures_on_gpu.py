@@ -12,13 +12,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from other_work import on_gpu
 from runs import Profiler
 
 from profiler import load
 from profiler.nvml import visible_gpus
-from profiler.processes.process import Call, run_one
-from profiler.worker.roofline import Measured
 
 pytestmark = pytest.mark.gpu
 
@@ -32,9 +29,6 @@ device: cuda
 energy: true
 budget: {seconds: 0.5}
 """
-
-BUFFERS_MIB = 9620 * 2 / 2**20
-"""Running statistics of batch normalization, which the export folds into the convolutions."""
 
 
 class NvidiaSmi:
@@ -107,14 +101,6 @@ def test_the_parts_add_up_and_the_rest_has_names(rows: Any) -> None:
         assert min(parts) >= 0, (row["case_id"], parts)
 
 
-def test_weights_are_parameters_times_bytes(rows: Any) -> None:
-    parameters_mib = 11_689_512 * 2 / 2**20
-    for variant in ("eager", "compiled"):
-        assert rows[variant]["weights_mib"] == pytest.approx(parameters_mib + BUFFERS_MIB, rel=1e-3)
-    # Folded batch normalizations leave one bias a channel where there were two parameters.
-    assert rows["ort"]["weights_mib"] == pytest.approx(parameters_mib, rel=1e-3)
-
-
 def test_energy_is_power_times_time(rows: Any) -> None:
     for row in rows.values():
         watts = row["energy_mj_per_item"] * row["throughput"] / 1000
@@ -129,22 +115,6 @@ def test_every_row_has_its_place_under_the_roof(run: Any, rows: Any) -> None:
         assert 0 < row["fraction_of_peak"] <= 1
         assert 0 < row["floor_ms"] <= row["gpu_ms"] * (1 + 1e-9), "a row that raised its roof is at it"
         assert row["tflops"] == pytest.approx(row["flops_per_item"] * 16 / row["latency_ms"] / 1e9)
-
-
-def test_roofs_measured_next_to_another_process_are_known_to_be_disturbed(forkserver: None, tmp_path: Path) -> None:
-    def measured(seconds: float) -> Measured:
-        # Other seconds each time: the session's workers remember what they measured.
-        argument = "cuda", ("fp32", "fp16"), seconds
-        found: Measured = run_one(Call("profiler.worker.roofline:measure_roofs", argument, tmp_path / "log", 120)).value
-        return found
-
-    alone = measured(0.1)
-    assert alone.quiet
-    with on_gpu():
-        shared = measured(0.101)
-    assert not shared.quiet
-    # Not lower for certain: the two take turns, and a roof is the best of its samples. But never higher.
-    assert shared.roofs["fp16_tflops"] < 1.02 * alone.roofs["fp16_tflops"]
 
 
 def test_telemetry_was_read_all_through_the_run(run: Any) -> None:

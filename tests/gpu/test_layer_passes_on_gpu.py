@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
 import pytest
 import torch
-from runs import Profiler, run_job
 from sessions import switches_put_back
 
 import engines
 from engines.base import Job
 from engines.catalog import ENGINES, Training
-from engines.layers import record
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
@@ -25,8 +20,6 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.single_layers import Conv2d, Layer, Linear
 from exporters.source import ModelSource
 from exporters.weights import cached_state
-from profiler import load
-from profiler.results.layers import layer_rows
 from profiler.stats.samples import median
 from profiler.worker.clock import CudaClock
 
@@ -142,15 +135,6 @@ def test_output_and_gradients_are_autograds_in_fp64(
         assert max(found.values()) > 1e-5, "computed in fp32"
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_other_precisions_are_as_far_off_as_they_should(precision: str, open_layer: Open, cache: Cache) -> None:
-    # L3: whether TF32 is used, cuDNN decides, and for a layer as small as "plain" it may not.
-    layer = Conv2d((128, 32, 32), 128, (9, 9))
-    session = open_layer("eager", layer, precision)
-    found = errors(numbers(session), truth(session, layer, cache))
-    assert 1e-5 < max(found.values()) < ERRORS[precision], found
-
-
 @variants
 def test_check_replaces_weights_and_items_where_the_iteration_reads_them(
     engine: str, options: dict[str, Any], open_layer: Open, cache: Cache
@@ -171,20 +155,6 @@ def test_check_replaces_weights_and_items_where_the_iteration_reads_them(
     assert max(found.result, *found.tensors.values()) < ERRORS["fp32"], found
 
 
-def kernels(session: Any) -> set[str]:
-    iterations = record(lambda: session.step(lambda name: None), "cuda").iterations
-    return {kernel.name for iteration in iterations for kernel in iteration.kernels}
-
-
-def test_without_cudnn_torchs_own_kernels_run(open_layer: Open) -> None:
-    own = kernels(open_layer("eager", LAYERS["plain"], cudnn=False))
-    assert any("im2col" in name for name in own), own
-    assert any("col2im" in name for name in own), own
-    assert not any("cudnn" in name.lower() for name in own), own
-    cudnns = kernels(open_layer("eager", LAYERS["plain"]))
-    assert not any("im2col" in name or "col2im" in name for name in cudnns), cudnns
-
-
 @variants
 def test_proof_says_what_ran(engine: str, options: dict[str, Any], open_layer: Open) -> None:
     proof = open_layer(engine, LAYERS["plain"], "fp16", **options).proof()
@@ -199,14 +169,6 @@ def test_proof_says_what_ran(engine: str, options: dict[str, Any], open_layer: O
 
 
 @variants
-def test_profile_has_layers(engine: str, options: dict[str, Any], open_layer: Open) -> None:
-    layers = open_layer(engine, LAYERS["plain"], **options).layers()
-    assert sum(layer.ms for layer in layers) > 0
-    if engine == "eager":
-        assert [layer.kind for layer in layers].count("convolution_backward") == 2
-
-
-@variants
 def test_parts_add_up_on_both_clocks(engine: str, options: dict[str, Any], open_layer: Open, clock: CudaClock) -> None:
     session = open_layer(engine, Conv2d((64, 48, 48), 64, (5, 5)), batch=32, **options)
     samples = clock.time_calls(session.run, 30)
@@ -217,74 +179,3 @@ def test_parts_add_up_on_both_clocks(engine: str, options: dict[str, Any], open_
         print(medians)
         assert sum(medians[part] for part in parts) == pytest.approx(medians[whole], rel=0.05)
         assert min(medians.values()) > 0
-
-
-def test_nothing_is_kept_of_the_last_iteration(open_layer: Open) -> None:
-    """Of input, output gradient, output and gradInput one each, and no gradient before it is computed."""
-    before = torch.cuda.memory_allocated()
-    layer = Conv2d((32, 64, 64), 32, (3, 3), padding=(1, 1), bias=False)
-    session = open_layer("eager", layer, batch=16)
-    image, weight = 16 * 32 * 64 * 64 * 4, layer.parameters * 4
-    seen: dict[str, int] = {}
-    session.run(lambda name: seen.update({name: torch.cuda.memory_allocated() - before}))
-    expected = {"forward": 3 * image, "grad_input": 4 * image, "grad_weight": 4 * image + weight}
-    assert seen == pytest.approx({name: size + weight for name, size in expected.items()}, rel=0.005)
-
-
-def test_layer_that_does_not_fit_leaves_the_process_usable(open_layer: Open, cache: Cache) -> None:
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        open_layer("eager", Conv2d((1, 128, 128), 1024, (1, 1)), batch=8192)
-    torch.cuda.empty_cache()
-    session = open_layer("eager", LAYERS["plain"])
-    assert max(errors(numbers(session), truth(session, LAYERS["plain"], cache)).values()) < ERRORS["fp32"]
-
-
-JOB = """
-kind: layers
-layers:
-  - L3
-  - {name: odd, conv: {input: [48, 66, 57], out_channels: 96, kernel: [5, 2], stride: 2, padding: [2, 0], groups: 3}}
-  - {name: fc, linear: {in_features: 8192, out_features: 8192}, batch_sizes: [512]}
-engines: [eager, eager-nocudnn, eager-benchmark, eager-channels-last, eager-tuned, compiled, ort, ort-tuned]
-passes: [inference, training]
-precisions: [fp32, fp16]
-batch_sizes: [128]
-device: cuda
-budget: {seconds: 0.5}
-exclude:
-  - {engine: compiled, model: odd}
-"""
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> pl.DataFrame:
-    folder: Path = tmp_path_factory.mktemp("layers")
-    path = run_job(profiler, folder, JOB)
-    return load(path)[0].collect()
-
-
-def test_run_measures_and_checks_every_variant(results: pl.DataFrame) -> None:
-    trained = results.filter(~pl.col("engine").eq("ort"), pl.col("pass") == "training")
-    assert set(trained["status"]) == {"ok"}, trained.select("case_id", "status", "reason").rows()
-    for row in trained.to_dicts():
-        assert row["reference"] == "step-fp64-cpu"
-        assert np.isfinite(row["gradient_error"])
-        assert row["gradient_error"] < ERRORS[row["precision"]] * 2, row["case_id"]
-        parts = [row["weights_mib"], row["gradients_mib"], row["activations_mib"]]
-        assert all(part > 0 for part in parts), row["case_id"]
-
-
-def test_run_makes_rows_on_the_devices_clock_that_add_up(results: pl.DataFrame) -> None:
-    rows = layer_rows(results)
-    print(rows)
-    for row in rows.to_dicts():
-        name = row["layer"], row["variant"], row["precision"]
-        assert row["forward_ms"] > 0, name
-        # Without cuDNN each item has launches of its own: more of them than any gate holds.
-        assert row["clock"] == "gpu" or row["variant"] == "eager-nocudnn", name
-        if row["engine"] == "ort":
-            assert row["reason"], name
-            assert row["total_ms"] is None, name
-            continue
-        assert row["forward_ms"] + row["backward_ms"] == pytest.approx(row["total_ms"], rel=0.05), name
-        assert 0 < row["total_tflops"] < 1000, name

@@ -77,18 +77,6 @@ def test_eager_knows_its_operators_and_their_nodes(rows: pl.DataFrame) -> None:
         assert row["layer"][0] == "conv1"
 
 
-def test_a_training_step_has_its_backward_operators(rows: pl.DataFrame) -> None:
-    (row,) = only(rows, variant="eager", **{"pass": "training"})
-    backward = [
-        (layer, ms)
-        for layer, kind, ms in zip(row["layer"], row["kind"], row["ms"], strict=True)
-        if kind.startswith("ConvolutionBackward")
-    ]
-    assert len(backward) == CONVOLUTIONS
-    assert all(ms > 0 for _, ms in backward)
-    assert backward[-1][0] == "conv1"
-
-
 def test_onnx_runtimes_kernels_are_its_nodes(rows: pl.DataFrame) -> None:
     """The nodes that eager's convolutions became are covered, and their layers have kernels."""
     for row in only(rows, engine="ort"):
@@ -108,11 +96,3 @@ def test_compiled_shows_its_kernels(rows: pl.DataFrame) -> None:
     assert "triton" in row["kind"]
     assert len(row["layer"]) > CONVOLUTIONS
     assert all(ms > 0 for ms in row["ms"])
-
-
-def test_the_command_prints_them_side_by_side(run: Path, profiler: Profiler) -> None:
-    done = profiler("layers", str(run), "--only", "precision=fp16,pass=inference", "--top", "12", cwd=run)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    assert "resnet18, inference, fp16, batch 16" in done.stdout
-    assert "on the device" in done.stdout

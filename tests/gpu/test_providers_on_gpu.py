@@ -49,11 +49,6 @@ def test_tensorrt_got_every_product_and_the_row_says_how(rows: list[Any]) -> Non
         assert proof["cuda_graph"] == (row["variant"] == "ort-trt")
 
 
-def test_each_build_is_a_whole_one(rows: list[Any]) -> None:
-    builds = {row["variant"]: row["build_s"] for row in rows if row["precision"] == "fp32"}
-    assert builds["no-graph"] > builds["ort-trt"] / 2, "the second found nothing of the first"
-
-
 def test_errors_are_those_of_the_precision(rows: list[Any]) -> None:
     error = {row["precision"]: row["rel_l2_error"] for row in rows}
     assert error["fp32"] < 1e-5 < error["tf32"] < 1e-2
