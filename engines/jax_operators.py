@@ -6,7 +6,6 @@ Dimensions are in torch's order (NCHW): in which order they lie in memory is XLA
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
@@ -30,24 +29,12 @@ Ints = Sequence[int]
 
 
 def dtype_of(dtype: torch.dtype) -> Any:
-    """The same type of JAX, which has 32 bits where 64 are not switched on."""
+    """Return JAX's type, which has 32 bits where 64 are not switched on."""
     return jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
 
 
-# Convolutions and products
-
-
-def convolution(
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> Array:
+def convolution(x: Array, weight: Array, bias: Array | None, *geometry: Any) -> Array:
+    stride, padding, dilation, transposed, output_padding, groups = geometry
     spatial = x.ndim - 2
     stride, padding, dilation = (_each(value, spatial) for value in (stride, padding, dilation))
     pads, dilate_input = [(p, p) for p in padding], None
@@ -85,25 +72,14 @@ def attention(
     return softmax(scores, -1) @ value
 
 
-# Pooling
-
-
 def max_pool(
     x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
 ) -> Array:
     window, strides, pads = _windows(x, kernel, stride, padding, dilation, ceil_mode)
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    start, dilations = np.array(least, x.dtype), _each(dilation, x.ndim - 2)
-    if set(dilations) == {1}:
-        return lax.reduce_window(x, start, lax.max, window, strides, pads)
-    # By hand, since JAX has no gradient of a window with gaps.
-    padded = lax.pad(x, jnp.asarray(start), [(low, high, 0) for low, high in pads])
-    parts = []
-    for place in itertools.product(*(range(0, d * k, d) for d, k in zip(dilations, window[2:], strict=True))):
-        reaches = (d * (k - 1) for d, k in zip(dilations, window[2:], strict=True))
-        ends = [n - reach + p for n, reach, p in zip(padded.shape[2:], reaches, place, strict=True)]
-        parts.append(lax.slice(padded, (0, 0, *place), (*x.shape[:2], *ends), strides))
-    return jnp.stack(parts).max(0)
+    if set(_each(dilation, x.ndim - 2)) != {1}:
+        raise Unsupported("not translated to JAX: max_pool with dilation")
+    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, window, strides, pads)
 
 
 def average_pool(
@@ -130,7 +106,7 @@ def average_pool(
 def _windows(
     x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
 ) -> tuple[Ints, Ints, list[tuple[int, int]]]:
-    """Window, strides and padding of all dimensions; rounding up pads the end, if the last window starts inside."""
+    """Give all dimensions; rounding up pads the end, if the last window starts inside."""
     spatial = x.ndim - 2
     kernel, padding, dilation = (_each(value, spatial) for value in (kernel, padding, dilation))
     stride = _each(stride, spatial) if len(stride) else kernel
@@ -145,9 +121,6 @@ def _windows(
     return (1, 1, *kernel), (1, 1, *stride), [(0, 0), (0, 0), *pads]
 
 
-# Normalization
-
-
 def batch_norm_by_statistics(
     x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
 ) -> tuple[Array]:
@@ -155,17 +128,9 @@ def batch_norm_by_statistics(
     return (_normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape),)
 
 
-def batch_norm(
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Array | None, ...]:
-    """The output, two results for torch's own backward pass, and the new statistics."""
+def batch_norm(x: Array, weight: Array | None, bias: Array | None, *rest: Any) -> tuple[Array | None, ...]:
+    """Return the output, two results for torch's own backward pass, and the new statistics."""
+    running_mean, running_var, training, momentum, eps = rest
     mean, var = old = running_mean, running_var
     if training:
         axes, exact = (0, *range(2, x.ndim)), _accumulated(x)
@@ -203,8 +168,6 @@ def _accumulated(x: Array) -> Array:
 
 
 def _exponential(function: Callable[[Array, int], Array]) -> Callable[..., Array]:
-    """Computed in float32 at least."""
-
     def computed(x: Array, dim: int, dtype: Any = None) -> Array:
         exact = function(_accumulated(x), dim)
         return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
@@ -215,15 +178,13 @@ def _exponential(function: Callable[[Array, int], Array]) -> Callable[..., Array
 softmax = _exponential(jax.nn.softmax)
 
 
-# Element by element
+def cast(x: Array, dtype: torch.dtype | None = None, **_: Any) -> Array:
+    return x if dtype is None else x.astype(dtype_of(dtype))
 
 
 def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
     out = jnp.true_divide(x, y) if rounding_mode is None else jnp.floor_divide(x, y)
     return jnp.trunc(x / y).astype(jnp.result_type(x, y)) if rounding_mode == "trunc" else out
-
-
-# Over dimensions
 
 
 def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
@@ -235,14 +196,8 @@ def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def variance_and_mean(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> list[Array]:
-    axes = None if dim is None else tuple(dim)
-    return [
-        jnp.var(x, axes, ddof=1 if correction is None else correction, keepdims=keepdim),
-        x.mean(axes, keepdims=keepdim),
-    ]
-
-
-# Shapes
+    axes, lost = None if dim is None else tuple(dim), 1 if correction is None else correction
+    return [jnp.var(x, axes, ddof=lost, keepdims=keepdim), x.mean(axes, keepdims=keepdim)]
 
 
 def squeeze(x: Array, dim: Any = None) -> Array:
@@ -266,7 +221,7 @@ def _along(x: Array, dim: int, where: slice | int) -> Any:
 
 
 def _each(value: Ints | int, count: int) -> Ints:
-    """One number for every dimension, where torch names one for all."""
+    """Repeat a number that torch names for all dimensions."""
     values = [value] if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 
@@ -291,19 +246,17 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
     **{
         name: getattr(jnp, name)
-        for name in ("exp", "expm1", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh")
+        for name in (
+            *("exp", "expm1", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh", "abs", "floor", "round"),
+            *("where", "minimum", "maximum", "logical_not", "logical_and"),
+        )
     },
-    **{name: getattr(jnp, name) for name in ("abs", "floor", "round", "where", "minimum", "maximum")},
-    **{name: getattr(jnp, name) for name in ("logical_not", "logical_and")},
     "erf": lax.erf,
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
     "relu": lambda x: jnp.maximum(x, 0),
     "clamp": lambda x, min=None, max=None: jnp.clip(x, min, max),
-    **dict.fromkeys(
-        ("_to_copy", "to", "convert_element_type"),
-        lambda x, dtype=None, **_: x if dtype is None else x.astype(dtype_of(dtype)),
-    ),
+    **dict.fromkeys(("_to_copy", "to", "convert_element_type"), cast),
     "add": lambda x, y, alpha=1: x + (y if alpha == 1 else alpha * y),
     "sub": lambda x, y, alpha=1: x - (y if alpha == 1 else alpha * y),
     "pow": lambda x, y: x**y,
@@ -317,14 +270,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "select": lambda x, dim, index: x[_along(x, dim, index)],
     "split_with_sizes": lambda x, sizes, dim=0: jnp.split(x, np.cumsum(sizes[:-1]), dim),
     "index": lambda x, indices: x[tuple(slice(None) if i is None else i for i in indices)],
-    "permute": lambda x, dims: jnp.transpose(x, dims),
-    "transpose": lambda x, one, other: jnp.swapaxes(x, one, other),
+    "permute": jnp.transpose,
+    "transpose": jnp.swapaxes,
     "t": lambda x: x.T,
-    "unsqueeze": lambda x, dim: jnp.expand_dims(x, dim),
+    "unsqueeze": jnp.expand_dims,
     "cat": lambda xs, dim=0: jnp.concatenate(xs, dim),
     "unbind": lambda x, dim=0: list(jnp.moveaxis(x, dim, 0)),
-    "flip": lambda x, dims: jnp.flip(x, dims),
-    "repeat": lambda x, times: jnp.tile(x, times),
+    "flip": jnp.flip,
+    "repeat": jnp.tile,
     "embedding": lambda weight, indices, *_: weight[indices],
     "gather": lambda x, dim, where: jnp.take_along_axis(x, where, dim),
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),

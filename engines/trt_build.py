@@ -190,9 +190,7 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
     if parser.parse_from_file(str(onnx)):
         return
     refusals = [parser.get_error(number) for number in range(parser.num_errors)]
-    shown = [_explain(refusal) for refusal in refusals[:_SHOWN_ERRORS]]
-    more = [f"and {len(refusals) - _SHOWN_ERRORS} more"] if len(refusals) > _SHOWN_ERRORS else []
-    why = "; ".join([*shown, *more])
+    why = "; ".join(map(_explain, refusals[:_SHOWN_ERRORS]))
     raise ModelError(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
 
 
@@ -234,9 +232,9 @@ def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
     if request.target is None:
         raise Unsupported(f"{product(library)} needs a target; {valid}")
     words = list(dict.fromkeys(request.target.split(",")))
-    unknown = [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]
-    if unknown:
-        raise Unsupported(f"{product(library)} has no target '{unknown[0]}'; {valid}")
+    for word in words:
+        if word not in (*known, ALL_TARGETS, _CURRENT):
+            raise Unsupported(f"{product(library)} has no target '{word}'; {valid}")
     requested = list(known) if ALL_TARGETS in words else words
     assert hasattr(library, "ComputeCapability")
     assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
@@ -306,48 +304,39 @@ def product(library: Any) -> str:
 def attach_timings(config: Any, path: Path) -> list[Warning]:
     """Give `config` the timing cache in `path`, or an empty one; return warnings.
 
-    With the timings of one build the next chooses the same kernels, and sooner. Concurrent runs share the file. Its
-    first 32 bytes are the SHA-256 of the rest, since not every version of the library notices a damaged cache.
+    With the timings of one build the next chooses the same kernels, and sooner. Its first 32 bytes are the SHA-256 of
+    the rest, since not every version of the library notices a damaged cache.
     """
-    data, intact = _read(path)
-    warnings = [] if intact else [Warning("timing-cache", "a damaged file was dropped")]
+    data = _read(path)
     timings = config.create_timing_cache(data)
     if data and (timings is None or not config.set_timing_cache(timings, ignore_mismatch=False)):
-        reason = "the library refuses the file, as of another device or version; it was dropped"
-        warnings.append(Warning("timing-cache", reason))
         data = b""
     if not data:
         config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
-    return warnings
+    dropped = path.is_file() and not data
+    return [Warning("timing-cache", "the file is damaged or another version's; it was dropped")] if dropped else []
 
 
 def keep_timings(config: Any, path: Path) -> list[Warning]:
-    """Write the timing cache of `config` to `path`, merged with what another run has written there meanwhile.
-
-    Returns warnings: an engine that was built is not lost where that fails.
-    """
+    """Write the timing cache of `config` to `path`, merged with what another run has written there meanwhile."""
     timings = config.get_timing_cache()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_name(path.name + ".lock")):
-            data, _ = _read(path)
-            others = config.create_timing_cache(data) if data else None
-            merges = others is None or timings.combine(others, ignore_mismatch=False)
+            if data := _read(path):
+                timings.combine(config.create_timing_cache(data), ignore_mismatch=False)
             merged = bytes(timings.serialize())
             write_whole(path, hashlib.sha256(merged).digest() + merged)
     except OSError as error:
         return [Warning("timing-cache", f"the timings of this build cannot be kept: {error.strerror}")]
-    return [] if merges else [Warning("timing-cache", "the library does not merge the file: other builds' are dropped")]
+    return []
 
 
-def _read(path: Path) -> tuple[bytes, bool]:
-    """Return the timing cache in the file, or nothing, and whether the file is as it was written."""
+def _read(path: Path) -> bytes:
+    """Return the timing cache in the file; nothing if there is none, or a damaged one."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        return b"", True
     except OSError:
-        return b"", False
+        return b""
     data = content[_DIGEST_BYTES:]
-    intact = hashlib.sha256(data).digest() == content[:_DIGEST_BYTES]
-    return (data if intact else b""), intact
+    return data if hashlib.sha256(data).digest() == content[:_DIGEST_BYTES] else b""

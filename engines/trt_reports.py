@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -130,41 +129,8 @@ def reasons(messages: list[str], limit: int) -> str:
     return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
 
 
-class Progress:
-    """A build's progress by its nested phases, each with steps."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, tuple[str | None, int, int]] = {}
-        """By name: the phase around it, its steps, and how many of them are done."""
-
-    def start(self, name: str, parent: str | None, steps: int) -> None:
-        self._open[name] = parent if parent in self._open else None, max(steps, 1), 0
-
-    def step(self, name: str, number: int) -> None:
-        if name in self._open:
-            parent, steps, _ = self._open[name]
-            self._open[name] = parent, steps, number + 1
-
-    def finish(self, name: str) -> None:
-        """End a phase and those inside it."""
-        self._open.pop(name, None)
-        for inner in [inner for inner, (parent, *_) in self._open.items() if parent == name]:
-            self.finish(inner)
-
-    @property
-    def percent(self) -> int:
-        """The share of the outermost phase that was begun last."""
-        outermost = [name for name, (parent, *_) in self._open.items() if parent is None]
-        return round(100 * self._share(outermost[-1])) if outermost else 0
-
-    def _share(self, name: str) -> float:
-        _, steps, done = self._open[name]
-        inner = [self._share(each) for each, (parent, *_) in self._open.items() if parent == name]
-        return min((done + (inner[-1] if inner else 0.0)) / steps, 1.0)
-
-
 def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
-    """Make a progress monitor that reports "building 45 %" a few times a second.
+    """Make a progress monitor that reports the step of the phase a few times a second.
 
     What `report` raises, or Ctrl-C, ends the build at its next step, and `check` raises it. (Python's handler for
     Ctrl-C runs only in Python code, which these methods are, and the logger's.)
@@ -175,31 +141,23 @@ def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[],
         def __init__(self) -> None:
             library.IProgressMonitor.__init__(self)
             self.error: BaseException | None = None
-            self._progress, self._lock = Progress(), threading.Lock()
+            self._steps: dict[str, int] = {}
             self._reported = clock() - _PROGRESS_SECONDS
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self._do(lambda: self._progress.start(phase_name, parent_phase, num_steps))
+            self._steps[phase_name] = max(num_steps, 1)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            self._do(lambda: self._step(phase_name, step))
+            try:
+                if clock() - self._reported >= _PROGRESS_SECONDS:
+                    self._reported = clock()
+                    report(f"building: {phase_name}, step {step + 1} of {self._steps.get(phase_name, step + 1)}")
+            except BaseException as error:
+                self.error = self.error or error
             return self.error is None and logger.error is None
 
         def phase_finish(self, phase_name: str) -> None:
-            self._do(lambda: self._progress.finish(phase_name))
-
-        def _step(self, name: str, number: int) -> None:
-            self._progress.step(name, number)
-            if clock() - self._reported >= _PROGRESS_SECONDS:
-                self._reported = clock()
-                report(f"building {self._progress.percent} %")
-
-        def _do(self, what: Callable[[], None]) -> None:
-            try:
-                with self._lock:
-                    what()
-            except BaseException as error:
-                self.error = self.error or error
+            self._steps.pop(phase_name, None)
 
     return Monitor()
 

@@ -37,7 +37,7 @@ from engines.trt_build import (
     keep_timings,
     targets,
 )
-from engines.trt_reports import Progress, forget, logged, logger_of, reasons
+from engines.trt_reports import forget, logged, logger_of, reasons
 from exporters import build_model
 from exporters.cache import Cache
 from exporters.inputs import TensorSpec, input_specs
@@ -297,19 +297,6 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
     assert not built(rtx, replace(request, target="sm89"), cache).cached
 
 
-def test_input_that_is_a_shape_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
-        helper.make_tensor_value_info("s", TensorProto.INT64, [2]),
-    ]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])
-    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", inputs, [output])
-    path = tmp_path / "shape.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    with pytest.raises(Unsupported, match="input 's' is a shape"):
-        built(rtx, BuildRequest(path, "native", {}, target="sm89"), cache)
-
-
 # Broken graphs.
 
 
@@ -326,7 +313,6 @@ def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, c
     assert "node 1 'odd_0' (Wobble): " in message
     assert "Plugin not found" in message
     assert "'fine'" not in message
-    assert "and 2 more" in message
     assert "\n" not in message
     assert len(message) < 3000
     assert not list(cache.root.rglob("*.engine"))
@@ -477,7 +463,7 @@ def test_damaged_timings_are_dropped(plain: Any, small: BuildRequest, cache: Cac
     intact = timing_file(cache).read_bytes()
     timing_file(cache).write_bytes(intact[:-5])
     again = built(plain, request, cache, rebuild=True)
-    assert again.warnings == (Warning("timing-cache", "a damaged file was dropped"),)
+    assert again.warnings == (Warning("timing-cache", "the file is damaged or another version's; it was dropped"),)
     assert timing_file(cache).read_bytes() == intact
 
 
@@ -485,32 +471,29 @@ class Timings:
     """A timing cache that has something in it, as none has without a GPU."""
 
     def __init__(self, entries: set[str]) -> None:
-        self.entries, self.merges = entries, True
+        self.entries = entries
 
     def serialize(self) -> bytes:
         return " ".join(sorted(self.entries)).encode()
 
     def combine(self, input_cache: Timings, ignore_mismatch: bool) -> bool:
-        if self.merges:
-            self.entries |= input_cache.entries
-        return self.merges
+        self.entries |= input_cache.entries
+        return True
 
 
 class Config:
     """What a builder's configuration has of it; `accepts` is what it says to a cache that is not empty."""
 
     def __init__(self, accepts: bool = True) -> None:
-        self.accepts = accepts
-        self.timings = Timings(set())
+        self.accepts, self.timings = accepts, Timings(set())
 
     def create_timing_cache(self, serialized_timing_cache: bytes) -> Timings:
         return Timings(set(serialized_timing_cache.decode().split()))
 
     def set_timing_cache(self, cache: Timings, ignore_mismatch: bool) -> bool:
-        if cache.entries and not self.accepts:
-            return False
-        self.timings = cache
-        return True
+        if self.accepts or not cache.entries:
+            self.timings = cache
+        return self.accepts or not cache.entries
 
     def get_timing_cache(self) -> Timings:
         return self.timings
@@ -526,53 +509,14 @@ def test_timings_of_two_builds_side_by_side_are_merged(tmp_path: Path) -> None:
     keep_timings(other, path)
     assert attach_timings(third, path) == []
     assert third.timings.entries == {"first", "second"}
-    assert [found.name for found in path.parent.iterdir() if not found.name.startswith("t")] == []
-
-
-def test_timings_that_the_library_refuses_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    first, second = Config(), Config(accepts=False)
-    attach_timings(first, path)
-    first.timings.entries.add("of another device")
-    keep_timings(first, path)
-    (warning,) = attach_timings(second, path)
-    assert str(warning).startswith("timing-cache: the library refuses the file")
-    assert second.timings.entries == set()
-
-
-def test_timings_that_cannot_be_kept_or_read_lose_no_engine(tmp_path: Path) -> None:
-    (tmp_path / "timings").write_text("a file where the folder would be")
-    (tmp_path / "t").mkdir()
-    config = Config()
-    (warning,) = attach_timings(config, tmp_path / "t")
-    assert str(warning) == "timing-cache: a damaged file was dropped"
-    for path in (tmp_path / "timings" / "t", tmp_path / "t"):
-        (warning,) = keep_timings(config, path)
-        assert str(warning).startswith("timing-cache: the timings of this build cannot be kept: ")
+    refusing = Config(accepts=False)
+    assert [warning.kind for warning in attach_timings(refusing, path)] == ["timing-cache"]
+    assert refusing.timings.entries == set()
+    (tmp_path / "file").write_text("where the folder would be")
+    assert [warning.kind for warning in keep_timings(one, tmp_path / "file" / "t")] == ["timing-cache"]
 
 
 # Progress, and ends before the end.
-
-
-def test_progress_of_nested_phases() -> None:
-    progress, seen = Progress(), []
-    progress.start("all", None, 2)
-    progress.start("inner", "all", 4)
-    for number in range(4):
-        progress.step("inner", number)
-        seen.append(progress.percent)
-    progress.finish("inner")
-    progress.step("all", 0)
-    seen.append(progress.percent)
-    progress.start("second", "all", 1)
-    progress.step("unheard of", 7)
-    progress.step("all", 1)
-    seen.append(progress.percent)
-    assert seen == [12, 25, 38, 50, 50, 100]
-    progress.finish("all")
-    progress.start("again", None, 10)
-    progress.step("again", 0)
-    assert progress.percent == 10
 
 
 def test_a_build_tells_its_progress_and_ends_where_the_listener_raises(
@@ -580,7 +524,7 @@ def test_a_build_tells_its_progress_and_ends_where_the_listener_raises(
 ) -> None:
     told: list[str] = []
     build_engine(rtx, replace(small, target="sm80"), cache, told.append)
-    assert told and all(re.fullmatch(r"building \d+ %", words) for words in told)
+    assert told and all(re.fullmatch(r"building: .*, step \d+ of \d+", words) for words in told)
 
     def broken(words: str) -> None:
         raise BrokenPipeError("nobody listens")
