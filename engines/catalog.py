@@ -423,9 +423,6 @@ ENGINES: dict[str, Engine] = {
             packages=("jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin"),
             compiles=True,
             uses_cudnn=True,
-            deployment=Deployment(
-                "engines.jax_xla:write_program", {"cpu": ("jax{release}",), "cuda": ("jax[cuda13]{release}",)}
-            ),
         ),
     )
 }

@@ -141,7 +141,6 @@ def _forget_compiled() -> None:
 
 
 def _kind(kernel: str) -> str:
-    """Name the library that a kernel comes from."""
     return next((word for word in _LIBRARIES if word in kernel.lower()), "kernel")
 
 
@@ -153,7 +152,6 @@ def _graph_breaks() -> tuple[str, ...]:
 
 
 def _why_nothing() -> str:
-    """Quote what torch says of the code that it did not compile."""
     breaks = [*counters["unimplemented"], *counters["graph_break"]]
     why = (" ".join(_EXPLAINED.findall(each)[:2]) or each.partition("\n")[0] for each in breaks)
     return "; ".join(dict.fromkeys(why)) or "it has no operator to compile"
@@ -166,7 +164,6 @@ def _recompilations() -> tuple[str, ...]:
 
 
 def _recorded_graphs() -> int:
-    """Count the CUDA graphs that torch's graph trees hold on the current device."""
     from torch._inductor.cudagraph_trees import get_container
 
     manager = get_container(torch.cuda.current_device()).tree_manager

@@ -201,7 +201,6 @@ class EagerSession:
             job.phase(Phase.LOAD)
 
     def _forget(self) -> None:
-        """Free what the inputs brought."""
         self.graph = self.fallback = self.result = self.training = None
         self.model.zero_grad(set_to_none=True)
         self.inputs.clear()
@@ -241,7 +240,6 @@ class EagerSession:
             torch.cuda.synchronize()
 
     def _to_device(self, thing: Any) -> Any:
-        """Move a module or tensor to the device, floats in the job's type, images in its memory order."""
         if isinstance(thing, torch.Tensor):
             dtype = self.dtype if thing.is_floating_point() else thing.dtype
             order = self.formats.get(thing.dim(), torch.contiguous_format)

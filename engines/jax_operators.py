@@ -221,7 +221,6 @@ def _along(x: Array, dim: int, where: slice | int) -> Any:
 
 
 def _each(value: Ints | int, count: int) -> Ints:
-    """Repeat a number that torch names for all dimensions."""
     values = [value] if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 

@@ -16,23 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import export
 from torch.export.graph_signature import InputKind, OutputKind
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
-from engines.deployment import Deployed, copy_run, described_inputs
 from engines.eager import DTYPES
 from engines.jax_operators import DECOMPOSED, OPERATORS, products
 from engines.options import Options
-from engines.training import ADAMW, LEARNING_RATE, SGD, epsilon
 from exporters.build_model import restore
-from exporters.cache import Cache
 from exporters.calls import chosen, flattened, typed
 from exporters.gradients import input_names, is_input, of_reference_items, positions
-from exporters.inputs import TensorSpec, input_specs, seeded_inputs
+from exporters.inputs import TensorSpec
 from exporters.loss import prepare_to_train, seeded_target
 from exporters.onnx_export import quiet
-from exporters.weights import cached_state
 
 PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
 """`jax_default_matmul_precision`, of convolutions too. What JAX takes by default on a GPU is TF32."""
@@ -51,6 +46,8 @@ class JaxSession:
     """A compiled iteration, and the arrays on the device that it reads and replaces."""
 
     def __init__(self, job: Job[Options]) -> None:
+        if job.training.optimizer != "none":
+            raise Unsupported("the JAX engine trains without an optimizer's step: ask for optimizers: [none]")
         self.job = job
         # It opens no other device than the case's, so nothing can run on the CPU in silence.
         jax.config.update("jax_platforms", job.device)
@@ -105,13 +102,13 @@ class JaxSession:
         gradients = optimizer = None
         if self.job.pass_ == "training":
             gradients = _bytes({name: each for name, each in self.gradient.items() if not is_input(name)})
-            optimizer = _bytes(self.state["optimizer"])
+            optimizer = 0
         if self.job.device == "cpu":
             return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
         plan, held = self.compiled.memory_analysis(), self.device.memory_stats() or {}
         own = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
         own += _bytes({name: each for name, each in self.gradient.items() if is_input(name)})
-        known = weights + (gradients or 0) + (optimizer or 0) + own
+        known = weights + (gradients or 0) + own
         keys = ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use")
         pool = max((held[key] for key in keys if key in held), default=None)
         slack = None if pool is None else max(pool - known, 0)
@@ -151,17 +148,13 @@ class JaxSession:
         jax.clear_caches()
 
     def _threads(self) -> dict[str, int]:
-        """Count the threads of XLA's CPU client, by their names; nothing where there is no /proc."""
         names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
         return {"threads": names.count("tf_XLAEigen")} if names and self.job.device == "cpu" else {}
 
     def _start(self) -> dict[str, Any]:
-        """Return weights, buffers and the optimizer's state as before the first iteration."""
         weights = {name: self._to_device(tensor) for name, tensor in self.program.weights.items()}
         buffers = {name: self._to_device(tensor) for name, tensor in self.program.buffers.items()}
-        trained = {name: weight for name, weight in weights.items() if name in self.program.trained}
-        optimizer = start_of_optimizer(self.job, trained)
-        return {"weights": weights, "buffers": buffers, "optimizer": optimizer}
+        return {"weights": weights, "buffers": buffers}
 
     def _compile(self) -> Any:
         with jax.default_matmul_precision(PRODUCTS.get(self.job.precision, "default")):
@@ -174,7 +167,6 @@ class JaxSession:
             return jax.jit(step, donate_argnums=0).lower(self.state, self.inputs, self.target).compile()
 
     def _to_device(self, thing: Array | torch.Tensor) -> jax.Array:
-        """Copy to the device, floats in the job's type."""
         return jax.device_put(converted(thing, self.job.precision), self.device)
 
 
@@ -200,7 +192,6 @@ def converted(thing: Array | torch.Tensor, precision: str) -> Array:
 
 
 def _sample(gradient: jax.Array) -> Array:
-    """The elements at `positions`."""
     return _to_numpy(gradient).ravel()[positions(gradient.size)]
 
 
@@ -287,7 +278,6 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
 
 
 def _name(target: Any) -> str:
-    """Name what a node calls: an ATen operator, or a function of Python's."""
     schema: Any = getattr(target, "_schema", None)
     return getattr(target, "__name__", "?") if schema is None else str(schema.name.removeprefix("aten::"))
 
@@ -320,9 +310,7 @@ def make_step(
 
         result, pull, buffers = jax.vjp(forward, sought, has_aux=True)
         (gradients,) = pull(target if head == "logits" else jnp.ones((), result.dtype))
-        trained = {name: gradient for name, gradient in gradients.items() if name in program.trained}
-        new, optimizer = _update(job, weights, trained, state["optimizer"])
-        return result, gradients, {"weights": {**weights, **new}, "buffers": buffers, "optimizer": optimizer}
+        return result, gradients, {"weights": weights, "buffers": buffers}
 
     return step, target
 
@@ -333,67 +321,3 @@ def loss(first: jax.Array, target: jax.Array | None) -> jax.Array:
     if target is None:
         return jnp.square(first).mean()
     return -jnp.take_along_axis(jax.nn.log_softmax(first), target[:, None], 1).mean()
-
-
-def start_of_optimizer(job: Job[Options], weights: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """Return the optimizer's state before the first step."""
-
-    def zeros() -> dict[str, jax.Array]:
-        return {name: jnp.zeros_like(weight) for name, weight in weights.items()}
-
-    if job.training.optimizer == "sgd":
-        return {"momentum": zeros()}
-    if job.training.optimizer == "adamw":
-        return {"mean": zeros(), "square": zeros(), "steps": jnp.zeros((), jnp.float32)}
-    return {}
-
-
-def _update(
-    job: Job[Options], weights: Mapping[str, jax.Array], gradients: Mapping[str, jax.Array], state: Mapping[str, Any]
-) -> tuple[dict[str, jax.Array], Mapping[str, Any]]:
-    """Return the new weights and state, by torch's SGD or AdamW."""
-    if job.training.optimizer == "sgd":
-        momentum = {
-            name: SGD["momentum"] * state["momentum"][name] + gradient + SGD["weight_decay"] * weights[name]
-            for name, gradient in gradients.items()
-        }
-        return {name: weights[name] - LEARNING_RATE * m for name, m in momentum.items()}, {"momentum": momentum}
-    if job.training.optimizer == "adamw":
-        one, two = ADAMW["betas"]
-        steps = state["steps"] + 1
-        mean = {n: one * state["mean"][n] + (1 - one) * g for n, g in gradients.items()}
-        square = {n: two * state["square"][n] + (1 - two) * g * g for n, g in gradients.items()}
-        new = {}
-        for name, m in mean.items():
-            root = jnp.sqrt(square[name] / (1 - two**steps)) + epsilon(job.precision)
-            kept = weights[name] * (1 - LEARNING_RATE * ADAMW["weight_decay"])
-            new[name] = (kept - LEARNING_RATE * m / (1 - one**steps) / root).astype(weights[name].dtype)
-        return new, {"mean": mean, "square": square, "steps": steps}
-    return {}, state
-
-
-def write_program(job: Job[Options], folder: Path, built: Path | None) -> Deployed:
-    """Write model.stablehlo, a program for the job's batch size and device, and its weights.
-
-    It is lowered for the device without having it; XLA compiles it when it is run.
-    """
-    jax.config.update("jax_platforms", "cpu")
-    specs = input_specs(job.source)
-    model = restore(job.source, cached_state(job.source, Cache())).to(DTYPES[job.precision])
-    inputs = seeded_inputs(specs, job.batch_size)
-    program = trace(model, inputs, specs)
-    state = {n: converted(t, job.precision) for n, t in {**program.weights, **program.buffers}.items()}
-    items = [converted(array, job.precision) for array in inputs]
-    with jax.default_matmul_precision(PRODUCTS.get(job.precision, "default")):
-        call = jax.jit(lambda state, items: program(state, state, items)[0])
-        exported = export.export(call, platforms=[job.device])(state, items)
-    (folder / "model.stablehlo").write_bytes(exported.serialize())
-    # NumPy's files have no bf16.
-    stored = {n: array.astype(np.float32) if array.dtype == "bfloat16" else array for n, array in state.items()}
-    np.savez(folder / "weights.npz", **stored)  # type: ignore[arg-type]
-    copy_run("run_jax.py", folder)
-    return Deployed(
-        {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
-        f"model.stablehlo is the program, for batches of {job.batch_size} only, and weights.npz has its weights; XLA "
-        "compiles it at the first call.",
-    )

@@ -189,7 +189,6 @@ def origins(graph: onnx.GraphProto) -> list[Origin]:
 
 
 def _list(written: str | None) -> Sequence[str]:
-    """Parse a list of texts as Python writes it; empty for anything else."""
     try:
         value = ast.literal_eval(written or "[]")
     except (ValueError, SyntaxError):
@@ -450,5 +449,4 @@ def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list
 
 
 def _kind(name: str) -> str:
-    """Shorten aten::conv2d to conv2d; a backward operator becomes ConvolutionBackward0."""
     return name.removeprefix(_BACKWARD).removeprefix("aten::").removeprefix("torch::autograd::")

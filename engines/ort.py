@@ -263,7 +263,6 @@ class OrtSession:
         return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
 
     def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
-        """Bind a buffer on the device: a copy of `array`, or an empty one of `shape`."""
         if node.type not in _TYPES:
             raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
         dtype, element = _TYPES[node.type]
@@ -364,7 +363,6 @@ def _arena_bytes(start: int, end: int) -> int | None:
 
 
 def _logged(start: int, end: int) -> bytes:
-    """Read standard error, a file, between two positions."""
     if end <= start:
         return b""
     with Path("/proc/self/fd/2").open("rb") as log:
@@ -373,7 +371,6 @@ def _logged(start: int, end: int) -> bytes:
 
 
 def _log_size() -> int:
-    """Return the size of standard error; 0 if it is no file."""
     status = os.fstat(2)
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 

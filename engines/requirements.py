@@ -62,7 +62,6 @@ def _fault(requirement: Requirement) -> str | None:
 
 
 def _too_old(requirement: Requirement) -> str | None:
-    """Return the installed version if it is too old."""
     version = installed_version(*(requirement.packages or (requirement.name,))) if requirement.least else None
     return version if version and _numbers(version) < _numbers(requirement.least) else None
 

@@ -26,7 +26,6 @@ from engines.requirements import explain, install_command, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
 from engines.trt_reports import (
     EngineLayer,
-    check,
     forget,
     logged,
     logger_of,
@@ -175,8 +174,6 @@ class TrtSession:
             | {
                 "buffers_by": self.driver.version,
                 "layers": self.engine.num_layers,
-                "refittable": self.engine.refittable,
-                "streamable_weights_bytes": self.engine.streamable_weights_size,
                 "auxiliary_streams": self.engine.num_aux_streams,
             },
         )
@@ -244,7 +241,6 @@ class TrtSession:
         return self.runtime_config
 
     def _bind(self) -> None:
-        """Give the context shapes, addresses and scratch memory, and upload the inputs."""
         names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
         own = [spec.name for spec in self.specs]
         arrays = dict(zip(own, self.job.named_inputs(own), strict=True))
@@ -309,8 +305,7 @@ class TrtSession:
             return []
 
     def _check(self, accepted: Any, what: str) -> None:
-        """Raise RuntimeError with what the library logged, unless `accepted`; and Ctrl-C that its logger kept."""
-        check(self.logger)
+        """Raise RuntimeError with what the library logged, unless `accepted`."""
         if accepted is None or accepted is False:
             raise RuntimeError(f"{self.product} {what}: {self._logged()}")
 
@@ -319,14 +314,12 @@ class TrtSession:
 
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
-    """Say what to build for the current GPU."""
     specs = graph_specs(job.source, job.graph)
     shapes = batch_shapes(specs, _batches(job, specs))
     return BuildRequest(job.graph, job.precision, shapes, job.options, **built_for(library, *current_gpu()))
 
 
 def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
-    """Return the least, most likely and largest batch size that the engine is for."""
     text, batch = job.options.batch_range, job.batch_size
     if not text:
         return batch, batch, batch
@@ -339,7 +332,6 @@ def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, in
 
 
 def _names(onnx: Path) -> tuple[list[str], list[str]]:
-    """Name the graph's outputs, in its order, and its convolutions and matrix products."""
     graph = read_onnx(onnx).graph
     return [value.name for value in graph.output], [node.name for node in graph.node if computes(node) and node.name]
 
@@ -354,7 +346,6 @@ def current_gpu() -> tuple[str, str]:
 
 
 def _profiler(library: Any) -> Any:
-    """Make an IProfiler that sums each layer's milliseconds in `ms`, in running order."""
 
     class Profiler(library.IProfiler):  # type: ignore[misc]
         def __init__(self) -> None:

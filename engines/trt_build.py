@@ -123,7 +123,6 @@ def engine_key(library: Any, request: BuildRequest) -> str:
 
 
 def _versions(library: Any) -> list[str]:
-    """Name the versions of the bindings, the parser and the installed libraries."""
     rtx = bool(targets(library))
     libraries = [f"{name} {version}" for name, version in _installed_libraries().items() if ("rtx" in name) == rtx]
     bindings = f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}"
@@ -162,7 +161,6 @@ def _build(
             warnings += attach_timings(config, timings)
         config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
-        check(logger)
         check(monitor)
         if plan is None:
             raise _failure(library, request, logger)
@@ -178,7 +176,6 @@ def _build(
 
 
 def _failure(library: Any, request: BuildRequest, logger: Any) -> Exception:
-    """Make the exception for a builder that gives no engine."""
     why = logged(logger, 2 * _ERROR_CHARACTERS)
     if re.search(_NO_KERNELS, " ".join(logger.errors)):
         return Unsupported(f"{product(library)} has no kernels of this graph for {request.target}: {why}")
@@ -195,7 +192,6 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
 
 
 def _explain(refusal: Any) -> str:
-    """Render one of the parser's errors: the node, its operator, and why."""
     why = reasons([refusal.desc()], _ERROR_CHARACTERS)
     if refusal.node() < 0:  # It is about the file.
         return why
@@ -286,8 +282,6 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> An
                 f"and install the one for torch's CUDA: {install_command(install)}"
             ) from error
         raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
-    finally:
-        check(logger)
 
 
 def targets(library: Any) -> tuple[str, ...]:
@@ -333,7 +327,6 @@ def keep_timings(config: Any, path: Path) -> list[Warning]:
 
 
 def _read(path: Path) -> bytes:
-    """Return the timing cache in the file; nothing if there is none, or a damaged one."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -5,6 +5,7 @@ The library calls logger and monitor back, from threads of its own too: what the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -87,16 +88,12 @@ def _new_logger(library: Any) -> Any:
             self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
             self.skipped: deque[str] = deque(maxlen=_KEPT_ERRORS)
             """About kernels that a build tried and left out."""
-            self.error: BaseException | None = None
-            """Ctrl-C while the library logged, which would swallow it: `check` raises it."""
 
         def log(self, severity: Any, message: str) -> None:
-            try:
+            with contextlib.suppress(Exception):
                 self._keep(severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR), message)
                 if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR, library.ILogger.WARNING):
                     print(f"{library.__name__}: {message}", file=sys.stderr)
-            except BaseException as error:
-                self.error = self.error or (None if isinstance(error, Exception) else error)
 
         def _keep(self, wrong: bool, message: str) -> None:
             if _SKIPPED.search(message):
@@ -132,10 +129,8 @@ def reasons(messages: list[str], limit: int) -> str:
 def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
     """Make a progress monitor that reports the step of the phase a few times a second.
 
-    What `report` raises, or Ctrl-C, ends the build at its next step, and `check` raises it. (Python's handler for
-    Ctrl-C runs only in Python code, which these methods are, and the logger's.)
+    What `report` raises, or Ctrl-C, ends the build at its next step, and `check` raises it.
     """
-    logger = logger_of(library)
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -154,7 +149,7 @@ def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[],
                     report(f"building: {phase_name}, step {step + 1} of {self._steps.get(phase_name, step + 1)}")
             except BaseException as error:
                 self.error = self.error or error
-            return self.error is None and logger.error is None
+            return self.error is None
 
         def phase_finish(self, phase_name: str) -> None:
             self._steps.pop(phase_name, None)
@@ -162,9 +157,9 @@ def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[],
     return Monitor()
 
 
-def check(kept_by: Any) -> None:
-    """Raise what a monitor or a logger has kept, if anything: it ended the build, or would have."""
-    error, kept_by.error = kept_by.error, None  # Kept there, it would keep the builder: its traceback refers to both.
+def check(monitor: Any) -> None:
+    """Raise what the monitor has kept, if anything: it ended the build."""
+    error, monitor.error = monitor.error, None  # Kept there, it would keep the builder: its traceback refers to both.
     try:
         if error is not None:
             raise error
@@ -184,7 +179,6 @@ class EngineLayer:
     compute_type: str | None = None
     """Of the operands of a convolution or matrix product, "unknown" if the engine does not say it; else None."""
     tf32: bool = False
-    output_type: str | None = None
 
 
 def read_layers(text: str) -> list[EngineLayer]:
@@ -221,7 +215,6 @@ def summarize(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[
     return {
         "compute_types": compute_types(layers, products),
         "layer_types": dict(Counter(layer.kind or "unknown" for layer in layers)),
-        "output_types": dict(Counter(layer.output_type for layer in layers if layer.output_type)),
         "tf32_kernels": sum(layer.tf32 for layer in layers),
     }
 
@@ -234,14 +227,12 @@ def _layer(entry: Any) -> EngineLayer:
     computes = bool(
         _COMPUTING_TYPE.search(kind) or _COMPUTING_KERNEL.search(tactic) or not _COMPUTING_WORDS.isdisjoint(words)
     )
-    outputs = _tensor_types(entry.get("Outputs"))
     return EngineLayer(
         name=str(entry.get("Name", "")),
         kind=kind,
         nodes=tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
         compute_type=_compute_type(entry, tactic) if computes else None,
         tf32=computes and "tf32" in tactic,
-        output_type=outputs[0] if outputs else None,
     )
 
 

@@ -28,25 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("engine", "pass_", "device", "precision", "kind"),
-    [
-        ("eager", "inference", "cpu", "fp32", "canonical"),
-        ("eager", "training", "cpu", "bf16", "factory"),
-        ("compiled", "training", "cuda", "tf32", "canonical"),
-        ("ort", "inference", "cuda", "tf32", "canonical"),
-        ("ort", "inference", "cpu", "native", "onnx"),
-        ("ort", "inference", "cpu", "int8", "canonical"),
-        ("trt", "inference", "cuda", "int8", "factory"),
-        ("openvino", "inference", "cpu", "native", "onnx"),
-        ("eager", "inference", "cpu", "int8", "canonical"),
-        ("compiled", "inference", "cuda", "fp8", "layer"),
-    ],
-)
-def test_what_an_engine_can_has_no_reason(engine: str, pass_: str, device: Device, precision: str, kind: str) -> None:
-    assert unsupported(ENGINES[engine], pass_, device, precision, kind) is None
-
-
-@pytest.mark.parametrize(
     ("engine", "pass_", "device", "precision", "kind", "words"),
     [
         # The kind of model comes before all else.
@@ -106,15 +87,6 @@ def test_engine_has_a_module_and_known_words(engine: Engine) -> None:
         assert not any(what in able for (_, on), able in engine.precisions.items() if on == device), (
             "a reason for a can"
         )
-
-
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-def test_options_have_defaults_of_their_type(engine: Engine) -> None:
-    for name, option in engine.options.declared().items():
-        assert type(option.default) is option.type, name
-        assert option.meaning
-        assert not option.choices or option.default in option.choices
-        assert set(option.devices) <= set(DEVICES)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
@@ -213,17 +185,6 @@ def test_compute_capabilities_are_the_librarys() -> None:
 
     known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]
     assert list(ENGINES["trt-rtx"].hardware["cuda"]) == known
-
-
-def test_compiler_may_be_named_by_cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = next(r for r in ENGINES["compiled"].requirements if r.kind == "program")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert missing(made_up(compiler), "cpu") == [compiler]
-    own = tmp_path / "my-compiler"
-    own.touch(mode=0o755)
-    monkeypatch.setenv("CXX", str(own))
-    assert missing(made_up(compiler), "cpu") == []
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from able_engines import if_able
@@ -108,71 +107,10 @@ def test_each_part_is_compiled(layer: Layer, engine: str, open_layer: Open, cach
 
 
 @layers
-def test_bf16_is_near(layer: Layer, open_layer: Open, cache: Cache) -> None:
-    session = open_layer("eager", layer, "bf16")
-    session.run(lambda name: None)
-    errors = list(map(error, own_gradients(session), true_gradients(session, layer, cache)))
-    assert 1e-4 < max(errors) < 2e-2
-    assert session.proof().compute_types == {"bfloat16": 3}
-
-
-@layers
-def test_output_is_inferences(layer: Layer, open_layer: Open) -> None:
-    outputs = []
-    for pass_ in ("training", "inference"):
-        session = open_layer("eager", layer, pass_=pass_)
-        session.run(lambda name: None)
-        outputs.append(session.outputs())
-    ((ours,), (inferred,)) = outputs
-    np.testing.assert_array_equal(ours, inferred)
-
-
-@layers
 def test_proof_counts_one_operator_a_part(layer: Layer, open_layer: Open) -> None:
     session = open_layer("eager", layer)
     session.run(lambda name: None)
     assert session.proof().compute_types == {"float32": 3}
-
-
-@layers
-def test_nothing_of_the_last_iteration_is_left_while_one_runs(layer: Layer, open_layer: Open) -> None:
-    """Else its gradients would lie beside the new ones at the peak of memory."""
-    session = open_layer("eager", layer)
-    session.run(lambda name: None)
-    left: dict[str, list[bool]] = {}
-
-    def look(name: str) -> None:
-        tensors = session.inputs[0], *session.model.parameters()
-        left[name] = [tensor.grad is not None for tensor in tensors] + [session.result is not None]
-
-    session.run(look)
-    assert not any(left["forward"])
-    assert left["grad_input"] == [True] + [False] * (len(left["forward"]) - 1)
-
-
-def test_profile_shows_both_gradients(open_layer: Open) -> None:
-    session = open_layer("eager", LAYERS["grouped"])
-    session.run(lambda name: None)
-    kinds = [layer.kind for layer in session.layers()]
-    assert kinds.count("conv2d") == 1
-    assert kinds.count("convolution_backward") == 2
-
-
-@pytest.mark.parametrize("engine", ["eager", if_able("compiled")])
-def test_inference_keeps_one_output(engine: str, open_layer: Open) -> None:
-    """An engine with a buffer for its output needs one; a session that kept the last would seem to need two."""
-    session = open_layer(engine, LAYERS["grouped"], pass_="inference")
-    session.run(lambda name: None)
-    call, seen = session.call, []
-
-    def look(*inputs: torch.Tensor) -> Any:
-        seen.append(session.result)
-        return call(*inputs)
-
-    session.call = look
-    session.run(lambda name: None)
-    assert seen == [None]
-    assert session.outputs()
 
 
 def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache: Cache) -> None:

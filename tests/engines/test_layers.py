@@ -20,13 +20,11 @@ from engines import layers as torch_trace
 from engines.base import Job, Layer, Session
 from engines.catalog import ENGINES
 from engines.layers import (
-    Iteration,
     Kernel,
     Operator,
     Origin,
     Span,
     Step,
-    Trace,
     covered_by,
     covered_nodes,
     iteration_layers,
@@ -36,7 +34,7 @@ from engines.layers import (
     read_operators,
 )
 from engines.ort import OrtSession, session_options
-from engines.ort_layers import NodeRun, Run, clock_offset, host_layers, launched_in, read_runs
+from engines.ort_layers import NodeRun, clock_offset, host_layers, launched_in, read_runs
 from exporters.cache import Cache
 from exporters.inputs import input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import export_onnx
@@ -133,12 +131,6 @@ def test_eager_has_a_layer_for_each_operator_in_order(open_session: Open, export
     assert {node for layer in layers for node in layer.nodes} == set(exported)
 
 
-def test_eager_without_an_exported_graph_covers_no_nodes(open_session: Open) -> None:
-    layers = open_session("eager", exported=False).layers()
-    assert [(layer.name, layer.kind) for layer in layers] == OPERATORS
-    assert {layer.nodes for layer in layers} == {()}
-
-
 def test_profiling_leaves_no_hooks_behind_and_the_session_as_it_was(open_session: Open) -> None:
     hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
     session = open_session("eager")
@@ -185,12 +177,6 @@ def test_ort_covers_every_exported_node_once(
     assert all(layer.ms >= 0 for layer in layers)
     assert sum(layer.ms for layer in layers) > 0
     assert list(tmp_path.iterdir()) == [], "the profile is gone"
-
-
-def test_unoptimized_ort_runs_the_exported_nodes_themselves(open_session: Open, exported: list[str]) -> None:
-    layers = open_session("ort", optimize=False).layers()
-    assert [layer.nodes for layer in layers] == [(node,) for node in exported]
-    assert [layer.name for layer in layers] == exported
 
 
 def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -400,24 +386,9 @@ def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched() -> Non
     assert strangers == []
 
 
-def test_a_kernel_between_two_nodes_belongs_to_the_nearer_if_it_is_near() -> None:
-    times, strangers = launched_in(NODES, [kernel(53), kernel(57), kernel(8)], offset=0)
-    assert times == [2.0, 1.0, 0.0]
-    assert strangers == []
-    _, strangers = launched_in([NODES[0], NODES[2]], [kernel(20)] * 30 + [kernel(61), kernel(200)], offset=0)
-    assert [k.launched for k in strangers] == [61, 200]
-
-
 def test_clocks_that_do_not_fit_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="30 of 30 kernels lie outside"):
         launched_in(NODES, [kernel(5000)] * 30, offset=0)
-
-
-def test_an_offset_that_contradicts_the_calls_is_replaced() -> None:
-    runs = [Run(0, 100, []), Run(200, 300, [])]
-    calls = Trace([Iteration(990, 1110, 1150), Iteration(1195, 1305, 1350)], 0)
-    assert clock_offset(runs, 1003.0, calls) == 1003.0
-    assert clock_offset(runs, 0.0, calls) == 1000.0
 
 
 # Which exported nodes a runtime's steps cover.

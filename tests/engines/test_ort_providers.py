@@ -12,10 +12,9 @@ import pytest
 
 from engines.base import Job, Unsupported
 from engines.catalog import ENGINES, OrtOptions, OrtTrtOptions, foreign_hardware
-from engines.options import is_path, key_values
+from engines.options import key_values
 from engines.ort import session_options
 from engines.ort_providers import PROVIDERS, load_plugin, load_tensorrt, plugin_device
-from engines.requirements import explain, missing
 from exporters.source import ModelSource
 from profiler.machine import Target
 
@@ -56,14 +55,6 @@ def test_the_switch_of_tf32_is_off_but_for_tf32(monkeypatch: pytest.MonkeyPatch)
     load_tensorrt(job("tf32"))
     assert "NVIDIA_TF32_OVERRIDE" not in os.environ
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # Which is put back.
-
-
-@pytest.mark.skipif(bool(missing(ENGINES["ort"], "cuda")), reason="ONNX Runtime is a build for the CPU")
-def test_what_the_tensorrt_provider_lacks_is_said_with_the_command_and_the_size() -> None:
-    if not missing(ENGINES["ort-trt"], "cuda"):
-        pytest.skip("TensorRT 10 is installed")
-    said = explain(missing(ENGINES["ort-trt"], "cuda"))
-    assert "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)" in said
 
 
 @pytest.mark.parametrize(("mask", "asked", "given"), [({0, 2}, 0, 2), ({0, 1, 2, 3}, 0, 0), ({0, 2}, 3, 3)])
@@ -137,10 +128,3 @@ def test_a_plugins_options() -> None:
     for wrong in ("a", "=1", "a=1;b"):
         with pytest.raises(ValueError, match="key=value; key=value"):
             key_values(wrong)
-
-
-@pytest.mark.parametrize(
-    ("library", "file"), [("a_b.c", False), ("a", False), ("a.so", True), ("x/a", True), ("./a", True)]
-)
-def test_a_package_is_no_file(library: str, file: bool) -> None:
-    assert is_path(library) == file

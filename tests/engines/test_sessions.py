@@ -6,7 +6,6 @@ import gc
 import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import torch
 from able_engines import if_able
 from sessions import cache_beside, error, outputs, switches_put_back
-from torch._dynamo.utils import counters
 
 import engines
 from engines.base import Feedable, Job, Session
@@ -27,7 +25,6 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state
-from profiler.processes.process import Call, run_one
 
 FACTORY = """
 from torch import nn
@@ -123,11 +120,6 @@ def test_compiled_in_channels_last_and_half_precision_gives_the_same_outputs(
     assert 1e-4 < error(outputs(open_session(engine, "bf16", channels_last=True)), expected) < 5e-2
 
 
-def test_an_unoptimized_ort_gives_the_same_outputs(open_session: Open, expected: Any) -> None:
-    assert error(outputs(open_session("ort", optimize=False)), expected) < 1e-5
-    assert error(outputs(open_session("ort", threads=1)), expected) < 1e-5
-
-
 def test_training_marks_its_parts_and_leaves_gradients(open_session: Open) -> None:
     session: Any = open_session("eager", pass_="training")
     for _ in range(2):
@@ -143,28 +135,6 @@ def test_training_marks_its_parts_and_leaves_gradients(open_session: Open) -> No
     assert session.model.training
 
 
-def test_training_twice_gives_the_gradients_of_one_iteration(open_session: Open) -> None:
-    session: Any = open_session("eager", pass_="training")
-    session.run(lambda name: None)
-    first = [parameter.grad.clone() for parameter in session.model.parameters()]
-    session.run(lambda name: None)
-    for before, parameter in zip(first, session.model.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, before)
-
-
-def test_torchs_older_switches_can_still_be_read(open_session: Open) -> None:
-    """torch.export reads them, and so may a user's model; torch raises where convolutions and RNNs differ."""
-    open_session("eager")
-    assert torch.backends.cudnn.allow_tf32 is False
-    assert torch.backends.cuda.matmul.allow_tf32 is False
-
-
-def test_inference_marks_nothing(open_session: Open) -> None:
-    marks: list[str] = []
-    open_session("eager").run(marks.append)
-    assert marks == []
-
-
 def test_channels_last_really_is(open_session: Open) -> None:
     session: Any = open_session("eager", channels_last=True)
     seen: list[torch.Tensor] = []
@@ -177,17 +147,6 @@ def test_channels_last_really_is(open_session: Open) -> None:
     plain: Any = open_session("eager")
     assert plain.inputs[0].is_contiguous()
     assert not plain.proof().details["channels_last"]
-
-
-def test_channels_last_of_volumes_is_an_order_of_its_own(cache: Cache) -> None:
-    source = ModelSource("volumes", factory="tiny_for_sessions:volumes", input_shape=(2, 4, 4, 4))
-    inputs, own = tuple(seeded_inputs(input_specs(source), 1)), ENGINES["eager"].options(channels_last=True)
-    job = Job(source, "inference", "fp32", 1, "cpu", own, inputs, cached_state(source, cache), None, lambda name: None)
-    session: Any = engines.open_session("eager", job)
-    session.run(lambda name: None)
-    for tensor in (*session.inputs, session.model[0].weight):
-        assert tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    assert session.proof().details["channels_last"]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16")])
@@ -211,16 +170,6 @@ def test_proof_of_compiled_counts_its_graphs(open_session: Open, engine: str) ->
     assert proof.details["compiled_graphs"] >= 1
     assert proof.graph_breaks == 0
     assert proof.cuda_graph is False
-
-
-@pytest.mark.parametrize("engine", [COMPILED])
-def test_what_a_process_has_compiled_before_keeps_no_session_from_being_compiled(
-    open_session: Open, engine: str
-) -> None:
-    with torch._dynamo.config.patch(recompile_limit=1):
-        open_session(engine)
-        counters.clear()
-        assert open_session(engine).proof().details["compiled_graphs"] == 1
 
 
 def test_no_call_of_ort_asks_for_an_option_that_is_not_set(open_session: Open) -> None:
@@ -253,13 +202,6 @@ def test_weights_of_a_torch_session_are_its_parameters_and_statistics(open_sessi
     tensors = PARAMETERS + STATISTICS
     assert open_session("eager").memory().weights == 4 * tensors + COUNTER_BYTES
     assert open_session("eager", "bf16").memory().weights == 2 * tensors + COUNTER_BYTES
-
-
-def test_weights_of_an_ort_session_are_the_graphs(open_session: Open) -> None:
-    weights = open_session("ort").memory().weights
-    assert weights is not None
-    # The exporter may fold the batch normalization, and adds shapes of a few bytes.
-    assert 4 * (PARAMETERS - 16) <= weights <= 4 * (PARAMETERS + STATISTICS) + 256
 
 
 @pytest.mark.parametrize(
@@ -304,31 +246,3 @@ def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.Captur
     assert ort._arena_bytes(loaded, ort._log_size()) == 1024
     assert ort._arena_bytes(loaded, loaded) is None
     capfd.readouterr()
-
-
-ARENA = """
-import numpy, onnx, onnxruntime
-import engines.ort  # which configures the log
-
-def run(_, report):
-    value = onnx.helper.make_tensor_value_info
-    weights = [onnx.numpy_helper.from_array(numpy.ones((64, 64), "float32"), "w")]
-    x, y = value("x", 1, [64, 64]), value("y", 1, [64, 64])
-    nodes = [onnx.helper.make_node("MatMul", [a, "w"], [b]) for a, b in ("xh", "hy")]
-    graph = onnx.helper.make_graph(nodes, "g", [x], [y], weights)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
-    onnxruntime.set_default_logger_severity(1)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    session.run(None, {"x": numpy.ones((64, 64), "float32")})
-"""
-
-
-def test_onnx_runtimes_arena_says_what_the_parser_expects(forkserver: None, tmp_path: Path) -> None:
-    """On the CPU the arena is another one, and its lines are the same."""
-    (tmp_path / "arena.py").write_text(ARENA)
-    assert run_one(Call("arena:run", None, tmp_path / "log", path=(str(tmp_path),))).status == "ok"
-    from engines import ort
-
-    text = (tmp_path / "log").read_bytes().replace(b"BFCArena for Cpu", b"BFCArena for Cuda")
-    kinds = {name for match in ort._ARENA.finditer(text) for name, found in match.groupdict().items() if found}
-    assert kinds == {"arena", "grown", "reserved"}

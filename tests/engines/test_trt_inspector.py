@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.base import Proof
 from engines.trt_reports import EngineLayer, compute_types, read_layers, summarize
-from exporters.source import ModelSource
-from profiler.job.case import Case
-from profiler.worker.checks import mismatch, remarks
 
 pytestmark = pytest.mark.slow
 
@@ -86,11 +82,9 @@ def test_layers_of_tensorrt_10() -> None:
         ("node_add_1", "node_mean"),
         ("node_linear", "node_add"),
     ]
-    assert [layer.output_type for layer in layers] == ["float16"] * 4
     assert summarize(layers, PRODUCTS) == {
         "compute_types": {"float16": 2},
         "layer_types": {"Reformat": 1, "CaskConvolution": 1, "kgen": 1, "gemm": 1},
-        "output_types": {"float16": 4},
         "tf32_kernels": 0,
     }
 
@@ -107,7 +101,7 @@ def test_layers_of_tensorrt_11_keep_type_and_format_apart() -> None:
         "I/O Tensors": [{"Name": "x", "IOMode": "Input", "DataType": "Float", "Dimensions": [1, 64]}],
     }
     (layer,) = read_layers(json.dumps(engine))
-    assert (layer.compute_type, layer.output_type) == ("bfloat16", "float16")
+    assert layer.compute_type == "bfloat16"
 
 
 def test_an_engine_that_keeps_names_alone_proves_nothing() -> None:
@@ -121,11 +115,6 @@ def test_an_engine_that_keeps_names_alone_proves_nothing() -> None:
 def test_what_is_no_description_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"Layers|JSON|Expecting"):
         read_layers(text)
-
-
-def test_separators_may_stand_in_the_text_as_they_are() -> None:
-    (layer,) = read_layers('{"Layers": [{"Name": "a", "Metadata": "[ONNX Layer: a]\x1e[ONNX Layer: b]\x1f"}]}')
-    assert layer.nodes == ("a", "b")
 
 
 def test_names_with_brackets_are_kept_whole() -> None:
@@ -180,25 +169,6 @@ def test_without_a_kernel_that_tells_weights_and_constants_do(fields: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("Row major linear FP32", "float32"),
-        ("Two wide channel vectorized row major FP16 format", "float16"),
-        ("Thirty-two wide channel vectorized row major Int8 format.", "int8"),
-        ("Channel major BFloat16 format where channel % 8 == 0", "bfloat16"),
-        ("Row major linear BOOL", "bool"),
-        ("Half", "float16"),
-        ("Float", "float32"),
-        ("FP8", "float8"),
-        ("Int64", "int64"),
-    ],
-)
-def test_formats_are_read(words: str, expected: str) -> None:
-    (layer,) = described(changed(POINTWISE, Outputs=[tensor("y", words)]))
-    assert layer.output_type == expected
-
-
-@pytest.mark.parametrize(
     ("kind", "tactic", "computes"),
     [
         ("CaskConvolution", "", True),
@@ -233,41 +203,6 @@ def test_products_in_an_opaque_layer_are_unknown() -> None:
     assert compute_types(described(foreign), PRODUCTS) == {"unknown": 2}
 
 
-def test_products_merged_into_one_layer_are_seen() -> None:
-    merged = changed(GEMM, Metadata="[ONNX Layer: q]\x1e[ONNX Layer: k]\x1e[ONNX Layer: v]")
-    assert compute_types(described(merged), ["q", "k", "v"]) == {"float16": 1}
-
-
 def test_an_engine_without_origins_is_taken_at_its_layers_word() -> None:
     layers = described(changed(CONVOLUTION, Metadata=""), changed(GEMM, Metadata=None))
     assert compute_types(layers, PRODUCTS) == {"float16": 2}
-
-
-def case(precision: str) -> Case:
-    return Case("net", "trt", "trt", "inference", precision, 1, "cuda", 0, ModelSource("net"), {})  # type: ignore[arg-type]
-
-
-def proof(*layers: dict[str, Any], tf32: bool = False) -> Proof:
-    return Proof.from_dict({**summarize(described(*layers), PRODUCTS), "tf32": tf32, "cuda_graph": False})
-
-
-def test_an_fp16_request_computed_in_fp32_fails() -> None:
-    assert mismatch(case("fp16"), proof(CONVOLUTION, GEMM)) is None
-    widened = changed(CONVOLUTION, TacticName="sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc")
-    assert mismatch(case("fp16"), proof(widened, GEMM)) == "asked for fp16, computed in float16 (1×), float32 (1×)"
-
-
-def test_int8_needs_one_product_in_int8_and_the_rest_is_remarked() -> None:
-    narrow = changed(CONVOLUTION, TacticName="sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32_nhwckrsc_nhwc")
-    wide = changed(GEMM, TacticName="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n")
-    assert mismatch(case("int8"), proof(narrow, wide)) is None
-    said = [remark for remark in remarks(case("int8"), proof(narrow, wide)) if remark.kind == "mixed-precision"]
-    assert list(map(str, said)) == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
-    assert "asked for int8, computed in float32 (1×), unknown (1×)" in (mismatch(case("int8"), proof(wide)) or "")
-
-
-def test_what_cannot_be_seen_is_unproven_and_no_failure() -> None:
-    opaque = proof(changed(POINTWISE, LayerType="Myelin", Metadata=""))
-    assert mismatch(case("fp16"), opaque) is None
-    (remark,) = remarks(case("fp16"), opaque)
-    assert str(remark) == "unproven: the types of 2 convolutions and products could not be seen"

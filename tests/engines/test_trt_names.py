@@ -219,16 +219,3 @@ def test_the_reader_of_names_sees_them(versions: dict[str, set[str]]) -> None:
 )
 def test_a_name_that_does_not_exist_shows(source: str, wrong: str, versions: dict[str, set[str]]) -> None:
     assert any(wrong in told for told in problems(source, versions)), problems(source, versions)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "if hasattr(library, 'ComputeCapability'):\n    library.ComputeCapability.SM89",
-        "ask = getattr(context, 'is_stream_capturable', None)",
-        "config.clear_flag(library.BuilderFlag.TF32)",
-        "class P(library.IProfiler):\n    def report_layer_time(self, name, ms): self._sum()",
-    ],
-)
-def test_a_name_that_exists_does_not(source: str, versions: dict[str, set[str]]) -> None:
-    assert problems(source, versions) in ([], ["line 2: self._sum: of what? A name in OBJECTS tells"])

