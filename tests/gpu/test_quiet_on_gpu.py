@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from other_work import on_gpu
-from profiler.results.wall_time import WallTime
 
 from profiler.nvml import Nvml, visible_gpus
+from profiler.results.result import WallTime
 from profiler.run.watch import DeviceLock, Quiet
 
 pytestmark = pytest.mark.gpu
