@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 
@@ -16,39 +17,12 @@ from profiler.stats.intervals import spread_reach
 from tests.handmade import whole_row
 
 
-def row(variant: str = "eager", precision: str = "fp32", ms: float = 10.0, **more: Any) -> dict[str, Any]:
-    """A row of one process whose interval is 10 % wide to either side, which is its spread between processes."""
-    wide = {"latency_low_ms": ms / 1.1, "latency_high_ms": ms * 1.1}
-    named = {
-        "run_id": "run",
-        "suite": "job",
-        "model": "net",
-        "engine": variant,
-        "device": "cpu",
-        "status": "ok",
-        "pass": "inference",
-        "batch_size": 1,
-        "setting": "",
-        "replicate": 0,
-        "machine": "host",
-        "warnings": [],
-        "variant": variant,
-        "precision": precision,
-        "is_base": (variant, precision) == ("eager", "fp32"),
-        "clock": "host",
-        "latency_ms": ms,
-        "throughput": 1000 / ms,
-        "rel_l2_error": 1e-6,
-        "samples": 100,
-        "latency_spread": 0.0365,
-        "latency_spread_free": 6.0,
-        "load_s": 1.0,
-        "peak_memory_mib": 100.0,
-        **wide,
-        **more,
-    }
-    named["case_id"] = f"net/{variant}/{precision}/b{named['batch_size']}/r{named['replicate']}"
-    return whole_row(named)
+def row(variant: str = "eager", precision: str = "fp32", ms: float | None = 10.0, **more: Any) -> dict[str, Any]:
+    """Make a row of one process whose interval is 10 % wide to either side, which is its spread between processes."""
+    own: dict[str, Any] = {"machine": "host", "rel_l2_error": 1e-6, "samples": 100, "load_s": 1.0}
+    own |= {"peak_memory_mib": 100.0, "latency_spread": 0.0365, "latency_spread_free": 6.0}
+    own |= {"latency_low_ms": ms / 1.1, "latency_high_ms": ms * 1.1} if ms else {}
+    return whole_row(handmade.row(variant, precision, ms, **own | more))
 
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -81,23 +55,23 @@ def test_a_cell_has_every_figure_of_its_processes_and_a_factor_over_its_base():
     assert (lost["status"], lost["reason"], lost["failures"], lost["factor"]) == ("crashed", "SIGSEGV", 1, None)
 
 
-def test_one_process_keeps_the_interval_of_its_row():
-    found = only(cells(frame(row("ort", ms=5.0))), variant="ort")
-    reach = spread_reach(0.0365, 6.0)
-    assert found["latency_high_ms"] == pytest.approx(5.0 * 1.1, rel=0.01)
-    assert found["latency_low_ms"] == pytest.approx(5.0 / 1.1, rel=0.01)
-    assert float(reach) == pytest.approx(0.0893, abs=1e-3)
-    doubted = only(cells(frame(row("ort", ms=5.0, latency_high_ms=8.0))), variant="ort")
-    assert doubted["latency_high_ms"] == pytest.approx(8.0)
+THREE = [row("ort", ms=5.0, replicate=number, latency_high_ms=10.0) for number in range(3)]
+ONE_OF_THREE = [row("ort", ms=5.0, replicate=n, latency_high_ms=10.0 if n == 2 else 5.4) for n in range(3)]
 
 
-def test_a_doubt_that_all_processes_share_stays_and_one_of_three_counts_a_third():
-    three = {"variant": "ort", "ms": 5.0}
-    shared = [row(**three, replicate=number, latency_high_ms=10.0) for number in range(3)]
-    single = [row(**three, replicate=number, latency_high_ms=10.0 if number else 5.4) for number in (0, 0, 1)]
-    single = [each | {"case_id": f"{number}"} for number, each in enumerate(single)]
-    assert only(cells(frame(*shared)), variant="ort")["latency_high_ms"] == pytest.approx(10.0)
-    assert only(cells(frame(*single)), variant="ort")["latency_high_ms"] == pytest.approx(5.0 * 2 ** (1 / 3), rel=0.02)
+@pytest.mark.parametrize(
+    ("rows", "high"),
+    [
+        ([row("ort", ms=5.0)], 5.5),
+        ([row("ort", ms=5.0, latency_high_ms=8.0)], 8.0),
+        (THREE, 10.0),  # A doubt that all processes share stays, and one of three counts a third.
+        (ONE_OF_THREE, 5.0 * 2 ** (1 / 3)),
+    ],
+)
+def test_a_cell_keeps_the_doubts_of_its_rows(rows: list[dict[str, Any]], high: float):
+    found = only(cells(frame(*rows)), variant="ort")
+    assert found["latency_high_ms"] == pytest.approx(high, rel=0.02)
+    assert float(spread_reach(0.0365, 6.0)) == pytest.approx(0.0893, abs=1e-3)
 
 
 def test_replicates_of_integers_are_medians_and_percentiles_need_every_process():
@@ -106,8 +80,7 @@ def test_replicates_of_integers_are_medians_and_percentiles_need_every_process()
         for number, (items, p99) in enumerate([(8, 11.0), (10, 12.0), (64, None)])
     ]
     found = only(cells(frame(*rows)), variant="ort")
-    assert found["latency_p99_ms"] is None
-    assert found["error_items"] == 82
+    assert (found["latency_p99_ms"], found["error_items"]) == (None, 82)
     assert only(cells(frame(*rows[:2])), variant="ort")["latency_p99_ms"] == 11.5
 
 
@@ -161,58 +134,42 @@ def test_the_winner_is_the_best_that_is_right_and_a_tie_goes_to_the_cheaper_star
     assert apart.replicates_to_settle == 3
 
 
-def test_what_is_much_faster_by_its_median_is_not_given_up_for_a_cheaper_start():
-    rows = [row("compiled", ms=4.0, load_s=60.0), row("ort", ms=5.0, load_s=1.0, latency_low_ms=2.0)]
-    found = choose(cells(frame(*rows)))
-    assert found.winner is not None
-    assert found.winner["variant"] == "compiled"
-    assert [cell["variant"] for cell in found.tied] == ["ort"]
+def on_event(variant: str, ms: float, load_s: float, low: float, high: float) -> dict[str, Any]:
+    more = {"clock": "event", "latency_spread": 1e-4}
+    return row(variant, ms=ms, load_s=load_s, latency_low_ms=low, latency_high_ms=high, **more)
 
 
-def test_a_cheaper_start_wins_no_tie_against_one_that_is_proven_faster():
-    rows = [
-        row("compiled", ms=4.9, load_s=60.0, latency_low_ms=4.0, latency_high_ms=6.0),
-        row("jax", ms=5.0, load_s=30.0, latency_low_ms=4.99, latency_high_ms=5.01),
-        row("ort", ms=5.12, load_s=1.0, latency_low_ms=5.11, latency_high_ms=5.13),
-    ]
-    found = choose(cells(frame(*(each | {"clock": "event", "latency_spread": 1e-4} for each in rows))))
-    assert found.winner is not None
-    assert found.winner["variant"] == "jax", "ort starts sooner, but is slower than jax"
-    assert {loser.cell["variant"]: loser.reasons[0].code for loser in found.losers} == {
-        "compiled": "unclear",
-        "ort": "worse",
-    }
+INT8 = [row(ms=10.0), row("ort", "int8", ms=1.0, calibrated=False, rel_l2_error=0.05)]
+P99 = [row(ms=10.0), row("ort", ms=2.0), row("compiled", ms=3.0, latency_p99_ms=4.0)]
 
 
-def test_int8_without_calibration_and_larger_errors_win_where_they_are_asked_for():
-    rows = cells(frame(row(ms=10.0), row("ort", "int8", ms=1.0, calibrated=False, rel_l2_error=0.05)))
-    for asked in (
-        choose(rows, limits=[Limit("error", 0.1)]),
-        choose(rows, limits=[Limit("error", 0.1)], allow_uncalibrated=True),
-    ):
-        assert asked.winner is not None
-        assert asked.winner["precision"] == "int8"
-    usual = choose(rows, allow_uncalibrated=True)
-    assert usual.winner is not None
-    assert usual.winner["variant"] == "eager", "its error is above 1e-2"
-
-
-def test_a_percentile_is_never_below_the_median():
-    rows = cells(frame(row(ms=10.0), row("ort", ms=2.0), row("compiled", ms=3.0, latency_p99_ms=4.0)))
-    found = choose(rows, limits=[Limit("latency_p99_ms", 5.0)])
-    why = {loser.cell["variant"]: loser.reasons[0] for loser in found.losers}
-    assert found.winner is not None
-    assert found.winner["variant"] == "compiled"
-    assert (why["eager"].code, why["eager"].value, why["eager"].limit) == ("over", 10.0, 5.0)
-    assert why["ort"].code == "unknown"
-    assert str(why["ort"]) == "p99 needs 662 samples, has 100"
-
-
-def test_where_nothing_meets_the_limits_the_nearest_is_named():
-    found = choose(cells(frame(row(ms=10.0), row("ort", ms=6.0))), limits=[Limit("latency_ms", 5.0)])
-    assert found.winner is None
-    assert found.nearest is not None
-    assert found.nearest["variant"] == "ort"
+@pytest.mark.parametrize(
+    ("rows", "limits", "uncalibrated", "winner", "tied", "losers"),
+    [
+        # What is much faster by its median is not given up for a cheaper start.
+        ([row("compiled", ms=4.0, load_s=60.0), row("ort", ms=5.0, latency_low_ms=2.0)], [], False, "compiled",
+         ["ort"], {"ort": "unclear"}),
+        # A cheaper start wins no tie against one that is proven faster.
+        ([on_event("compiled", 4.9, 60.0, 4.0, 6.0), on_event("jax", 5.0, 30.0, 4.99, 5.01),
+          on_event("ort", 5.12, 1.0, 5.11, 5.13)], [], False, "jax", ["compiled", "ort"],
+         {"compiled": "unclear", "ort": "worse"}),
+        (INT8, [Limit("error", 0.1)], False, "ort", [], {"eager": "worse"}),
+        (INT8, [Limit("error", 0.1)], True, "ort", [], {"eager": "worse"}),
+        (INT8, [], True, "eager", [], {"ort": "over"}),
+        (INT8, [], False, "eager", [], {"ort": "uncalibrated"}),
+        # A percentile is never below the median.
+        (P99, [Limit("latency_p99_ms", 5.0)], False, "compiled", [], {"eager": "over", "ort": "unknown"}),
+        (P99, [Limit("latency_ms", 1.0)], False, None, [], {"eager": "over", "ort": "over", "compiled": "over"}),
+    ],
+)  # fmt: skip
+def test_a_choice(
+    rows: Any, limits: list[Limit], uncalibrated: bool, winner: str | None, tied: list[str], losers: dict[str, str]
+):
+    found = choose(cells(frame(*rows)), limits=limits, allow_uncalibrated=uncalibrated)
+    assert (found.winner and found.winner["variant"]) == winner
+    assert sorted(cell["variant"] for cell in found.tied) == tied
+    assert {loser.cell["variant"]: loser.reasons[0].code for loser in found.losers} == losers
+    assert winner or (found.nearest and found.nearest["variant"] == "ort"), "misses the limit by the least"
 
 
 @pytest.mark.parametrize("name", [name for name, column in FIGURES.items() if column.better])
@@ -296,18 +253,15 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(
     [
         (Reason("worse", value=4.83, low=4.5, high=5.6, figure="latency_ms"), "4.8× slower (4.5–5.6)"),
         (Reason("worse", value=4.83, low=4.81, high=4.84, figure="latency_ms"), "4.8× slower"),
-        (
-            Reason("unclear", value=1.05, low=0.9, high=1.2, figure="throughput"),
-            "1.05× lower throughput (0.90–1.20), not told apart",
-        ),
-        (
-            Reason("over", value=1810.0, limit=1500.0, figure="peak_memory_mib"),
-            "memory 1,810 MiB, over the limit of 1,500 MiB",
-        ),
+        (Reason("unclear", value=1.05, low=0.9, high=1.2, figure="throughput"),
+         "1.05× lower throughput (0.90–1.20), not told apart"),
+        (Reason("over", value=1810.0, limit=1500.0, figure="peak_memory_mib"),
+         "memory 1,810 MiB, over the limit of 1,500 MiB"),
+        (Reason("unknown", figure="latency_p99_ms", have=100), "p99 needs 662 samples, has 100"),
         (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
         (Reason("uncalibrated"), "8 bits without calibration data; admit it with --allow-uncalibrated"),
         (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
     ],
-)
+)  # fmt: skip
 def test_a_reason_has_one_template(reason: Reason, words: str):
     assert str(reason) == words
