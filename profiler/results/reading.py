@@ -268,8 +268,8 @@ def _scan(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
         raise _unreadable(path, error) from None
     for name, dtype in schema.items():
         if found.get(name) != dtype:
-            there = f"of type {found[name]}, not {dtype}" if name in found else "not there"
-            raise ConfigError(f"{path}: this is no table of a run (column {name} is {there}); {_GIVE}")
+            what = f"the column {name} is of type {found[name]}, not {dtype}" if name in found else f"no column {name}"
+            raise ConfigError(f"{path}: this is no table of a run ({what}); {_GIVE}")
     return frame.select(*schema)
 
 

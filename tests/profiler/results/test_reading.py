@@ -151,7 +151,7 @@ def damaged(tmp_path: Path, what: str) -> str:
         ("is empty", "this run is empty"),
         ("is damaged", "results.parquet: cannot be read"),
         ("is foreign", "column setting is of type Int64, not String"),
-        ("lacks a column", "column run_id is not there"),
+        ("lacks a column", "no column run_id"),
     ],
 )
 def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(
