@@ -187,20 +187,13 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
     card = f"{gpu.name}, compute capability {gpu.compute_capability}, {gpu.memory_mib / 1024:.0f} GiB"
     yield Check("ok", "GPU", f"{card}; driver {gpu.driver}, torch's CUDA {facts.get('torch_cuda')}")
     nvml = Nvml(gpu.uuid)
-    limit, default, clock, reading = (
-        nvml.power_limit_w(),
-        nvml.default_power_limit_w(),
-        nvml.most_sm_clock_mhz(),
-        nvml.read(),
-    )
+    (limit, default), reading = nvml.power_limits_w(), nvml.read()
     if limit and default and limit < default:
         yield Check("note", "Power", f"limited to {limit:.0f} of {default:.0f} W: sudo nvidia-smi -pl {default:.0f}")
-    if clock:
-        slowed = slowdowns(reading.reasons or 0)
-        text = ", ".join([f"at most {clock:.0f} MHz, now {reading.sm_clock_mhz or 0:.0f}", *slowed])
-        yield Check("note" if slowed else "ok", "Clock", text)
-    if users := nvml.users():
-        yield Check("note", "Other processes", f"{users} compute on it (nvidia-smi); {WHEN_IDLE} waits for their end")
+    if slowed := slowdowns(reading.reasons or 0):
+        yield Check("note", "Clock", f"{reading.sm_clock_mhz or 0:.0f} MHz: {', '.join(slowed)}")
+    if pids := nvml.pids():
+        yield Check("note", "Other processes", f"{len(pids)} compute on it; {WHEN_IDLE} waits for their end")
 
 
 def _processor() -> Iterator[Check]:
@@ -211,9 +204,6 @@ def _processor() -> Iterator[Check]:
         yield Check("note", "CPU limit", text)
     if load > max(1.0, _BUSY * cores):
         yield Check("note", "Load", f"{load:.1f} on {cores} cores: other work runs; {WHEN_IDLE} waits for its end")
-    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor.is_file() and (mode := governor.read_text().strip()) == "powersave":
-        yield Check("note", "Clock of the CPU", f"governor {mode}: sudo cpupower frequency-set -g performance")
 
 
 def _room() -> Iterator[Check]:

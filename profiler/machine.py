@@ -27,12 +27,6 @@ DEVICES = "auto, cpu, cuda, cuda:1"
 """What a device may be called, for messages."""
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
 """Which a run sets itself, to what is another every time."""
-_GROUP_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Of version 2 and 1 of control groups: the limit, what is used, and the key in memory.stat of what the kernel gives
-back by itself, files that nobody read lately."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +133,10 @@ def usable_cores() -> int:
 def core_quota() -> float | None:
     """Return the cores' worth of time that this process's control groups give; None where they give all."""
     quotas = []
-    for folder in control_groups("cpu"):
-        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            with contextlib.suppress(OSError, ValueError):  # "max" is none, as -1 is.
-                quota, period = map(float, " ".join((folder / name).read_text() for name in names).split())
-                quotas += [quota / period] if quota > 0 else []
+    for folder in control_groups():
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number.
+            quota, period = map(float, (folder / "cpu.max").read_text().split())
+            quotas.append(quota / period)
     return min(quotas, default=None)
 
 
@@ -161,32 +154,28 @@ def available_memory_mib() -> float | None:
     return min((mib for mib in left if mib is not None), default=None)
 
 
-def control_groups(controller: str = "memory", root: Path = Path("/")) -> list[Path]:
-    """Return the folders of the control groups that limit this process's memory or "cpu", its own first (cgroups(7)).
+def control_groups(root: Path = Path("/")) -> list[Path]:
+    """Return the folders of this process's control groups, its own first (cgroups(7), version 2).
 
     In a container that sees the host's paths none of them is there, and the mounted folder is the container's own.
     """
-    found: list[Path] = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return found
-    mounts = root / "sys/fs/cgroup"
-    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        if not controllers or controller in controllers.split(","):
-            mount = mounts / controller if controllers else mounts
-            own = mount / group.lstrip("/")
-            found += [each for each in (own, *own.parents) if each.is_relative_to(mount) and each.is_dir()]
-    return found
+        return []
+    mount = root / "sys/fs/cgroup"
+    own = [mount / line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")]
+    every = [folder for path in own for folder in (path, *path.parents)]
+    return [folder for folder in every if folder.is_relative_to(mount) and folder.is_dir()]
 
 
 def _left(folder: Path) -> float | None:
     """Return MiB that a control group may still take; None where it has no limit."""
-    for limit, used, kept in _GROUP_FILES:
-        with contextlib.suppress(OSError, ValueError):
-            most, now = (int((folder / name).read_text()) for name in (limit, used))  # "max" is none.
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            return max(most - now + int(stat.get(kept, 0)), 0) / 2**20
+    with contextlib.suppress(OSError, ValueError):
+        most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        # The kernel gives back by itself what files hold that nobody read lately.
+        return max(most - now + int(stat.get("inactive_file", 0)), 0) / 2**20
     return None
 
 

@@ -130,26 +130,21 @@ class Nvml:
             self._card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
 
     def memory_mib(self) -> float | None:
-        return self._ask("nvmlDeviceGetMemoryInfo", lambda memory: memory.used / MIB)
+        return self._ask("MemoryInfo", lambda memory: memory.used / MIB, self._handle)
 
     def energy_mj(self) -> float | None:
-        """Millijoules since the driver was loaded; of a slice None, for the card's has what other slices take."""
-        return self._ask("nvmlDeviceGetTotalEnergyConsumption") if self._card is self._handle else None
-
-    def users(self) -> int | None:
-        """How many processes compute on the device; one that only draws a screen does not count."""
-        pids = self.pids()
-        return None if pids is None else len(pids)
+        """Return millijoules since the driver was loaded; None of a slice, whose card counts other slices' too."""
+        return self._ask("TotalEnergyConsumption") if self._card is self._handle else None
 
     def pids(self) -> frozenset[int] | None:
-        """The processes that compute on the device. A container may see none, its own included, or other numbers."""
+        """Return the processes that compute on the device. A container may see none, or other numbers."""
         running = _answer(self._nvml, "nvmlDeviceGetComputeRunningProcesses", self._handle)
         return None if running is None else frozenset(int(process.pid) for process in running)
 
     def used_by(self, since: float) -> dict[int, float] | None:
-        """By process the share of the device that it had since then (time.time()), on average over NVML's samples.
+        """Return by process its mean share of the device since then (time.time()), without those that had none.
 
-        Processes that had none are left out. None where NVML does not tell, as with MIG.
+        None where NVML does not tell, as with MIG.
         """
         if self._nvml is None:
             return None
@@ -159,67 +154,52 @@ class Nvml:
             # So NVML says that there are no samples.
             none = getattr(error, "value", None) == getattr(self._nvml, "NVML_ERROR_NOT_FOUND", "")
             return {} if none else None
-        shares: dict[int, list[float]] = {}
-        for sample in found:
-            if sample.timeStamp >= since * 1e6:
-                shares.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
-        return {pid: statistics.mean(values) for pid, values in shares.items()}
+        used = [(int(one.pid), one.smUtil / 100) for one in found if one.timeStamp >= since * 1e6]
+        return {pid: statistics.mean(share for of, share in used if of == pid) for pid, _ in used}
 
     def utilization(self) -> float | None:
-        """Share of the last period, at most UTILIZATION_SECONDS, in which any process had a kernel running."""
-        return self._ask("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100)
+        """Return the share of the last UTILIZATION_SECONDS or less in which any process had a kernel running."""
+        return self._ask("UtilizationRates", lambda rates: rates.gpu / 100, self._handle)
 
-    def power_limit_w(self) -> float | None:
-        """The limit that is set; under load a card is slowed down to stay below it."""
-        return self._ask_card("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: milliwatts / 1000)
-
-    def default_power_limit_w(self) -> float | None:
-        return self._ask_card("nvmlDeviceGetPowerManagementDefaultLimit", lambda milliwatts: milliwatts / 1000)
-
-    def most_sm_clock_mhz(self) -> float | None:
-        return self._ask_card("nvmlDeviceGetMaxClockInfo", float, "NVML_CLOCK_SM")
+    def power_limits_w(self) -> tuple[float | None, float | None]:
+        """Return the limit that is set, which slows a card down under load, and the card's default."""
+        return self._ask("EnforcedPowerLimit", _watts), self._ask("PowerManagementDefaultLimit", _watts)
 
     def read(self) -> Reading:
+        reasons = self._ask("CurrentClocksEventReasons")
         return Reading(
             time.monotonic(),
             self.memory_mib(),
             self._power_w(),
-            self._ask_card("nvmlDeviceGetClockInfo", float, "NVML_CLOCK_SM"),
-            self._ask_card("nvmlDeviceGetTemperature", float, "NVML_TEMPERATURE_GPU"),
-            self._reasons(),
+            self._ask("ClockInfo", float, self._card, "NVML_CLOCK_SM"),
+            self._ask("Temperature", float, self._card, "NVML_TEMPERATURE_GPU"),
+            None if reasons is None else int(reasons),
         )
 
     def _power_w(self) -> float | None:
-        """Power at this instant, or where the driver has only that an average.
+        """Return the power at this instant, or where the driver has only that an average.
 
         nvmlDeviceGetPowerUsage averages over a second on most GPUs since Ampere, which is longer than many a case's
         samples (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
         """
         values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._card, [_POWER_INSTANT])
         if values and values[0].nvmlReturn == 0:
-            return float(values[0].value.uiVal) / 1000
-        return self._ask_card("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000)
+            return _watts(values[0].value.uiVal)
+        return self._ask("PowerUsage", _watts)
 
-    def _reasons(self) -> int | None:
-        # Older bindings have the function under its older name.
-        for name in ("ClocksEventReasons", "ClocksThrottleReasons"):
-            found = self._ask_card(f"nvmlDeviceGetCurrent{name}")
-            if found is not None:
-                return int(found)
-        return None
-
-    def _ask(self, function: str, convert: Any = float) -> float | None:
-        """What the device answers, a slice for itself."""
-        found = _answer(self._nvml, function, self._handle)
+    def _ask(self, what: str, convert: Any = float, handle: Any = None, *constants: str) -> float | None:
+        """Return what the card, or another handle, answers to nvmlDeviceGet…"""
+        arguments = (getattr(self._nvml, name, None) for name in constants)
+        found = _answer(self._nvml, f"nvmlDeviceGet{what}", handle or self._card, *arguments)
         return None if found is None else float(convert(found))
 
-    def _ask_card(self, function: str, convert: Any = float, *constants: str) -> float | None:
-        found = _answer(self._nvml, function, self._card, *(getattr(self._nvml, name, None) for name in constants))
-        return None if found is None else float(convert(found))
+
+def _watts(milliwatts: float) -> float:
+    return milliwatts / 1000
 
 
 def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
-    """By column the medians of what was read, and `throttled`: whether the card slowed down; None without readings."""
+    """Return by column the medians, and `throttled` where the card slowed down; None without readings."""
     readings = list(readings)
     found: dict[str, float | None] = {}
     for name in ("power_w", "sm_clock_mhz", "temperature_c"):
@@ -230,17 +210,17 @@ def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
 
 
 def slowdowns(reasons: int) -> list[str]:
-    """Names of the reasons that make a figure doubtful; the power cap is a card's normal state under load."""
+    """Name the reasons that make a figure doubtful; the power cap is a card's normal state under load."""
     return [name for name, bit in _SLOWDOWNS.items() if reasons & bit]
 
 
 def power_capped(reasons: int) -> bool:
-    """Whether the card was at its power limit, which slows its clocks and is no fault."""
+    """Return whether the card was at its power limit, which slows its clocks and is no fault."""
     return bool(reasons & _POWER_CAP)
 
 
 def _answer(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers; None without it, where the driver cannot, or the binding does not know the function."""
+    """Return what NVML answers; None without it, where the driver cannot, or the binding lacks the function."""
     if nvml is not None:
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             return getattr(nvml, function)(*arguments)
@@ -248,7 +228,7 @@ def _answer(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def _nvml() -> Any:
-    """The NVML module, initialized, or None without a driver."""
+    """Return the NVML module, initialized, or None without a driver."""
     import pynvml
 
     try:

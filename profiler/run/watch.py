@@ -197,8 +197,8 @@ def other_work(nvml: Nvml) -> str | None:
     """Say what other processes do on the processors and the GPU in the second that this takes; None for nothing."""
     before = processor.read()
     time.sleep(UTILIZATION_SECONDS)
-    if users := nvml.users():
-        return f"other processes on the GPU: {users}"
+    if pids := nvml.pids():
+        return f"other processes on the GPU: {len(pids)}"
     if (utilization := nvml.utilization() or 0.0) >= CARD:
         return f"the GPU is busy for {percent(utilization)} % of the time"
     return next(iter(reasons(processor.read().since(before))), None)

@@ -32,14 +32,14 @@ def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -
     nvml, told = Nvml(uuid), Told()
     # NVML's utilization is over the last second, in which another test may have computed.
     end = time.monotonic() + 20
-    while (nvml.users(), nvml.utilization() or 0.0) != (0, 0.0):
+    while nvml.pids() or nvml.utilization():
         assert time.monotonic() < end, "the GPU is not idle: nothing can be tested on it"
         time.sleep(0.5)
     with DeviceLock(uuid, Path("run")) as lock:
         looks = Quiet(lock, uuid, 0.1, told, WallTime())
         with on_gpu():
             looks.start()
-            seen = nvml.users(), nvml.utilization()
+            seen = len(nvml.pids() or ()), nvml.utilization()
         # In a container NVML may not list processes; then the GPU's being busy is what tells.
         words = ("other processes on the GPU: 1", "the GPU is busy for ")
         assert told.waited, seen

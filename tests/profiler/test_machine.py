@@ -34,55 +34,26 @@ budget: {seconds: 0.05, min_samples: 3}
 MIB = 2**20
 
 
-@pytest.mark.parametrize(
-    ("names", "line", "inner"),
-    [
-        (("memory.max", "memory.current", "inactive_file"), "0::/outer/inner", "sys/fs/cgroup/outer/inner"),
-        (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-            "4:cpu,memory:/outer/inner",
-            "sys/fs/cgroup/memory/outer/inner",
-        ),
-    ],
-)
-def test_memory_is_what_the_control_groups_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str], line: str, inner: str
-) -> None:
-    limit, used, kept = names
-    own = tmp_path / inner
-    for folder, most in ((own.parent, str(300 * MIB)), (own, "max")):
+def test_memory_and_cores_are_what_the_control_groups_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "sys/fs/cgroup/outer/inner"
+    for folder, most, cpu in ((own.parent, str(300 * MIB), "300000 100000"), (own, "max", "150000 100000")):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in ((limit, most), (used, str(100 * MIB)), ("memory.stat", f"anon 5\n{kept} {30 * MIB}\n")):
+        files = {"memory.max": most, "memory.current": str(100 * MIB), "cpu.max": cpu}
+        for name, text in (files | {"memory.stat": f"anon 5\ninactive_file {30 * MIB}\n"}).items():
             (folder / name).write_text(text)
+    (own.parent.parent / "cpu.max").write_text("max 100000\n")
     (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(f"9:name=systemd:/elsewhere\n{line}\n")
-    groups = machine.control_groups(root=tmp_path)
-    assert groups[:2] == [own, own.parent]
+    (tmp_path / "proc/self/cgroup").write_text("9:name=systemd:/elsewhere\n0::/outer/inner\n")
+    groups = machine.control_groups(tmp_path)
+    assert groups == [own, own.parent, own.parent.parent]
     monkeypatch.setattr(machine, "control_groups", lambda: groups)
-    assert machine.available_memory_mib() == 230
-    (own / limit).write_text(str(MIB))
+    assert (machine.available_memory_mib(), machine.core_quota()) == (230, 1.5)
+    (own / "memory.max").write_text(str(MIB))
+    (own.parent / "cpu.max").write_text("50000 100000")
     assert machine.available_memory_mib() == 0, "more is used than a limit that was lowered allows"
+    assert machine.core_quota() == 0.5
     monkeypatch.setattr(machine, "control_groups", list)
     assert (machine.available_memory_mib() or 0) > 230
-
-
-@pytest.mark.parametrize(("line", "mount"), [("0::/outer/inner", ""), ("4:cpu,cpuacct:/outer/inner", "cpu")])
-def test_cores_are_the_least_that_a_control_group_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, mount: str
-) -> None:
-    own = tmp_path / "sys/fs/cgroup" / mount / "outer/inner"
-    own.mkdir(parents=True)
-    for folder, quota in ((own, "150000"), (own.parent, "300000"), (own.parent.parent, "-1" if mount else "max")):
-        names = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"} if mount else {"cpu.max": f"{quota} 100000"}
-        for name, text in names.items():
-            (folder / name).write_text(text + "\n")
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(line + "\n")
-    groups = machine.control_groups("cpu", tmp_path)
-    monkeypatch.setattr(machine, "control_groups", lambda controller: groups)
-    assert machine.core_quota() == 1.5
-    (own.parent / "cpu.cfs_quota_us" if mount else own.parent / "cpu.max").write_text("50000" + " 100000" * (not mount))
-    assert machine.core_quota() == 0.5
 
 
 def test_the_keys_are_the_configs() -> None:

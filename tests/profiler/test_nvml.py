@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pynvml
 import pytest
@@ -13,81 +14,14 @@ from profiler.machine import Target, resolve_device
 from profiler.nvml import Gpu, Nvml, Reading, power_capped, slowdowns, summarize, visible_gpus
 
 
-class NVMLError(Exception):
-    pass
-
-
-def driver(**answers: object) -> types.SimpleNamespace:
-    """NVML with one device, which does not answer what is not given."""
-
-    def function(name: str):
-        def call(handle: object, *arguments: object) -> object:
-            assert handle == "GPU-1"
-            if name not in answers:
-                raise NVMLError
-            return answers[name]
-
-        return call
-
-    asked = ("MemoryInfo", "TotalEnergyConsumption", "PowerUsage", "ClockInfo", "Temperature", "UtilizationRates")
-    names = [*(f"nvmlDeviceGet{name}" for name in asked), "nvmlDeviceGetCurrentClocksEventReasons"]
-    return types.SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        **{name: function(name) for name in names},
-    )
-
-
-def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {
-        "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=3 * 2**20),
-        "nvmlDeviceGetTotalEnergyConsumption": 12_000,
-        "nvmlDeviceGetPowerUsage": 250_000,
-        "nvmlDeviceGetClockInfo": 1980,
-        "nvmlDeviceGetTemperature": 41,
-        "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=35, memory=2),
-        "nvmlDeviceGetCurrentClocksEventReasons": 0x24,
-    }
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver(**answers))
-    nvml = Nvml("GPU-1")
-    reading = nvml.read()
-    assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (3.0, 250.0, 1980.0)
-    assert (reading.temperature_c, reading.reasons) == (41.0, 0x24)
-    assert nvml.energy_mj() == 12_000
-    assert nvml.utilization() == 0.35
-
-
-@pytest.mark.parametrize(
-    ("code", "watts"),
-    [(pynvml.NVML_SUCCESS, 612.5), (pynvml.NVML_ERROR_NOT_SUPPORTED, 250.0), (None, 250.0)],
-    ids=["instant", "average", "older driver"],
-)
-def test_power_is_the_instant_figure_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, code: int | None, watts: float
-) -> None:
-    def field_values(handle: object, fields: list[int]) -> object:
-        assert (handle, fields) == ("GPU-1", [pynvml.NVML_FI_DEV_POWER_INSTANT])
-        if code is None:
-            raise NVMLError
-        values = (pynvml.c_nvmlFieldValue_t * 1)()
-        values[0].fieldId, values[0].nvmlReturn, values[0].value.uiVal = fields[0], code, 612_500
-        return values
-
-    nvml = driver(nvmlDeviceGetPowerUsage=250_000)
-    nvml.nvmlDeviceGetFieldValues = field_values
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: nvml)
-    assert Nvml("GPU-1").read().power_w == watts
-
-
 class Driver:
     """As NVML answers on a machine with an H200 in two slices, where the second card is whole.
 
     Handles are UUIDs; a slice answers neither for power, clocks and temperature, nor for a slice that was destroyed.
     """
 
-    NVMLError = NVMLError
+    NVMLError = pynvml.NVMLError
+    NVML_ERROR_NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU
     CARDS = ("GPU-aa11", "GPU-bb22")
     SLICES = (None, "MIG-cc33", "MIG-cd44")
@@ -100,6 +34,7 @@ class Driver:
     nvmlDeviceGetMigMode = staticmethod(lambda card: [int(card == "GPU-aa11")] * 2)
     nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda card: 7)
     nvmlDeviceGetDeviceHandleFromMigDeviceHandle = staticmethod({"MIG-cc33": "GPU-aa11", "MIG-cd44": "GPU-aa11"}.get)
+    nvmlDeviceGetUtilizationRates = staticmethod(lambda handle: types.SimpleNamespace(gpu=35, memory=2))
 
     @staticmethod
     def nvmlDeviceGetMemoryInfo(handle: str) -> types.SimpleNamespace:
@@ -108,13 +43,13 @@ class Driver:
     @classmethod
     def nvmlDeviceGetMigDeviceHandleByIndex(cls, card: str, index: int) -> str:
         if card != "GPU-aa11" or index >= len(cls.SLICES) or cls.SLICES[index] is None:
-            raise NVMLError
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return str(cls.SLICES[index])
 
     @staticmethod
     def whole(handle: str, *_: object) -> int:
         if handle.startswith("MIG"):
-            raise NVMLError
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return 400_000
 
     nvmlDeviceGetPowerUsage = nvmlDeviceGetClockInfo = nvmlDeviceGetTemperature = whole
@@ -127,6 +62,51 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
+def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Nvml:
+    """The whole card, of which some functions answer otherwise; None is one that the driver lacks."""
+    for name, answer in answers.items():
+        if answer is None:
+            monkeypatch.delattr(Driver, f"nvmlDeviceGet{name}", raising=False)
+        else:
+            monkeypatch.setattr(Driver, f"nvmlDeviceGet{name}", staticmethod(answer), raising=False)
+    return Nvml("GPU-bb22")
+
+
+def test_readings_have_the_columns_units_and_a_slice_has_its_own_memory(
+    sliced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cd44")
+    (gpu,) = visible_gpus()
+    assert gpu == Gpu(0, "MIG-cd44", "NVIDIA H200 MIG 1g.18gb", 18 * 1024.0, "580.95", "9.0", card="GPU-aa11")
+    assert resolve_device("cuda", {"cuda_available": True}) == Target("cuda", gpu)
+    for uuid, energy in (("MIG-cd44", None), ("GPU-bb22", 400_000)):
+        nvml = Nvml(uuid)
+        reading = nvml.read()
+        assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (1024.0, 400.0, 400_000.0)
+        assert (reading.temperature_c, reading.reasons) == (400_000.0, 400_000)
+        assert (nvml.energy_mj(), nvml.utilization()) == (energy, 0.35)
+    blank = answering(monkeypatch, MemoryInfo=None, CurrentClocksEventReasons=None).read()
+    assert (blank.memory_mib, blank.power_w, blank.reasons) == (None, 400.0, None)
+    nothing = Nvml(None)
+    assert (nothing.memory_mib(), nothing.energy_mj(), nothing.read().power_w, nothing.pids()) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("code", "watts"),
+    [(pynvml.NVML_SUCCESS, 612.5), (pynvml.NVML_ERROR_NOT_SUPPORTED, 400.0), (None, 400.0)],
+    ids=["instant", "average", "older driver"],
+)
+def test_power_is_the_instant_figure_where_there_is_one(
+    sliced: None, monkeypatch: pytest.MonkeyPatch, code: int | None, watts: float
+) -> None:
+    def field_values(handle: object, fields: list[int]) -> object:
+        values = (pynvml.c_nvmlFieldValue_t * 1)()
+        values[0].fieldId, values[0].nvmlReturn, values[0].value.uiVal = fields[0], code, 612_500
+        return values
+
+    assert answering(monkeypatch, FieldValues=None if code is None else field_values).read().power_w == watts
+
+
 @pytest.mark.parametrize(
     ("value", "uuids"),
     [
@@ -136,13 +116,8 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
         ("GPU-a", ["MIG-cc33"]),
         ("GPU-b,MIG-cd", ["GPU-bb22", "MIG-cd44"]),
         (" 1 , 0", ["GPU-bb22", "MIG-cc33"]),
-        ("1,7,0", ["GPU-bb22"]),
-        ("1,-1,0", ["GPU-bb22"]),
-        ("1,MIG-c", ["GPU-bb22"]),
-        ("", []),
-        ("-1", []),
-        ("-1,0", []),
-        ("NoDevFiles", []),
+        *((value, ["GPU-bb22"]) for value in ("1,7,0", "1,-1,0", "1,MIG-c")),
+        *((value, []) for value in ("", "-1", "-1,0", "NoDevFiles")),
     ],
 )
 def test_visible_devices_are_cudas(
@@ -150,9 +125,7 @@ def test_visible_devices_are_cudas(
 ) -> None:
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    found = visible_gpus()
-    assert [gpu.uuid for gpu in found] == uuids
-    assert [gpu.index for gpu in found] == list(range(len(uuids)))
+    assert [(gpu.index, gpu.uuid) for gpu in visible_gpus()] == [*enumerate(uuids)]
 
 
 @pytest.mark.parametrize("value", ["2", "MIG-ff", "MIG-c", "GPU-", "GPU-ff,0", "cuda:0", "all"])
@@ -173,45 +146,16 @@ def test_a_card_that_is_to_be_cut_and_has_no_slice_is_none(sliced: None, monkeyp
     assert [gpu.uuid for gpu in visible_gpus()] == ["GPU-bb22"]
 
 
-def test_a_slice_has_its_own_memory_and_its_cards_sensors(sliced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cd44")
-    (gpu,) = visible_gpus()
-    name = "NVIDIA H200 MIG 1g.18gb"
-    assert gpu == Gpu(0, "MIG-cd44", name, 18 * 1024.0, "580.95", "9.0", card="GPU-aa11")
-    assert resolve_device("cuda", {"cuda_available": True}) == Target("cuda", gpu)
-    nvml = Nvml(gpu.uuid)
-    reading = nvml.read()
-    assert (reading.memory_mib, reading.power_w, reading.temperature_c) == (1024.0, 400.0, 400_000.0)
-    assert nvml.energy_mj() is None
-    assert Nvml("GPU-bb22").energy_mj() == 400_000
-
-
-def test_nvmls_binding_has_what_is_asked_of_it() -> None:
+def test_nvmls_binding_has_what_is_asked_of_it_and_its_bits() -> None:
     assert pynvml.NVML_FI_DEV_POWER_INSTANT == nvml_module._POWER_INSTANT
     for name in vars(Driver):
         assert not name.lower().startswith("nvml") or hasattr(pynvml, name), name
-
-
-def test_what_a_driver_does_not_answer_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver(nvmlDeviceGetPowerUsage=1000))
-    reading = Nvml("GPU-1").read()
-    assert (reading.memory_mib, reading.power_w, reading.reasons) == (None, 1.0, None)
-    assert summarize([reading])["throttled"] is None
-
-
-def test_older_bindings_know_the_reasons_by_their_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = driver()
-    del nvml.nvmlDeviceGetCurrentClocksEventReasons
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x40
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: nvml)
-    assert Nvml("GPU-1").read().reasons == 0x40
-
-
-def test_without_a_gpu_everything_is_blank() -> None:
-    nvml = Nvml(None)
-    assert nvml.memory_mib() is None
-    assert nvml.energy_mj() is None
-    assert nvml.read().power_w is None
+    for kind in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
+        (name,) = slowdowns(getattr(pynvml, f"nvmlClocksEventReason{kind}"))
+        assert name.replace("-", "") == kind.lower()
+    assert slowdowns(pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonGpuIdle) == []
+    assert power_capped(pynvml.nvmlClocksEventReasonSwPowerCap)
+    assert not power_capped(pynvml.nvmlClocksEventReasonHwSlowdown)
 
 
 def test_a_summary_is_medians_and_whether_the_card_slowed_down() -> None:
@@ -221,55 +165,21 @@ def test_a_summary_is_medians_and_whether_the_card_slowed_down() -> None:
     assert set(summarize([]).values()) == {None}
 
 
-def test_the_power_cap_is_marked_and_is_no_slowdown() -> None:
-    assert slowdowns(pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonGpuIdle) == []
-    assert power_capped(pynvml.nvmlClocksEventReasonSwPowerCap)
-    assert not power_capped(pynvml.nvmlClocksEventReasonHwSlowdown)
-
-
-@pytest.mark.parametrize(
-    ("bit", "name"),
-    [
-        (pynvml.nvmlClocksEventReasonHwSlowdown, "hw-slowdown"),
-        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, "sw-thermal-slowdown"),
-        (pynvml.nvmlClocksEventReasonHwThermalSlowdown, "hw-thermal-slowdown"),
-        (pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown, "hw-power-brake-slowdown"),
-    ],
-)
-def test_slowdowns_have_nvmls_bits(bit: int, name: str) -> None:
-    assert slowdowns(bit) == [name]
-
-
-def test_the_processes_on_a_gpu_and_what_each_had_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_on_a_gpu_and_what_each_had_of_it(sliced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without samples is left out, and so are samples of the time before."""
-    samples = [
-        types.SimpleNamespace(pid=7, timeStamp=2_000_000, smUtil=40),
-        types.SimpleNamespace(pid=7, timeStamp=2_500_000, smUtil=60),
-        types.SimpleNamespace(pid=8, timeStamp=900_000, smUtil=90),
-    ]
-    asked = []
-    recorded = driver()
-    recorded.nvmlDeviceGetComputeRunningProcesses = lambda handle: [
-        types.SimpleNamespace(pid=7, usedGpuMemory=1),
-        types.SimpleNamespace(pid=8, usedGpuMemory=None),
-    ]
-    recorded.nvmlDeviceGetProcessUtilization = lambda handle, since: asked.append(since) or samples
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: recorded)
-    nvml = Nvml("GPU-1")
-    assert (nvml.pids(), nvml.users()) == (frozenset({7, 8}), 2)
-    assert nvml.used_by(1.0) == {7: 0.5}
-    assert asked == [1_000_000]
+    told = ((7, 2_000_000, 40), (7, 2_500_000, 60), (8, 900_000, 90))
+    samples = [types.SimpleNamespace(pid=pid, timeStamp=at, smUtil=share) for pid, at, share in told]
+    running = [types.SimpleNamespace(pid=pid) for pid in (7, 8)]
+    nvml = answering(
+        monkeypatch,
+        ComputeRunningProcesses=lambda handle: running,
+        ProcessUtilization=lambda handle, since: samples if since == 1_000_000 else [],
+    )
+    assert (nvml.pids(), nvml.used_by(1.0)) == (frozenset({7, 8}), {7: 0.5})
+    for code, says in ((pynvml.NVML_ERROR_NOT_FOUND, {}), (pynvml.NVML_ERROR_NOT_SUPPORTED, None)):
 
+        def refuse(handle: object, since: int, code: int = code) -> None:
+            raise pynvml.NVMLError(code)
 
-@pytest.mark.parametrize(("error", "says"), [("NVML_ERROR_NOT_FOUND", {}), ("NVML_ERROR_NOT_SUPPORTED", None)])
-def test_a_gpu_without_samples_of_processes(monkeypatch: pytest.MonkeyPatch, error: str, says: object) -> None:
-    def refuse(handle: object, since: int) -> None:
-        raise pynvml.NVMLError(getattr(pynvml, error))
-
-    recorded = driver()
-    recorded.NVMLError, recorded.NVML_ERROR_NOT_FOUND = pynvml.NVMLError, pynvml.NVML_ERROR_NOT_FOUND
-    recorded.nvmlDeviceGetProcessUtilization = refuse
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: recorded)
-    assert Nvml("GPU-1").used_by(1.0) == says
-    assert Nvml("GPU-1").pids() is None
-    assert Nvml(None).used_by(1.0) is None
+        assert answering(monkeypatch, ProcessUtilization=refuse).used_by(1.0) == says
+    assert (answering(monkeypatch, ComputeRunningProcesses=None).pids(), Nvml(None).used_by(1.0)) == (None, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import os
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from runs import Profiler
 
-from engines.catalog import ENGINES
 from engines.deployment import Deployed
 from exporters.cache import Cache
 from exporters.source import RANDOM_WEIGHTS, ModelSource
@@ -355,19 +353,6 @@ def test_an_engine_is_built_for_the_gpu_that_was_measured(
     assert (artifact / "requirements.txt").read_text().splitlines()[0].startswith("tensorrt-rtx-cu13-bindings")
 
 
-@pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="a GPU is here")
-def test_tensorrts_engine_is_built_where_its_gpu_is(results: Path, profiler: Profiler, tmp_path: Path) -> None:
-    rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
-    changes = {"engine": "trt", "variant": "trt", "device": "cuda", "clock": "event", "gpu": "NVIDIA H200"}
-    alone = tmp_path / "alone"
-    shutil.copytree(results, alone)
-    rows.with_columns(pl.lit(v).alias(k) for k, v in changes.items()).write_parquet(alone / "results.parquet")
-    done = profiler("recommend", str(alone), "--export", "out", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--export trt: no NVIDIA GPU answers here" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 # On a GPU, and as if on one
 
 
@@ -459,18 +444,6 @@ def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(
     told = json.loads((tmp_path / "config.json").read_text())["measured"]
     assert told["figures"]["latency_ms"] == {"value": 1.0, "low": 0.9, "high": 1.2, "unit": "ms"}
     assert [note.partition(":")[0] for note in told["notes"]] == ["drift"]
-
-
-def test_every_engine_is_deployed_by_a_script_that_stands_alone() -> None:
-    without = [engine.name for engine in ENGINES.values() if not engine.deployment]
-    assert without == ["ort-trt", "ort-plugin", "ort-trt-rtx", "jax"]
-    scripts = list((ROOT / "engines" / "deployed").glob("run_*.py"))
-    assert len(scripts) == 4
-    for script in [*scripts, ROOT / "engines" / "deployed" / "frame.py"]:
-        nodes = [n for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
-        imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
-        ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
-        assert not ours, script
 
 
 @pytest.mark.parametrize("warned", [False, True])

@@ -21,7 +21,7 @@ from profiler import Answer
 from profiler.errors import ConfigError
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Rejected, Request, recommend
-from profiler.recommend.command import comparison, conclude, execute, headline, print_answer, read_limits
+from profiler.recommend.command import conclude, execute, headline, print_answer, read_limits
 from profiler.results.choice import Limit
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import load
@@ -246,77 +246,10 @@ def test_training_is_judged_by_its_gradients_and_by_what_it_does() -> None:
     assert sgd.winner and sgd.winner.figures["latency_ms"].value == 0.5 and not sgd.losers
 
 
-def test_a_percentile_takes_enough_samples() -> None:
-    rows = [row("ort", samples=410), row("trt", ms=3.0, samples=50), row("eager", ms=2.0, latency_p99_ms=2.4)]
-    answer = ask(*rows, limits=(Limit("latency_p99_ms", 2.5),))
-    assert answer.winner and answer.winner.variant == "eager"
-    assert codes(answer) == {"ort fp16": [("unknown", "latency_p99_ms")], "trt fp16": [("over", "latency_p99_ms")]}
-    assert words(answer) == [
-        "p99 needs 662 samples, has 410",
-        "p99 latency at least 3.00 ms, over the limit of 2.5 ms",
-    ]
-    assert "p99 latency 2.40 ms" in headline(answer)
-    some = [row("ort", replicate=n, samples=700 - 300 * n, latency_p99_ms=1.1 if n == 0 else None) for n in range(2)]
-    assert ask(*some, limits=(Limit("latency_p99_ms", 2.0),)).winner is None
-
-
-def test_a_figure_near_a_limit_shows_it() -> None:
-    limits = (Limit("latency_ms", 1.05), Limit("error", 1e-2))
-    answer = ask(row("ort", reach=0.1, rel_l2_error_high=9.6e-3), row("trt", ms=1.06, reach=0.05), limits=limits)
-    assert [(why.code, why.figure) for why in answer.close] == [("reaches", "latency_ms"), ("close", "error")]
-    assert comparison(answer)[-2:] == [
-        "Latency 1.00 ms (0.90–1.10) reaches over the limit of 1.05 ms",
-        "Error bound 9.6e-3 is 4 % below the limit",
-    ]
-    assert words(answer) == ["latency 1.06 ms (1.01–1.11), over the limit of 1.05 ms"]
-    assert not ask(row("ort"), limits=limits).close
-
-
-@pytest.mark.parametrize(
-    ("calibrated", "request_", "winner"),
-    [
-        (False, {}, "ort fp16"),
-        (None, {}, "ort fp16"),
-        (True, {}, "ort int8"),
-        (False, {"allow_uncalibrated": True}, "ort int8"),
-        (False, {"limits": (Limit("error", 1e-2),)}, "ort int8"),
-        (False, {"limits": (Limit("error", 4e-3),)}, "ort fp16"),
-    ],
-)
-def test_8_bits_without_calibration_data_win_only_where_that_is_asked_for(
-    calibrated: bool | None, request_: dict[str, Any], winner: str
-) -> None:
-    rows = [row("ort", "int8", ms=0.5, calibrated=calibrated, rel_l2_error=5e-3), row("ort")]
-    answer = ask(*rows, **request_)
-    assert answer.winner and answer.winner.name == winner
-    if not request_ and winner == "ort fp16":
-        assert codes(answer) == {"ort int8": [("uncalibrated", "")]}
-        tight = ask(*rows, limits=(Limit("latency_ms", 0.1),))
-        assert tight.nearest == "ort fp16", "no limit that gives way would admit the other"
-
-
 def test_a_replicate_that_failed_does_not_say_on_what_it_was_calibrated() -> None:
     answer = ask(row("ort", "int8", calibrated=True), row("ort", "int8", None, replicate=1, status="crashed"))
     assert answer.winner and (answer.winner.processes, answer.winner.failures, answer.losers) == (1, 1, [])
     assert [(note.kind, note.meaning) for note in answer.footnotes] == [("failed", "1 of 2 processes gave no figures")]
-
-
-def test_a_tie_goes_to_the_cheapest_start_and_says_what_would_part_it() -> None:
-    rows = [row("trt", ms=1.0, reach=0.03, build_s=41.0), row("ort", ms=1.02, reach=0.03), row("eager", ms=1.3)]
-    answer = ask(*rows)
-    assert answer.winner and answer.winner.variant == "ort"
-    assert (answer.tied, answer.runner_up, codes(answer)["trt fp16"]) == (
-        ["trt fp16"],
-        "trt fp16",
-        [("unclear", "latency_ms")],
-    )
-    assert answer.replicates_to_settle
-    settle = f"--replicates {answer.replicates_to_settle} would part them"
-    assert comparison(answer) == [f"A tie of 2: ort fp16 and trt fp16; the cheapest start wins; {settle}"]
-    assert words(answer)[0] == "1.02× faster (0.98–1.06), not told apart"
-    same = ask(row("a", reach=0.0005, load_s=2.0), row("b", reach=0.0005))
-    assert (same.tied, same.replicates_to_settle) == (["a fp16"], None)
-    assert codes(same) == {"a fp16": [("equivalent", "latency_ms")]}
 
 
 def test_footnotes_are_those_of_the_winner_its_base_and_the_runner_up() -> None:
@@ -575,5 +508,3 @@ def test_the_command_line(profiler: Any, folder: Path, tmp_path: Path) -> None:
     done = profiler("recommend", "run", "--model", "net", "--max-latency-ms", "p99=2", "--format", "json", cwd=tmp_path)
     assert done.returncode == 3
     assert Answer.model_validate_json(done.stdout).winner is None
-    done = profiler("recommend", "run", "--model", "nett", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

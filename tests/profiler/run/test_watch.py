@@ -251,7 +251,7 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
     driver = types.SimpleNamespace(
         NVMLError=RuntimeError,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: ["a process"] * users.pop(0),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [types.SimpleNamespace(pid=n) for n in range(users.pop(0))],
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=utilization.pop(0)),
     )
     monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
