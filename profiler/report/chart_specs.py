@@ -25,8 +25,6 @@ _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], 
 _INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380
-ROUND = [digit * 10**power for power in range(-6, 10) for digit in (1, 2, 5)]
-"""Ticks of logarithmic axes."""
 _MODEL = {"run": 1, "pass": 1, "model": 1}
 _ONE = {**_MODEL, "setting": 1}
 _CONFIGURATION = ("configuration", "batch_size")
@@ -186,8 +184,7 @@ def config(palette: Palette) -> dict[str, Any]:
 def speedups(domains: Domains) -> Spec:
     """Draw each configuration's factor with its interval."""
     lines = alt.Chart(_LINES).encode(y=_names("configuration", "step", grid=True), yOffset=alt.YOffset("batch_size:N"))
-    title, ends = f"Speed-up over {domains.base}, ×", ("factor", "factor_low", "factor_high")
-    x = alt.X(**_log("factor", title, "[1, 1]", *map(_range, ends)))
+    x = alt.X(**_log("factor", f"Speed-up over {domains.base}, ×"))
     bar = lines.mark_rule(strokeWidth=2).encode(x=alt.X("factor_low:Q"), x2="factor_high:Q", color=_INK)
     dot = lines.mark_point().encode(
         x=x,
@@ -196,7 +193,7 @@ def speedups(domains: Domains) -> Spec:
         tooltip=_tips(("factor", "Speed-up, ×"), ("factor_low", "95 % from"), ("factor_high", "to")),
     )
     unity = alt.Chart(alt.InlineData([{}])).mark_rule(strokeDash=[4, 3]).encode(x=alt.datum(1))
-    return finished(alt.layer(unity, bar, dot))
+    return _finished(alt.layer(unity, bar, dot))
 
 
 def latency(domains: Domains, every: Sequence[int], axis: tuple[str, str], data: str) -> Spec:
@@ -206,9 +203,8 @@ def latency(domains: Domains, every: Sequence[int], axis: tuple[str, str], data:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=[values[0], values[-1]])
     x = alt.X(f"{name}:Q", title=named, scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
-    ends = [_range(field, data) for field in ("latency_ms", "latency_low_ms", "latency_high_ms")]
     lines = alt.Chart(alt.NamedData(data)).encode(x=x, color=_engine(domains))
-    y = alt.Y(**_log("latency_ms", "Latency, ms", *ends))
+    y = alt.Y(**_log("latency_ms", "Latency, ms"))
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_cycled(domains.precisions, _DASHES), legend=None)
     line = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(y=y, strokeDash=dash)
@@ -217,7 +213,7 @@ def latency(domains: Domains, every: Sequence[int], axis: tuple[str, str], data:
     tips += [alt.Tooltip(f"{name}:Q", title=named)] if name != "batch_size" else []
     dot = lines.mark_point(size=60).encode(y=y, shape=_precision(domains), tooltip=tips)
     # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
-    return finished(alt.layer(line, bar, dot).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
+    return _finished(alt.layer(line, bar, dot).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
 
 
 def throughput(domains: Domains) -> Spec:
@@ -231,7 +227,7 @@ def throughput(domains: Domains) -> Spec:
     path = front.mark_line(interpolate="step-after", strokeWidth=1.5, strokeDash=[4, 3])
     ring = front.mark_point(size=260, filled=False, strokeWidth=1.5, shape="circle")
     dots = lines.mark_point(size=80).encode(color=_engine(domains), shape=_precision(domains), tooltip=_tips())
-    return finished(alt.layer(path, ring, dots).properties(height=_HEIGHT))
+    return _finished(alt.layer(path, ring, dots).properties(height=_HEIGHT))
 
 
 def memory(domains: Domains) -> Spec:
@@ -248,23 +244,20 @@ def memory(domains: Domains) -> Spec:
         order="order:Q",
         tooltip=[alt.Tooltip("part:N", title="Part"), *_tips(("value", "MiB"), ("peak_memory_mib", "Total"))],
     )
-    return finished(chart)
+    return _finished(chart)
 
 
 def roofline(domains: Domains) -> Spec:
     """Draw the rate of each configuration against its FLOPs per byte, below the roofs."""
-    ranges = {field: (_range(field), _range(field, "roofs")) for field in ("intensity", "tflops")}
-    x = alt.X(**_log("intensity", "FLOPs per byte moved", *ranges["intensity"]))
-    y = alt.Y(**_log("tflops", "TFLOP/s", *ranges["tflops"]))
+    x, y = alt.X(**_log("intensity", "FLOPs per byte moved")), alt.Y(**_log("tflops", "TFLOP/s"))
     roofs = alt.Chart(alt.NamedData("roofs")).encode(x=x, y=y)
     roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
-    name = (
-        roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3).encode(text="label:N")
-    )
+    name = roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3)
+    name = name.encode(text="label:N")
     tips = _tips(("tflops", "TFLOP/s"), ("intensity", "FLOPs a byte"), ("fraction_of_peak", "Of the roof"))
     dots = alt.Chart(_LINES).mark_point()
     dots = dots.encode(x=x, y=y, color=_engine(domains), shape=_precision(domains), tooltip=tips)
-    return finished(alt.layer(roof, name, dots).properties(height=_HEIGHT))
+    return _finished(alt.layer(roof, name, dots).properties(height=_HEIGHT))
 
 
 def layers(domains: Domains) -> Spec:
@@ -278,7 +271,7 @@ def layers(domains: Domains) -> Spec:
         color=_engine(domains),
         tooltip=[*tips, alt.Tooltip("ms:Q", title="ms", format=",.4r")],
     )
-    return finished(chart)
+    return _finished(chart)
 
 
 def _engine(domains: Domains) -> alt.Color:
@@ -294,30 +287,10 @@ def _cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
     return alt.Scale(domain=list(domain), range=[values[i % len(values)] for i in range(len(domain))])
 
 
-def logarithmic(field: str, title: str, values: Any = ROUND) -> dict[str, Any]:
-    """Return a logarithmic axis with plain numbers, whose ticks are those of `values` in its range."""
-    axis = alt.Axis(title=title, format=",", labelOverlap="greedy", grid=True, values=values)
+def _log(field: str, title: str) -> dict[str, Any]:
+    """Return a logarithmic axis with plain numbers."""
+    axis = alt.Axis(title=title, format=",~r", labelOverlap="greedy", grid=True)
     return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
-
-
-def _log(field: str, title: str, *ranges: str) -> dict[str, Any]:
-    """Return a logarithmic axis over `ranges` (else the field's), whose ends are labelled and of `ROUND`."""
-    every = ", ".join(f"{one}[0], {one}[1]" for one in ranges or [_range(field)])
-    low, high = (f"extent([{every}])[{end}]" for end in (0, 1))
-
-    def rounded(value: str, digits: str) -> str:
-        power = f"pow(10, floor(log({value}) / LN10 + 1e-9))"
-        return f"{power} * " + digits.replace("digit", f"({value}) / {power}")
-
-    below = rounded(low, "(digit < 2 ? 1 : digit < 5 ? 2 : 5)")
-    # A single value needs a range, too.
-    above = rounded(f"max({high}, 1.01 * {low})", "(digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10)")
-    named = logarithmic(field, title, alt.ExprRef(f"{high} > 5 * {low} ? {ROUND} : null"))
-    return named | {"scale": alt.Scale(type="log", nice=False, padding=14, domain=alt.ExprRef(f"[{below}, {above}]"))}
-
-
-def _range(field: str, data: str = "lines") -> str:
-    return f"extent(pluck(data('{data}'), '{field}'))"
 
 
 def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid: bool = False) -> alt.Y:
@@ -337,8 +310,8 @@ def _tips(*figures: tuple[str, str]) -> list[alt.Tooltip]:
     return known + [alt.Tooltip(f"{field}:Q", title=title, format=",.4r") for field, title in figures]
 
 
-def finished(chart: Any, width: str | None = "container") -> Spec:
-    """Return the specification, as wide as its place; panels (None) get their width where they are drawn."""
+def _finished(chart: Any) -> Spec:
+    """Return the specification, as wide as its place."""
     # Altair would check each against Vega-Lite's schema, which takes longer than all else; the tests do.
-    spec: Spec = (chart.properties(width=width) if width else chart).to_dict(validate=False)
+    spec: Spec = chart.properties(width="container").to_dict(validate=False)
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}
