@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from engines.base import Job
-from exporters.inputs import TensorSpec, fixed_batch, graph_specs, input_specs, read_onnx, seeded_inputs
-from exporters.onnx_export import check_onnx
+from exporters.inputs import TensorSpec, fixed_batch, graph_specs, input_specs, seeded_inputs
+from exporters.onnx_files import check_onnx, graph_files, read_onnx
 from exporters.source import ModelSource
-from exporters.weights import graph_files
 
 _TEMPLATES = Path(__file__).with_name("deployed")
 

@@ -21,12 +21,12 @@ from engines.options import EIGHT_BITS, PRECISION_TABLE, Device, EagerOptions, T
 from engines.training import LayerStep, TrainingStep
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import call, flattened, named_outputs, typed
+from exporters.calls import Watch, call, flattened, named_outputs, typed
 from exporters.errors import sentence
-from exporters.inputs import arguments, first_items, input_specs, read_onnx, seeded_inputs
+from exporters.inputs import arguments, first_items, input_specs, seeded_inputs
 from exporters.onnx_export import quiet
+from exporters.onnx_files import read_onnx
 from exporters.source import ModelError
-from exporters.watch import Watch
 from exporters.weights import cached_state
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.type) for name, each in PRECISION_TABLE.items()}

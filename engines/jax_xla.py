@@ -23,10 +23,9 @@ from engines.eager import DTYPES
 from engines.jax_operators import DECOMPOSED, OPERATORS, products
 from engines.options import Options
 from exporters.build_model import restore
-from exporters.calls import chosen, flattened, typed
+from exporters.calls import chosen, flattened, prepare_to_train, seeded_target, typed
 from exporters.gradients import input_names, is_input, of_reference_items, positions
 from exporters.inputs import TensorSpec
-from exporters.loss import prepare_to_train, seeded_target
 from exporters.onnx_export import quiet
 
 PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}

@@ -29,7 +29,8 @@ from engines.layers import ITERATIONS, Trace, covered_nodes, record, steps_of
 from engines.ort_layers import device_layers, host_layers, plugin_types, read_runs
 from engines.ort_providers import PROVIDERS, Provider, plugin_device
 from exporters.errors import text_of
-from exporters.inputs import BATCH, file_inputs, read_onnx
+from exporters.inputs import BATCH
+from exporters.onnx_files import file_inputs, read_onnx
 
 _TYPES = {
     f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))

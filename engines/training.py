@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from engines.base import Array, Job, Mark, ignore
 from engines.options import PRECISION_TABLE, TorchOptions
 from exporters.calls import call as call_module
-from exporters.calls import trained_output
+from exporters.calls import prepare_to_train, seeded_target, start_of_backward, trained_output
 from exporters.gradients import of_reference_items, positions
 from exporters.inputs import BATCH, first_items
-from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 from exporters.source import ModelError
 
 LEARNING_RATE = 1e-6

@@ -34,8 +34,9 @@ from engines.trt_reports import (
     summarize,
 )
 from exporters.cache import Cache
-from exporters.graph_flops import computes, graph_weights
-from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
+from exporters.flops import computes, graph_weights
+from exporters.inputs import BATCH, TensorSpec, graph_specs
+from exporters.onnx_files import read_onnx
 
 _DTYPES: dict[str, torch.dtype] = {
     **{name.upper(): getattr(torch, name) for name in ("float", "half", "int8", "uint8", "int32", "int64", "bool")},

@@ -26,8 +26,8 @@ from engines.requirements import install_command
 from engines.trt_reports import check, forget, logged, logger_of, new_monitor, reasons
 from exporters.cache import Cache, check_room, file_sha256, locked
 from exporters.inputs import TensorSpec
+from exporters.onnx_files import graph_files
 from exporters.source import ModelError, digest
-from exporters.weights import graph_files
 from exporters.whole_file import write_whole
 
 Shape = tuple[int, ...]

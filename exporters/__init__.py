@@ -12,10 +12,10 @@ __all__ = ["load_model"]
 
 
 def load_model(name: str, **options: Any) -> nn.Module:
-    """A canonical network with seeded weights, or with those of a state dict: `load_model("resnet50", weights=path)`.
+    """Load a canonical network with seeded weights, or a state dict's: `load_model("resnet50", weights=path)`.
 
-    Input (batch, *CATALOG[name].input_shape), output logits (batch, 1000). Other options go to the architecture
-    ("googlenet" knows `auxiliary`). Raises ModelError for an unknown name or option and for weights that do not fit.
+    Input (batch, *CATALOG[name].input_shape), output logits (batch, 1000). Raises ModelError for an unknown name or
+    option and for weights that do not fit.
     """
     from exporters.build_model import load
     from exporters.source import ModelSource

@@ -18,30 +18,30 @@ from typing import Any
 
 from exporters.errors import chain
 from exporters.source import ModelError
-from exporters.whole_file import FULL, NO_ROOM
+from exporters.whole_file import FULL
 
 _MOST_GIB = 20.0
 _PROBE_BYTES = 2**20
 _HASHED_BYTES = 2**25
-"""Of the largest file that is hashed at every look-up: it takes 0.05 s, and VGG-16's weights would take 0.9 s."""
+"""Largest file that is hashed at every look-up: it takes 0.05 s, and VGG-16's weights would take 0.9 s."""
 _COMPARED = ("reference", "gradients")
-"""Kinds that are hashed whatever their size: a changed one would have every right figure be called wrong."""
+"""Kinds that are hashed whatever their size: with a changed one every right figure would be called wrong."""
 
 
 def default_root() -> Path:
-    """$PROFILER_CACHE, else runtime-profiler in the XDG cache directory (~/.cache)."""
+    """Return $PROFILER_CACHE, else runtime-profiler in the XDG cache directory (~/.cache)."""
     if root := os.environ.get("PROFILER_CACHE"):
         return Path(root)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runtime-profiler"
 
 
 def most_bytes() -> int:
-    """How large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ValueError for no number."""
+    """Return how large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ValueError."""
     return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
 
 
 def code_of(*files: str) -> list[str]:
-    """The sha256 of files of this package, which a key holds so that what they make is made again once they change."""
+    """Return the sha256 of files of this package: in a key they have things made again once the code changes."""
     return [file_sha256(Path(__file__).parent / file) for file in files]
 
 
@@ -62,8 +62,7 @@ def check_root(root: Path) -> None:
 
 
 def check_room(path: Path, size: float) -> None:
-    """Raise CacheError where the disk has no room for an entry's file of at least that many bytes: before it is begun,
-    since some libraries take minutes to write what they then cannot."""
+    """Raise CacheError where the disk has no room for a file of that many bytes, before minutes are spent on it."""
     free = shutil.disk_usage(path.parent).free
     if size > free:
         figures = f"it takes at least {size / 2**30:.1f} GiB of the disk, and {free / 2**30:.1f} GiB are free"
@@ -73,14 +72,13 @@ def check_room(path: Path, size: float) -> None:
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 
-    A key, of `exporters.source.digest`, must change whenever the content would. `trim` removes what was used least
-    recently. One that is there and may only be read serves what it has.
+    A key, of `exporters.source.digest`, must change whenever the content would. A read-only cache serves what it has.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
         self.rebuilt: list[str] = []
-        """The kinds of the entries that were damaged, and that `entry` made again."""
+        """Kinds of the entries that were damaged, and that `entry` made again."""
 
     def entry(
         self,
@@ -91,13 +89,12 @@ class Cache:
         again: bool = False,
         damaged: Callable[[Path], None] = lambda path: None,
     ) -> tuple[Path, bool]:
-        """The entry's file, and whether it was there already.
+        """Return the entry's file, and whether it was there already.
 
         `produce` writes to the path it is given, whose file name is the final one; files it puts next to it (an ONNX
-        file's external data) belong to the entry. One run produces while others that need the same key wait. A file
-        whose size or content is not what was produced is produced again, after `damaged` has been called with it; with
-        `again` an intact one is too, and stays until the new one is complete. What `produce` raises is passed on, and
-        leaves no entry behind but that.
+        file's external data) belong to the entry. One run produces while others that need the same key wait. A damaged
+        file is produced again, after `damaged` has been called with it; with `again` an intact one is too, and stays
+        until the new one is complete. An error of `produce` is passed on.
         """
         folder = self.root / kind
         path = folder / (key + suffix)
@@ -129,8 +126,7 @@ class Entry:
     used: float
 
     def remove(self) -> bool:
-        """Delete its files; returns whether that was done. Not while a run is producing them, where another run has
-        removed them, or where the cache cannot be written."""
+        """Delete its files unless a run is producing them; returns whether that was done."""
         manifest = self.path.with_name(self.path.name + ".json")
         try:
             with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
@@ -146,7 +142,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """Every complete entry of the cache in `root`, the most recently used first."""
+    """Return every complete entry of the cache in `root`, the most recently used first."""
     found = []
     for manifest in root.glob("*/*.json"):
         path = manifest.with_suffix("")
@@ -158,8 +154,10 @@ def entries(root: Path) -> list[Entry]:
 
 
 def trim(root: Path, most: int, spared_seconds: float = 86_400.0) -> list[Entry]:
-    """Remove the entries that were used least recently until at most `most` bytes are left; returns what was removed.
-    What was used in the last `spared_seconds` stays: a run under way may need it."""
+    """Remove the least recently used entries until at most `most` bytes are left; returns what was removed.
+
+    Entries used in the last `spared_seconds` stay: a run under way may need them.
+    """
     kept, removed, latest = 0, [], time.time() - spared_seconds
     for entry in entries(root):
         kept += entry.size
@@ -170,7 +168,7 @@ def trim(root: Path, most: int, spared_seconds: float = 86_400.0) -> list[Entry]
 
 
 def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -> None:
-    """Have `produce` write the entry's files, and put them and their manifest into place once they are complete."""
+    """Have `produce` write the entry's files, then put them and their manifest into place."""
     # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
     scratch = path.with_name(f".{path.name}.tmp")
     with _kept(path):
@@ -200,7 +198,7 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -
 
 @contextlib.contextmanager
 def _kept(path: Path) -> Iterator[None]:
-    """Raises CacheError where what is done fails."""
+    """Raise an OSError as CacheError."""
     try:
         yield
     except OSError as error:
@@ -209,9 +207,9 @@ def _kept(path: Path) -> Iterator[None]:
 
 
 def _no_room(folder: Path, error: Exception) -> str | None:
-    """Why the folder's disk takes no more, where that is what an error came of; libraries do not always say so."""
+    """Say why the folder's disk takes no more, if the error came from that; libraries do not always say so."""
     for each in chain(error):
-        if isinstance(each, OSError) and _is_of_writing(folder, each):
+        if isinstance(each, OSError) and (each.errno in FULL and not isinstance(each.filename, str | bytes)):
             return each.strerror
     try:
         (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
@@ -220,17 +218,10 @@ def _no_room(folder: Path, error: Exception) -> str | None:
     return None
 
 
-def _is_of_writing(folder: Path, error: OSError) -> bool:
-    """Whether it says that the folder's disk takes no more; a broken one may be the model's, which is read."""
-    if not isinstance(error.filename, str | bytes):
-        return error.errno in FULL
-    return error.errno in NO_ROOM and Path(os.fsdecode(error.filename)).resolve().is_relative_to(folder.resolve())
-
-
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock, which the kernel frees when its holder dies; yields whether it is held. Without `wait` it
-    is not where somebody else holds it."""
+    """Hold an exclusive lock, which the kernel frees when its holder dies; yields whether it is held: always, with
+    `wait`."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,7 +242,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _record(manifest: Path) -> dict[str, Any]:
-    """What `fingerprint` said of an entry's files, by their names. Raises OSError, ValueError."""
+    """Read the `fingerprint` of an entry's files, by name. Raises OSError, ValueError."""
     try:
         record = json.loads(manifest.read_text())
     except RecursionError:
@@ -262,7 +253,6 @@ def _record(manifest: Path) -> dict[str, Any]:
 
 
 def _is_there(manifest: Path) -> bool:
-    """Whether the entry is intact, which from now on has been used."""
     if not is_intact(manifest):
         return False
     with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
@@ -271,7 +261,7 @@ def _is_there(manifest: Path) -> bool:
 
 
 def is_intact(manifest: Path) -> bool:
-    """Whether every file of the entry is as it was produced; a large one is hashed only if it was modified since."""
+    """Tell whether every file of the entry is as it was produced; a large one is hashed only if it was modified."""
     try:
         record = _record(manifest)
         for name, expected in record.items():

@@ -1,42 +1,59 @@
-"""Call a module with its inputs, and name the tensors that it returns."""
+"""Call a module with its inputs, name the tensors that it returns, and start its backward pass from one of them.
+
+Measured iterations and the reference of their gradients share this module, so both differentiate the same thing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from exporters.declared_inputs import Place, name_of
-from exporters.distance import Array
 from exporters.errors import nearest
+from exporters.gradients import Array
 from exporters.inputs import TensorSpec, arguments
 from exporters.source import ModelError
 
+Place = tuple[str | int, ...]
+"""Path to a tensor in nested outputs: keys are words, positions numbers."""
+SEED = 0
+_DRAWN = 2
+"""Items of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
+
 
 def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> Any:
-    """What the module, or what has been compiled of it, returns for the tensors, each at its place."""
+    """Call the module, or compiled code of it, with each tensor at its place."""
     positional, keywords = arguments(specs, tensors)
     return model(*positional, **keywords)
 
 
 def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Tensors of the arrays, floats in the type."""
+    """Return tensors of the arrays, floats in the type."""
     tensors = map(torch.from_numpy, arrays)
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def named_outputs(result: Any) -> dict[str, Tensor]:
-    """The tensors in what a module returned, in its order: a tensor is "y", a tuple's are "y0", "y1", a dict's or a
-    dataclass's go by their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
-    return {name_of(place, letter="y"): tensor for place, tensor in tensors_in(result)}
+    """Name the tensors in a module's result: a tensor is "y", a tuple's are "y0", "y1", a dict's or a dataclass's go by
+    their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
+    return {_name_of(place): tensor for place, tensor in tensors_in(result)}
+
+
+def _name_of(place: Place) -> str:
+    first, *rest = place or ("y",)
+    return ".".join([f"y{first}" if isinstance(first, int) else first, *map(str, rest)])
 
 
 def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """The tensors in nested lists, mappings and dataclasses, with their places."""
+    """Yield the tensors in nested lists, mappings and dataclasses, with their places."""
     if isinstance(result, Tensor):
         yield place, result
         return
@@ -54,8 +71,10 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
 
 
 def chosen(requested: Sequence[str | int], names: Collection[str]) -> list[int]:
-    """The places of the requested outputs among the names, in that order; of all of them where none is requested. A
-    dict's name stands for all that is in it. Raises ModelError for one that there is not."""
+    """Return the places of the requested outputs among the names; of all where none is requested.
+
+    A dict's name stands for all that is in it. Raises ModelError for an unknown one.
+    """
     known = list(names)
     places: list[int] = []
     for each in requested:
@@ -71,13 +90,12 @@ def chosen(requested: Sequence[str | int], names: Collection[str]) -> list[int]:
 
 
 def trained_output(result: Any, requested: Sequence[str | int] = ()) -> Tensor:
-    """The output from which the backward pass starts: the first, or the first requested. Raises ModelError where
-    that one is not of floats, with what to write."""
+    """Return the output from which the backward pass starts: the first, or the first requested. Raises ModelError where
+    it is not of floats."""
     outputs = named_outputs(result)
     if not outputs:
         raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
-    place = chosen(requested, outputs)[0]
-    name, tensor = list(outputs.items())[place]
+    name, tensor = list(outputs.items())[chosen(requested, outputs)[0]]
     if not tensor.is_floating_point():
         floats = [each for each, value in outputs.items() if value.is_floating_point()]
         mend = f"write `outputs: [{floats[0]}]`" if floats else "no output is of floats"
@@ -87,10 +105,9 @@ def trained_output(result: Any, requested: Sequence[str | int] = ()) -> Tensor:
 
 @contextlib.contextmanager
 def flattened(model: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[list[str]]:
-    """Inside, the module takes its inputs by position and returns a tuple of tensors, as exporters want it.
+    """Have the module take its inputs by position and return a tuple of tensors, as exporters want it.
 
-    Yields a list that has the outputs' names once the module has run. Parameters keep their names, since it is only
-    `forward` that is another function.
+    Yields a list that has the outputs' names once the module has run. Parameters keep their names.
     """
     original, own, names = model.forward, vars(model).get("forward"), list[str]()
 
@@ -106,3 +123,89 @@ def flattened(model: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[list[st
         del model.forward  # The class has one.
         if own is not None:
             model.forward = own
+
+
+class Watch(TorchDispatchMode):
+    """Show `see` each operator of torch that is about to run, its arguments, and those by keyword."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.see(getattr(func, "overloadpacket", func), args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class TooLong(Exception):
+    """A run was ended since it took longer than its limit."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TooLong after that many seconds, as soon as Python's code runs; in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TooLong(f"ended after {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, end)
+    others = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), 1e8))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *others)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:
+    """Draw what the head needs for a batch of outputs like `first`, whose leading dimension is ignored; on its device.
+
+    For the head "logits" the gradient of the output, (batch, classes or channels, …), of its type: of norm 1 over the
+    channels, divided by the batch as a mean loss would. Else class labels, (batch,), where `first` holds logits,
+    (items, classes), or None.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    if head == "logits":
+        drawn = min(batch, _DRAWN)
+        gradient = torch.randn(drawn, *first.shape[1:], generator=generator)
+        gradient /= batch * torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        return gradient.to(first.device, first.dtype)[torch.arange(batch, device=first.device) % drawn]
+    if first.dim() != 2:
+        return None
+    return torch.randint(first.shape[1], (batch,), generator=generator).to(first.device)
+
+
+def start_of_backward(first: Tensor, target: Tensor | None, head: str) -> tuple[Tensor, Tensor | None]:
+    """Return the tensor to be differentiated and its gradient, None for a loss.
+
+    Losses are computed in fp32 at least: cross entropy of logits; for any other output its mean square. With the head
+    "logits" the tensor is the output itself.
+    """
+    if head == "logits":
+        return first, target
+    first = first.to(torch.promote_types(first.dtype, torch.float32))
+    loss = first.square().mean() if target is None else nn.functional.cross_entropy(first, target)
+    return loss, None
+
+
+def prepare_to_train(model: nn.Module, dropout: bool) -> None:
+    """Set training mode; without `dropout` its modules pass everything on.
+
+    So do those that hold a probability for a function to drop by (nn.MultiheadAttention.dropout, nn.LSTM.dropout,
+    attention_dropout and layerdrop of transformers, drop_prob of timm), in an attribute with "drop" in its name.
+    """
+    model.train()
+    if not dropout:
+        for module in model.modules():
+            if isinstance(module, _DropoutNd):
+                module.eval()
+                module.p = 0.0  # Attention hands it on where it is in training mode itself.
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)

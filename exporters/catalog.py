@@ -1,11 +1,34 @@
-"""List the canonical networks and their published facts, as data without torch."""
+"""List the canonical networks, single layers, and the bounds of a job's numbers; imports no torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval
 
 from exporters.errors import nearest
 from exporters.source import ModelError, ModelSource
+
+# Beyond these bounds nothing can be measured, while tables and clocks would overflow. None admits infinity or NaN.
+LARGEST = 2**31 - 1
+"""The largest index of 32 bits, as kernels use them."""
+Count = Annotated[int, Interval(gt=0, le=LARGEST)]
+Padding = Annotated[int, Interval(ge=0, le=LARGEST)]
+Replicates = Annotated[int, Interval(gt=0, le=1000)]
+Samples = Annotated[int, Interval(ge=3, le=1_000_000)]
+Seconds = Annotated[float, Interval(gt=0, le=1e6)]
+Repeats = Annotated[float, Interval(ge=0, le=1000)]
+"""Multiples of the time that the first measuring took."""
+Price = Annotated[float, Interval(gt=0, le=1e6)]
+"""USD an hour."""
+MOST_ENTRIES = 2000
+"""Entries of a list in a job."""
+MOST_CASES = 100_000
+"""Cases of a run: at a second each, a day."""
+MOST_NAME_BYTES = 120
+"""Bytes of a name or label: two of them are in the names of files."""
 
 CLASSES = 1000
 """ImageNet's, of every canonical network."""
@@ -17,7 +40,7 @@ class Architecture:
 
     name: str
     family: str
-    """Module under `exporters.models` that builds it."""
+    """Key of `exporters.networks.BUILDERS`."""
     input_shape: tuple[int, int, int]
     """Channels, height and width of one item."""
     parameters: int
@@ -83,3 +106,100 @@ def network_of(source: ModelSource) -> Architecture | None:
     if name is not None and name not in CATALOG:
         raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")
     return None if name is None else CATALOG[name]
+
+
+Pair = tuple[Count, Count]
+"""Height and width."""
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """A two-dimensional convolution. `input` is channels, height and width of one item; the rest as in torch."""
+
+    __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
+
+    input: tuple[Count, Count, Count]
+    out_channels: Count
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: tuple[Padding, Padding] = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: Count = 1
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        for what, channels in (("input channels", self.input[0]), ("out_channels", self.out_channels)):
+            if channels % self.groups:
+                raise ValueError(f"{channels} {what} cannot be divided into {self.groups} groups")
+        if min(self.output_size) < 1:
+            raise ValueError(f"a kernel of {self.kernel} does not fit into an input of {self.input[1:]}")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one item."""
+        return self.input
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        height, width = (
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, padding, dilation, kernel, stride in zip(
+                self.input[1:], self.padding, self.dilation, self.kernel, self.stride, strict=True
+            )
+        )
+        return height, width
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return self.out_channels * (self._fan_in + self.bias)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of one item's forward pass, the bias left out."""
+        return self.out_channels * self._fan_in * math.prod(self.output_size)
+
+    @property
+    def _fan_in(self) -> int:
+        return self.input[0] // self.groups * math.prod(self.kernel)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A fully connected layer; names as in torch."""
+
+    __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
+
+    in_features: Count
+    out_features: Count
+    bias: bool = True
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one item."""
+        return (self.in_features,)
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return self.out_features * (self.in_features + self.bias)
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of one item's forward pass, the bias left out."""
+        return self.in_features * self.out_features
+
+
+Layer = Conv2d | Linear
+
+LAYERS: dict[str, Layer] = {
+    "L1": Conv2d((3, 128, 128), 96, (11, 11)),
+    "L2": Conv2d((64, 64, 64), 128, (9, 9)),
+    "L3": Conv2d((128, 32, 32), 128, (9, 9)),
+    "L4": Conv2d((128, 16, 16), 128, (7, 7)),
+    "L5": Conv2d((384, 13, 13), 384, (3, 3)),
+}
+"""convnet-benchmarks' layers (https://github.com/soumith/convnet-benchmarks), which it measures at a minibatch of 128;
+references/convnet-layer-shapes.csv has them as published. Without padding, which the table does not mention; with a
+bias, which torch's SpatialConvolution always has."""

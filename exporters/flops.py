@@ -1,58 +1,71 @@
-"""Count the FLOPs of one item of a model, and the weights that it reads.
+"""Count the FLOPs of one item of a model, and the weights that it reads; imports torch and onnx where it counts.
 
-Convolutions and matrix products are counted, two FLOPs a multiply-add; what else a network does counts 0. That is the
-convention of the roofline and of the published counts (MAC counts, doubled), and it never counts too much but for a
-causal mask, which saves nothing in it.
+Convolutions and matrix products are counted, two FLOPs a multiply-add; all else counts 0. That is the convention of the
+roofline and of the published counts (MAC counts, doubled). An ONNX graph is counted where there is one, in which work
+that reaches no output is left out as engines do; torch's own counter takes training, and a module without a graph.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
-
-from exporters.build_model import build, empty
 from exporters.cache import Cache, code_of
-from exporters.calls import call, trained_output
-from exporters.cost import Cost, Flops
-from exporters.errors import message
-from exporters.graph_flops import graph_flops, graph_weights
-from exporters.graph_shapes import drop_data
-from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
-from exporters.onnx_files import is_float32
+from exporters.errors import sentence
+from exporters.inputs import TensorSpec, fixed_batch, seeded_inputs
+from exporters.onnx_files import every_graph, graph_inputs, graphs_of, is_float32, read_onnx
 from exporters.packages import versions
 from exporters.source import ModelSource, digest
-from exporters.watch import Watch
 from exporters.weights import checked, identified, source_key
 
-Part = Callable[[], dict[str, Any]]
-"""Counts some of a Cost's fields."""
+if TYPE_CHECKING:
+    import numpy as np
+    from onnx import GraphProto, ModelProto, NodeProto
+    from torch import nn
 
-_CODE = ("cost.py", "flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py", "watch.py")
-"""What a count depends on besides the model, which holds the rest in its key."""
-_COMPUTES = re.compile(
-    r"(?:^|_)(?:\w*mm|\w*mv|v?dot|matmul|linear|attention|lstm|gru|rnn|transformer|einsum"
-    r"|conv(?:olution|\dd|_\w+)?|conv_transpose\dd)(?:_|$)"
-)
-"""Parts of the names of torch's operators that multiply matrices."""
-_BATCHES = (2, 3)
-"""Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
-_MORE_BATCHES = (4, 5)
-"""Where it grows otherwise."""
+WEIGHT_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+"""Bytes of a weight, at the precisions that do not hold it in four."""
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes by tensor; 0 is a size that is unknown."""
+_ITEMS = 2
+"""Items of a counted batch: batch normalization refuses one in training."""
+_COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Search|EPContext")
+"""Parts of the names of operators that multiply matrices, those of ONNX Runtime's own included."""
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+"""Domains whose operators the pattern tells apart; any other's may do anything."""
+_SMALL = 1024
+"""Elements of the largest initializer whose values shape inference may need: shapes, axes, paddings."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Least work of one item, None where unknown. Weights are parameters and buffers that an inference reads, tables of
+    which it only looks up rows left out."""
+
+    inference: int | None = None
+    training: int | None = None
+    """Forward and backward pass, with the gradient of a layer's input, of a network's only where it is computed."""
+    float_weights: int | None = None
+    """Elements that are held in the precision's type."""
+    other_weight_bytes: int | None = None
+    """Weights whose type no precision changes: integers, and everything in a user's ONNX file that runs as it is."""
+
+    def flops(self, pass_: str) -> int | None:
+        """Return the FLOPs of one item in that pass."""
+        return self.training if pass_ == "training" else self.inference
+
+    def weight_bytes(self, precision: str) -> int | None:
+        """Return the bytes of weights that a call reads; under AMP they are fp32, in 8 bits all are quantized."""
+        if self.float_weights is None or self.other_weight_bytes is None:
+            return None
+        return self.float_weights * WEIGHT_BYTES.get(precision, 4) + self.other_weight_bytes
 
 
 def cached_cost(
@@ -64,230 +77,233 @@ def cached_cost(
     report: Callable[[Cost], None] = lambda cost: None,
     of_input: bool = False,
 ) -> Cost:
-    """Each part counted once for all runs; `report` gets what is known after each, should the next one never end.
+    """Count each pass once for all runs; `report` gets what is known after each, should the next one never end.
 
-    `graph` is an export of the model, in which work that reaches no output is left out, as engines do. `of_input` says
-    whether training computes the gradient of a network's input. What cannot be counted is None, with the reason on
-    stderr, and is tried again by the next run; nothing that the model does raises here.
+    `graph` is an export of the model; `of_input` tells whether training computes the gradient of a network's input.
+    What cannot be counted stays None, with the reason on stderr; nothing that the model does raises here.
     """
-    source = identified(source)
-    common = [source_key(source), code_of(*_CODE), versions("torch", "onnx")]
-    known: dict[str, Any] = {}
-    for name, part in parts(source, specs, graph, trains, of_input).items():
-        # An export's file is named after all that it depends on.
-        own = {"graph": graph and graph.name, "training": (source.outputs, of_input)}.get(name)
-
-        def produce(path: Path, part: Part = part) -> None:
-            path.write_text(json.dumps(part()))
-
-        kept = checked(source, produce, runs=False)
-        try:
-            counted = json.loads(cache.entry("cost", digest([*common, name, own]), ".json", kept)[0].read_text())
-            counted |= {name: Flops(*counted[name]) for name in ("inference", "training") if name in counted}
-            known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
-        except Exception as error:
-            # A worker keeps stderr as its log.
-            why = f"{type(error).__name__}: {message(error)}"
-            print(f"model {source.name!r}: {name} not counted: {why}", file=sys.stderr)
-        report(Cost(**known))
-    return Cost(**known)
-
-
-def parts(
-    source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool, of_input: bool
-) -> dict[str, Part]:
-    """How to count each part of a Cost; a part that cannot be counted raises. Of a field that two parts know the
-    smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
-    if source.onnx is not None:
-        file = source.onnx
-        return {"file": lambda: count_graph(file, specs, keeps_types=not is_float32(file))}
-    ways: dict[str, Part] = {"inference": partial(count_module, source, inference_part, specs)}
-    if graph is not None:
-        ways["graph"] = partial(count_graph, graph, specs, keeps_types=False)
-    if trains:
+    source, cost = identified(source), Cost()
+    passes: dict[str, tuple[Any, Callable[[], dict[str, int]]]] = {
+        "inference": (graph and graph.name, lambda: _inference(source, specs, source.onnx or graph))
+    }
+    if trains and source.onnx is None:
         wrt_input = of_input or source.layer is not None
-        ways["training"] = partial(count_module, source, training_part, specs, wrt_input, source.outputs)
-    return ways
+        passes["training"] = [source.outputs, wrt_input], lambda: _training(source, specs, wrt_input)
+    for name, (own, count) in passes.items():
+
+        def produce(path: Path, count: Callable[[], dict[str, int]] = count) -> None:
+            path.write_text(json.dumps(count()))
+
+        key = digest([source_key(source), code_of("flops.py", "inputs.py"), versions("torch", "onnx"), name, own])
+        try:
+            counted = json.loads(cache.entry("cost", key, ".json", checked(source, produce))[0].read_text())
+            cost = replace(cost, **counted)
+        except Exception as error:
+            print(f"model {source.name!r}: {name} not counted: {sentence(error)}", file=sys.stderr)
+        report(cost)
+    return cost
 
 
-def count_module(source: ModelSource, part: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
+def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None) -> dict[str, int]:
+    if graph is None:
+        return _count_module(source, specs, False, lambda model, result: None)
     try:
-        # A factory is called as always, since it may not expect to build on another device.
-        return part(build(source).to("meta") if source.factory else empty(source), *arguments)
+        return _count_graph(graph, specs, keeps_types=source.onnx is not None and not is_float32(graph))
+    except ValueError as error:
+        if source.onnx is not None:
+            raise
+        print(f"model {source.name!r}: its graph cannot be counted: {error}", file=sys.stderr)
+        return _inference(source, specs, None)
+
+
+def _training(source: ModelSource, specs: Sequence[TensorSpec], wrt_input: bool) -> dict[str, int]:
+    from exporters.calls import trained_output
+
+    def backward(model: nn.Module, result: Any) -> None:
+        trained_output(result, source.outputs).float().square().mean().backward()
+
+    counted = _count_module(source, specs, wrt_input, backward, trains=True)
+    return {"training": counted["inference"]}
+
+
+def _count_module(
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    wrt_input: bool,
+    after: Callable[[nn.Module, Any], None],
+    trains: bool = False,
+) -> dict[str, int]:
+    """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from exporters.build_model import build, empty
+    from exporters.calls import call
+
+    batch = fixed_batch(specs) or _ITEMS
+
+    def count(model: nn.Module, device: str) -> dict[str, int]:
+        arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
+        items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
+        counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
+        # Attention and LSTMs in parts, which torch would run as one kernel each.
+        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
+            after(model, call(model.train(trains), specs, items))
+        weights = [*model.parameters(), *model.buffers()]
+        return {
+            "inference": -(-counter.get_total_flops() // batch),
+            "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
+            "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),
+        }
+
+    try:
+        return count(build(source).to("meta") if source.factory else empty(source), "meta")
     except Exception as error:
         print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
-    return part(build(source), *arguments)
+    return count(build(source), "cpu")
 
 
-def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    def flops(batch: int) -> int:
-        # With gradients: without them torch takes a fused kernel for a transformer's layer, which no counter sees into.
-        with counting() as counter:
-            call(model.eval(), specs, tensors(model, specs, batch))
-        return int(counter.get_total_flops())
-
-    return {"inference": per_item(flops, specs), **weights_read(model, specs)}
-
-
-def training_part(
-    model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool, outputs: Sequence[str | int]
-) -> dict[str, Any]:
-    def flops(batch: int) -> int:
-        model.train().zero_grad(set_to_none=True)
-        items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in tensors(model, specs, batch)]
-        with counting() as counter:
-            trained_output(call(model, specs, items), outputs).float().square().mean().backward()
-        return int(counter.get_total_flops())
-
-    return {"training": per_item(flops, specs)}
-
-
-def _batches(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
-    fixed = fixed_batch(specs)
-    return _BATCHES if fixed is None else (fixed,)
-
-
-def per_item(flops: Callable[[int], int], specs: Sequence[TensorSpec]) -> Flops:
-    """Raises ValueError where the counts of four batches follow no law of this form."""
-    batches = _batches(specs)
-    counts = [flops(batch) for batch in batches]
-    if all(total * batches[0] == counts[0] * batch for batch, total in zip(batches, counts, strict=True)):
-        return Flops(counts[0] // batches[0])
-    batches = (*batches, *_MORE_BATCHES)  # 2, 3, 4, 5: the second differences of a square are twice its factor
-    counts += [flops(batch) for batch in _MORE_BATCHES]
-    first = [after - before for before, after in itertools.pairwise(counts)]
-    pair, odd = divmod(first[1] - first[0], 2)
-    item = first[0] - pair * (batches[0] + batches[1])
-    fixed = counts[0] - item * batches[0] - pair * batches[0] ** 2
-    if odd or first[2] - first[1] != first[1] - first[0] or min(item, pair, fixed) < 0:
-        raise ValueError(f"batches of {batches} cost {counts} FLOPs: no cost of one item follows from that")
-    return Flops(item, pair, fixed)
-
-
-@contextlib.contextmanager
-def counting() -> Iterator[FlopCounterMode]:
-    """torch's counter, with attention, transformers' layers and LSTMs taken apart into products, which torch would run
-    as one kernel each, and with formulas of our own.
-
-    torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
-    and a depthwise one by its number of channels (https://github.com/pytorch/pytorch/pull/183405). Raises ValueError
-    for an operator that multiplies matrices and has no formula.
-    """
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-
-    def refuse(operator: Any, *_: Any) -> None:
-        """Of what the counter leaves whole, what it would take for nothing."""
-        if operator not in counter.flop_registry and _COMPUTES.search(operator.__name__):
-            raise ValueError(f"there is no count of torch's operator {operator}")
-
-    mha, mkldnn = torch.backends.mha, torch.backends.mkldnn
-    fast = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    enabled, *_ = mkldnn.set_flags(_enabled=False, _fp32_precision=None)
-    try:
-        with KnownValues(), sdpa_kernel(SDPBackend.MATH), Watch(refuse), counter:
-            yield counter
-    finally:
-        mha.set_fastpath_enabled(fast)
-        mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)
-
-
-def _formulas() -> dict[Any, Any]:
-    """Counts by operator, from the shapes of its arguments; those of attention for a model that chooses its kernel."""
-    aten = torch.ops.aten
-    fused = [f"_scaled_dot_product_{kind}" for kind in ("flash_attention", "efficient_attention", "cudnn_attention")]
-    fused += ["_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"]
-    return {
-        aten.convolution_backward: convolution_backward_flops,
-        **{getattr(aten, name): attention_flops for name in fused},
-        # Each of the two products has two gradients; the scores that a kernel computes again count 0.
-        **{getattr(aten, f"{n}_backward"): lambda _, *shapes, **__: 2 * attention_flops(*shapes[:3]) for n in fused},
-        **dict.fromkeys((aten.mv, aten.dot, aten.vdot, aten._int_mm), product_flops),
-        **dict.fromkeys((aten.addmv, aten.addbmm), lambda added, *factors, **_: product_flops(*factors)),
-    }
-
-
-def product_flops(x: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
-    """Of matrices, of stacks of them, and of vectors: (…, n, k) times (…, k, m), (n, k) times (k), (k) times (k)."""
-    return 2 * math.prod(x) * (other[-1] if len(other) > 1 else 1)
-
-
-def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Arguments are shapes (items, heads, length, size). Two products, with or without a mask: a causal one, of which
-    fused kernels skip nearly half, costs as much as where it is written out."""
-    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-def convolution_backward_flops(
+def _backward_flops(
     gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
 ) -> int:
-    """Arguments are shapes, those of aten.convolution_backward. Each of the two gradients that are asked for takes as
-    many multiply-adds as the forward pass: every weight meets every position of the output (if transposed, of the
-    input) once."""
+    """Count a convolution's gradients from the shapes of aten.convolution_backward's arguments.
+
+    Each of the two that are asked for takes as many multiply-adds as the forward pass.
+
+    torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
+    (https://github.com/pytorch/pytorch/pull/183405).
+    """
     transposed, output_mask = others[4], others[7]
     positions = math.prod((x if transposed else gradient)[2:])
     return 2 * x[0] * positions * math.prod(weight) * sum(map(bool, output_mask[:2]))
 
 
-def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """The fields `float_weights` and `other_weight_bytes`, of the tensors that a forward pass uses as a whole."""
-    aten = torch.ops.aten
-    lookups = (aten.embedding, aten._embedding_bag, aten.index, aten.index_select, aten.gather)
-    used: set[int] = set()
-
-    def note(operator: Any, *given: Any) -> None:
-        if operator not in lookups:
-            used.update(id(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
-
-    with KnownValues(), Watch(note):
-        call(model.eval(), specs, tensors(model, specs, _batches(specs)[0]))
-    weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in used]
-    return {
-        "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
-        "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),
-    }
-
-
-def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[Any]:
-    """Floats on the model's device; token ids and masks keep their values next to a model on the meta device."""
-    weight = next(itertools.chain(model.parameters(), model.buffers()), None)
-    device = "cpu" if weight is None else weight.device
-    made = [torch.from_numpy(array) for array in seeded_inputs(specs, batch)]
-    return [item.to(device) if item.is_floating_point() or str(device) != "meta" else item for item in made]
-
-
-class KnownValues(TorchFunctionMode):
-    """A mode in which what depends on no weight is computed, and all else is on the meta device, with shapes alone.
-
-    Transformers look whether a mask hides anything before they use it, which a mask without values cannot answer.
-    Raises RuntimeError where a tensor with values would be overwritten by one without.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name, first = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
-        kinds = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        if name == "to" and isinstance(first, torch.Tensor) and (first.is_meta or not first.is_floating_point()):
-            args, kwargs = tree_map_only((torch.device, str), lambda _: first.device, (args, kwargs))
-        elif name == "arange" and str(kwargs.get("device")) == "meta":
-            kwargs = {**kwargs, "device": "cpu"}
-        elif kinds == {"cpu", "meta"}:
-            is_written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-            if "out" in kwargs or (is_written and isinstance(first, torch.Tensor) and not first.is_meta):
-                raise RuntimeError(f"{name} overwrites values by others that are not known")
-            args, kwargs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("meta"), (args, kwargs))
-        return func(*args, **kwargs)
-
-
-def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, Any]:
-    """An ONNX graph, from the shapes in it. Its floats are of the row's precision, unless it `keeps_types`."""
-    model = read_onnx(path)
-    drop_data(model)
-    flops = per_item(lambda batch: graph_flops(model, specs, batch), specs)
+def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
+    """Count an ONNX graph from the shapes in it. Its floats are of the row's precision, unless it `keeps_types`."""
+    model, batch = read_onnx(path), fixed_batch(specs) or _ITEMS
+    for tensor in model.graph.initializer:  # Shape inference copies the model, and needs only their shapes.
+        if math.prod(tensor.dims) > _SMALL:
+            for name in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(name)
+    nodes, shapes = _sized(model, specs, batch)
     weights = graph_weights(model)
     others = {dtype: elements for dtype, elements in weights.items() if keeps_types or dtype.kind in "biu"}
     return {
-        "inference": flops,
+        "inference": -(-sum(node_flops(node, shapes) for node in nodes) // batch),
         "float_weights": weights.total() - sum(others.values()),
         "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
     }
+
+
+def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
+    """Count by type the elements of the initializers that are read as a whole, rather than gathered by row."""
+    import onnx
+
+    read = set[str]()
+    for node in model.graph.node:
+        read.update(node.input[1:] if node.op_type.startswith("Gather") else node.input)
+    elements: Counter[np.dtype[Any]] = Counter()
+    for tensor in model.graph.initializer:
+        if tensor.name in read:
+            elements[onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)] += math.prod(tensor.dims)
+    return elements
+
+
+def quantized_products(graph: GraphProto) -> tuple[int, int]:
+    """Count a Q/DQ graph's convolutions and products, and those of them with two operands that are dequantized."""
+    source = {name: node.op_type for node in graph.node for name in node.output}
+    found = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
+    quantized = [node for node in found if all(source.get(n) == "DequantizeLinear" for n in node.input[:2])]
+    return len(found), len(quantized)
+
+
+def computes(node: NodeProto) -> bool:
+    """Tell whether the node, or one in a branch or a loop of it, may multiply matrices."""
+    inner = (each for outer in graphs_of(node) for graph in every_graph(outer) for each in graph.node)
+    return any(each.domain not in _DOMAINS or _COMPUTES.search(each.op_type) for each in (node, *inner))
+
+
+def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[Sequence[NodeProto], Shapes]:
+    """Return the nodes, functions inlined, and the tensors' shapes as onnx infers them."""
+    import onnx
+    from onnx.inliner import inline_local_functions
+
+    sized = inline_local_functions(model) if model.functions else model
+    symbols, own = dict[str, int](), {spec.name: spec for spec in specs}
+    for value in graph_inputs(sized.graph):
+        for dim, size in zip(value.type.tensor_type.shape.dim, own[value.name].at(batch), strict=True):
+            if dim.dim_param:
+                symbols[dim.dim_param] = size
+            dim.dim_value = size
+    for value in (*sized.graph.output, *sized.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param]
+    graph = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph
+    shapes = {t.name: tuple(t.dims) for t in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):  # a scalar's is there, and empty
+            shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    return sized.graph.node, shapes
+
+
+def node_flops(node: NodeProto, shapes: Shapes) -> int:
+    """Count two FLOPs per multiply-add of a node's products. Raises ValueError for an operator that computes and has no
+    formula, and for unknown shapes."""
+    if not computes(node):
+        return 0
+    formula = _FORMULAS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if formula is None:
+        raise ValueError(f"there is no count of {_named(node)}")
+    return formula(node, shapes)
+
+
+def _named(node: NodeProto) -> str:
+    return f"{node.domain or 'ai.onnx'}'s {node.op_type} {node.name!r}"
+
+
+def _shape(node: NodeProto, tensor: str, shapes: Shapes) -> tuple[int, ...]:
+    shape = shapes.get(tensor)
+    if shape is None or 0 in shape:
+        raise ValueError(f"the shapes of {_named(node)} are unknown")
+    return shape
+
+
+def _second(node: NodeProto) -> str:
+    """Return the second operand: in a QLinear node it follows the first one's scale and zero point."""
+    return str(node.input[3 if node.op_type.startswith("QLinear") else 1])
+
+
+def _convolution(node: NodeProto, shapes: Shapes) -> int:
+    weight = _shape(node, _second(node), shapes)
+    return 2 * math.prod(_shape(node, node.output[0], shapes)) * math.prod(weight[1:])
+
+
+def _transposed(node: NodeProto, shapes: Shapes) -> int:
+    """Each element of the input meets the weights of its channel."""
+    return 2 * math.prod(_shape(node, node.input[0], shapes)) * math.prod(_shape(node, node.input[1], shapes)[1:])
+
+
+def _product(node: NodeProto, shapes: Shapes) -> int:
+    x = _shape(node, node.input[0], shapes)
+    is_transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+    summed = x[-2] if is_transposed else x[-1]
+    return 2 * math.prod(_shape(node, node.output[0], shapes)) * summed
+
+
+def _recurrent(node: NodeProto, shapes: Shapes) -> int:
+    """Each item of each step meets every weight of both matrices, W and R, of each direction once. The input is (steps,
+    items, size), of which the size, often computed in the graph, need not be known."""
+    w, r = (_shape(node, node.input[place], shapes) for place in (1, 2))
+    steps = _shape(node, node.input[0], {node.input[0]: shapes.get(node.input[0], (0,))[:2]})
+    return 2 * math.prod(steps) * (math.prod(w) + math.prod(r))
+
+
+_FORMULAS: dict[str, Callable[[NodeProto, Shapes], int]] = {
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "DeformConv"), _convolution),
+    "ConvTranspose": _transposed,
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"), _product),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+}
+"""Counts of the operators that multiply matrices; https://onnx.ai/onnx/operators has the order of their inputs."""

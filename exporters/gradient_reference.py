@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
 from exporters.cache import Cache, code_of
-from exporters.calls import call, trained_output, typed
-from exporters.distance import Array
+from exporters.calls import call, prepare_to_train, seeded_target, start_of_backward, trained_output, typed
 from exporters.gradients import (
+    Array,
     Deviation,
     GradientReference,
     Gradients,
@@ -35,7 +35,6 @@ from exporters.gradients import (
     positions,
 )
 from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
-from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 from exporters.packages import versions
 from exporters.source import ModelError, ModelSource, digest
 from exporters.weights import checked, identified, source_key
@@ -54,7 +53,7 @@ turns ReLUs and maxima that are nearly undecided, each of which moves the gradie
 _VERSIONS = 4
 """Of the step in fp32, the largest deviation of which counts. One is a matter of luck: AlexNet's lies at 1e-6, or
 at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
-_CODE = ("gradient_reference.py", "gradients.py", "distance.py", "loss.py", "inputs.py", "calls.py")
+_CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py")
 
 
 def cached_gradients(
@@ -68,7 +67,7 @@ def cached_gradients(
     batches: Sequence[int] = (),
     of_input: bool = False,
 ) -> GradientReference:
-    """The step in fp64 and at each precision, each computed once for all runs. Dropout is off.
+    """Take the step in fp64 and at each precision, each computed once for all runs. Dropout is off.
 
     Under fp16 it is another one for each of `batches`, by default a batch of only the items. `of_input`: see `step`.
     Raises what the model raises in training mode.
@@ -78,8 +77,7 @@ def cached_gradients(
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
-        kept = checked(source, produce, runs=name == "fp64")
-        return cache.entry("gradients", digest([*common, name]), suffix, kept)[0]
+        return cache.entry("gradients", digest([*common, name]), suffix, checked(source, produce))[0]
 
     take = partial(step, source, state, arrays, head, of_input=of_input, specs=specs)
     path = entry("fp64", ".npz", lambda path: take("fp64").save(path))
@@ -109,7 +107,7 @@ def step(
     of_input: bool = False,
     specs: Sequence[TensorSpec] = (),
 ) -> Gradients:
-    """One step of the model in training mode, without dropout, on these items. `target` is made where it is None.
+    """Take one step of the model in training mode, without dropout, on these items. `target` is made where it is None.
 
     Precisions are those of training, or "fp64". Under fp16 gradients of activations are as small as they are where the
     loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one. With
@@ -142,20 +140,18 @@ def step(
 def _check_repeats(
     model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], first: Tensor, source: ModelSource
 ) -> None:
-    """Raises ModelError where another call gives another output, as a function does that drops by itself."""
+    """Raise ModelError where another call gives another output, as a function does that drops by itself."""
     with torch.no_grad():
         again = trained_output(call(model, specs, inputs), source.outputs)
     if again.shape != first.shape or not torch.allclose(again, first, rtol=1e-6, equal_nan=True):
         raise ModelError(
-            "in training mode its outputs differ from call to call, although dropout is off: something in it is random "
-            "all the same (a call of dropout with a probability of its own, say), and is timed with it"
+            "in training mode its outputs differ from call to call, although dropout is off: something in it is random"
         )
 
 
 def _backward(
     first: Tensor, goal: Tensor | None, head: str, trained: Mapping[str, Tensor], scale: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the head makes of the output, and the gradients, computed at a scale and without it."""
     root, gradient = start_of_backward(first, goal, head)
     for tensor in trained.values():
         tensor.grad = None
@@ -164,7 +160,6 @@ def _backward(
 
 
 def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:
-    """How many items the inputs have."""
     if not specs:
         return len(inputs[0])
     axes = ((x, spec.batch_axis) for x, spec in zip(inputs, specs, strict=True))
@@ -174,7 +169,7 @@ def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:
 def _forward(
     model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], precision: str, scale: float
 ) -> Any:
-    """With inputs and weights rounded; AMP and TF32 leave weights alone that are no convolution's or product's.
+    """Call the model with inputs and weights rounded; AMP and TF32 round only weights of convolutions and products.
     Gradients will come back times `scale`, but those of weights as a whole batch's sum, unless it is a loss scale."""
     every = precision in ("fp16", "bf16")
     if precision == "tf32":
@@ -195,7 +190,7 @@ def _forward(
 
 
 def _rounding(model: nn.Module, precision: str, blur: int) -> nn.Module:
-    """The model in training mode. Its modules round: under TF32 what convolutions and products multiply, forward and
+    """Set training mode, with modules that round: under TF32 what convolutions and products multiply, forward and
     backward; at half precision, or to blur, what any leaf module returns, and the gradient that comes back to it."""
     prepare_to_train(model, dropout=False)
     narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
@@ -224,7 +219,7 @@ class _Rounded(torch.autograd.Function):
 
 
 def _round(tensors: Any, forward: Round, backward: Round) -> Any:
-    """The tensors in a nested value, those of floats rounded."""
+    """Round the floats among the tensors in a nested value."""
 
     def rounded(x: Tensor) -> Any:
         return _Rounded.apply(x, forward, backward) if x.is_floating_point() else x  # type: ignore[no-untyped-call]
@@ -245,5 +240,5 @@ def _blurred(generator: torch.Generator) -> Round:
 
 
 def _to_tf32(x: Tensor) -> Tensor:
-    """fp32 with 10 instead of 23 bits of mantissa, to nearest."""
+    """Round fp32 to 10 instead of 23 bits of mantissa, to nearest."""
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)

@@ -1,7 +1,6 @@
-"""Measure how far gradients of a training step are from a reference; the data, without torch.
+"""Measure how far arrays, and gradients of a training step, are from a reference; imports no torch.
 
-Of each parameter's gradient as many elements are kept as tell its error.
-exporters.gradient_reference makes the reference.
+exporters.gradient_reference makes the reference of gradients, of which as many elements are kept as tell the error.
 """
 
 from __future__ import annotations
@@ -14,21 +13,60 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.distance import Array, relative_l2
 from exporters.inputs import BATCH, TensorSpec, first_items
 
+Array = NDArray[Any]
 _WHOLE = 4096
 _SAMPLED = 4093
 """A prime, so that the spacing is no multiple of a tensor's own dimensions, by which all samples could fall into one
 column or one place of the kernels."""
+_KINDS = ("a number", "NaN", "+inf", "−inf")
+
+
+def is_exact(reference: Array) -> bool:
+    """Tell whether values name something, as token ids and classes do, so that a close one is wrong, too. Integers of 8
+    bits are quantities: images, quantized tensors."""
+    return reference.dtype.kind in "biu" and (reference.dtype.kind == "b" or reference.dtype.itemsize > 1)
+
+
+def unlike(ours: Array, reference: Array) -> dict[tuple[str, str], int]:
+    """Count the places where one side is not finite and the other differs, by what both have there: "a number", "NaN",
+    "+inf" or "−inf"."""
+    kinds, expected = _kinds(ours), _kinds(reference)
+    pairs, counts = np.unique((kinds * len(_KINDS) + expected)[kinds != expected], return_counts=True)
+    named = ((_KINDS[pair // len(_KINDS)], _KINDS[pair % len(_KINDS)]) for pair in pairs.tolist())
+    return dict(zip(named, counts.tolist(), strict=True))
+
+
+def relative_l2(ours: Array, reference: Array) -> float:
+    """Return the L2 distance over the reference's norm; the distance itself where the norm is 0, and NaN where one side
+    is not finite and the other is not the same."""
+    if unlike(ours, reference):
+        return float("nan")
+    ours, reference = finite(ours, reference)
+    distance, norm = float(np.linalg.norm(ours - reference)), float(np.linalg.norm(reference))
+    return distance / norm if norm else distance
+
+
+def finite(ours: Array, reference: Array) -> tuple[Array, Array]:
+    """Return both in fp64, flattened, without the places where one of them is not finite."""
+    ours, reference = (side.astype(np.float64).ravel() for side in (ours, reference))
+    keep = np.isfinite(ours) & np.isfinite(reference)
+    return (ours, reference) if keep.all() else (ours[keep], reference[keep])
+
+
+def _kinds(array: Array) -> NDArray[np.int8]:
+    kinds = np.zeros(array.shape, np.int8)
+    if array.dtype.kind not in "biu":
+        kinds[np.isnan(array)], kinds[array == np.inf], kinds[array == -np.inf] = 1, 2, 3
+    return kinds
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one step gave. By parameter, and by input (`input_names`) if asked for: elements of the gradient, at
-    `positions`, and the norm of all of it.
+    """Result of one step: the loss, or with the head "logits" the output, and what the head needs (`target`).
 
-    `result` is the loss, or with the head "logits" the output; `target` what the head needs, or None.
+    By parameter, and by input if asked for: elements of the gradient, at `positions`, and the norm of all of it.
     """
 
     result: Array
@@ -52,7 +90,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a step lies from the reference: relative L2 errors of its result, of all gradients, and of each."""
+    """Relative L2 errors of a step's result, of all gradients, and of each."""
 
     result: float
     gradient: float
@@ -70,45 +108,44 @@ class GradientReference:
     """By `own_name`."""
 
     def own_at(self, precision: str, batch: int) -> Deviation:
-        """What is usual at that precision; the most that is for other batch sizes, where that one is not known."""
+        """Return the usual deviation at that precision; the largest of other batch sizes where this one is unknown."""
         name = own_name(precision, batch)
         others = [deviation for other, deviation in self.own.items() if other.startswith(f"{precision} ")]
         return self.own[name] if name in self.own else largest(others)
 
 
 def own_name(precision: str, batch: int) -> str:
-    """How the deviation of a step at that precision is called, for a batch of that size. A mean over the batch divides
-    activations' gradients by its size; only fp16, without a loss scale, cannot hold them."""
+    """Name the deviation of a step at that precision and batch size. Only fp16, without a loss scale, depends on the
+    batch: a mean over it divides the activations' gradients by its size."""
     return f"{precision} at batch {batch}" if precision == "fp16" else precision
 
 
 def reference_items(batch: int) -> int:
-    """How many items a reference has for a batch of that size, which is filled with them again and again. The mean
-    loss, batch normalization's statistics and so the gradients are then the same in exact arithmetic."""
+    """Return how many items, repeated, fill a batch of that size: mean loss, batch normalization's statistics and
+    gradients are then the same in exact arithmetic."""
     return 1 if batch % 2 else 2
 
 
 def tiled(array: Array, batch: int, is_gradient: bool = False) -> Array:
-    """Items repeated up to `batch`; a gradient of a mean over the items becomes one over the batch."""
+    """Repeat items up to `batch`; a gradient of a mean over the items becomes one over the batch."""
     repeated = np.concatenate([array] * (batch // len(array)))
     return repeated * np.float32(len(array) / batch) if is_gradient else repeated
 
 
 def input_names(count: int) -> list[str]:
-    """What the gradients of a model's inputs are called among its parameters'."""
+    """Name the gradients of a model's inputs among those of its parameters."""
     return ["input"] if count == 1 else [f"input {number}" for number in range(1, count + 1)]
 
 
 def is_input(name: str) -> bool:
-    """Whether a gradient of that name is of an input."""
     return name.partition(" ")[0] == "input"
 
 
 def of_reference_items(
     specs: Sequence[TensorSpec], gradients: Sequence[Any], batch: int
 ) -> Iterator[tuple[str, Any, float]]:
-    """Of a batch's gradient of each input, None where there is none: its name, the part that is of the first items
-    (`reference_items`), and the factor that makes it what it were if the batch had only these.
+    """Yield each input's gradient: its name, the part of the first items (`reference_items`), and the factor that makes
+    it what it were if the batch had only these.
 
     Without `specs` each input's leading dimension is the batch. One without a batch dimension is of all items.
     """
@@ -121,15 +158,17 @@ def of_reference_items(
 
 
 def positions(size: int) -> NDArray[np.int64]:
-    """Which elements of a tensor of `size`, flattened, are kept: all of a small one, else evenly spaced ones."""
+    """Return which elements of a flattened tensor are kept: all of a small one, else evenly spaced ones."""
     if size <= _WHOLE:
         return np.arange(size)
     return np.arange(_SAMPLED) * size // _SAMPLED
 
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
-    """A gradient that is missing counts as zeros. NaN where something is not finite that the reference has finite, or
-    the other way round. The error of all is estimated from the sampled relative error and the full norm of each."""
+    """Compare a step with the reference; a gradient that is missing counts as zeros, and one not finite gives NaN.
+
+    The error of all is estimated from the sampled relative error and the full norm of each.
+    """
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }
@@ -141,7 +180,7 @@ def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients)
 
 
 def largest(deviations: Sequence[Deviation]) -> Deviation:
-    """The largest of each error; NaN where one is."""
+    """Return the largest of each error; NaN where one is."""
     return Deviation(
         float(np.max([d.result for d in deviations])),
         float(np.max([d.gradient for d in deviations])),

@@ -1,7 +1,8 @@
-"""Read the names, shapes and types of a model's inputs, draw seeded arrays for them, and arrange them for a call."""
+"""Declare the names, shapes and types of a model's inputs, and draw seeded arrays for them; imports no torch."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,34 +13,53 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.cache import file_sha256
-from exporters.catalog import network_of
-from exporters.declared_inputs import BATCH as BATCH
-from exporters.declared_inputs import (
-    DeclaredInput,
-    Place,
-    arrays_of,
-    is_integer,
-    name_of,
-    no_values,
-    some_values,
-    symbols,
-)
+from exporters.catalog import LARGEST, network_of
 from exporters.errors import nearest
-from exporters.source import WEIGHTS, ModelError, ModelSource
+from exporters.onnx_files import file_inputs
+from exporters.source import ModelError, ModelSource
 
 if TYPE_CHECKING:
     import onnx
 
 SEED = 20240229
-MOST_BATCH = 2**20
-"""Items of the largest batch that a graph may be fixed to: drawing them takes ten seconds."""
-_MOST_INPUT = 2**40
-"""Bytes of the largest input, by far more than any machine's memory is read in the time of a run."""
-_MOST_BYTES = 2**31
+BATCH = "batch"
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "bool"),
+    *("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64"),
+)
+FILLS = {
+    "lengths": "ones for a drawn length, then zeros, along the last axis: a mask of padding",
+    "positions": "0, 1, 2, … along the last axis",
+    "zeros": "zeros",
+    "ones": "ones",
+}
+KEYS = ("shape", "dtype", "range", "fill", "data")
 SPACE = ("depth", "height", "width")
-"""What the last axes of an image or a volume are called."""
+"""Names of the last axes of an image or a volume."""
 Value = TypeVar("Value")
+
+
+class InputMistake(ValueError):
+    """Something in a job's `inputs` that cannot be used; `at` are the keys below `inputs`."""
+
+    def __init__(self, message: str, at: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+@dataclass(frozen=True)
+class DeclaredInput:
+    """One input as a job or a library declares it; the model must know itself what is None."""
+
+    place: str | int
+    """A keyword, or a position."""
+    shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
+    range: tuple[float, float] | None = None
+    """From the first number up to, but not including, the second."""
+    fill: str | None = None
+    data: Path | None = None
+    """A .npy file, or an .npz file that has an array of the input's name."""
 
 
 @dataclass(frozen=True)
@@ -60,78 +80,163 @@ class TensorSpec:
     name: str
     shape: tuple[int | str, ...]
     dtype: str
-    place: Place = (0,)
-    """Where in a call the module takes it; a graph takes it by name."""
+    place: str | int = 0
+    """Keyword or position in the module's call; a graph takes it by name."""
     range: tuple[float, float] | None = None
     fill: str | None = None
-    data: Path | None = field(default=None, repr=False)
-    """What it holds, where that is not drawn from a normal distribution: as in exporters/declared_inputs.py."""
+    data: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    """Values to feed, where they are given: items that repeat."""
     digest: str = ""
     """The sha256 of `data`."""
     named: tuple[NamedAxis, ...] = field(default=(), repr=False)
-    """The axes whose sizes are others in other cases; in an export they stay free."""
+    """Axes whose sizes differ between cases; in an export they stay free."""
 
     @property
     def free_axes(self) -> dict[int, str]:
-        """The names of the axes that stay free in an export: the batch's, and those that the job varies."""
+        """Names of the axes that stay free in an export: the batch's, and those that the job varies."""
         batch = {} if self.batch_axis is None else {self.batch_axis: BATCH}
         return batch | {each.axis: each.name for each in self.named}
 
     @property
     def batch_axis(self) -> int | None:
-        """Along which its items are; None where the batch is not free."""
+        """Axis of the items; None where the batch is not free."""
         return self.shape.index(BATCH) if BATCH in self.shape else None
 
     def at(self, batch: int) -> tuple[int, ...]:
-        """Its shape at a batch size."""
+        """Return the shape at a batch size."""
         return tuple(batch if size == BATCH else int(size) for size in self.shape)
 
     def end(self, batch: int, largest: bool) -> tuple[int, ...]:
-        """Its shape at a batch size and the least, or the largest, size of each named axis."""
+        """Return the shape at a batch size and the least, or the largest, size of each named axis."""
         ends = {each.axis: each.largest if largest else each.least for each in self.named}
         return tuple(ends.get(axis, size) for axis, size in enumerate(self.at(batch)))
 
 
-def input_specs(source: ModelSource) -> list[TensorSpec]:
-    """The model's inputs, in its own order.
+def is_integer(dtype: str) -> bool:
+    """Tell whether values of that type need a range: those of bool are 0 and 1 anyway."""
+    return dtype.startswith(("int", "uint"))
 
-    A network of the catalog has one, named "x", of float32, whose batch is free; so has a factory with `input`. Of an
-    ONNX file a static leading dimension stays a number: the batch is fixed. Raises ModelError for an unknown network, a
-    factory without inputs, an unreadable file, unnamed dimensions, and integers of which nothing says what they are.
+
+def name_of(place: str | int, count: int = 2) -> str:
+    """Return the name of an input of a model with `count` of them: "input_ids", "x0", or "x" for the only one."""
+    return place if isinstance(place, str) else "x" if count == 1 else f"x{place}"
+
+
+def no_values(name: str, dtype: str) -> str:
+    """Return the error of an integer input whose values are unknown."""
+    return (
+        f"input {name!r} is {dtype}, and nothing says which values it may have: give `inputs: {{{name}: "
+        f"{{{_values(name, dtype)}}}}}`, the end excluded; or one of fill: {', '.join(FILLS)}; or data: FILE"
+    )
+
+
+def _values(name: str, dtype: str) -> str:
+    largest = {"int8": 128, "uint8": 256}.get(dtype, 1000)
+    return "fill: lengths" if "mask" in name else f"range: [0, {largest}]"
+
+
+def declared_inputs(data: Any, folder: Path | None = None) -> tuple[DeclaredInput, ...]:
+    """Read a job's `inputs`, a mapping of keywords or a list by position. Files are relative to `folder`. Raises
+    InputMistake."""
+    if not isinstance(data, Mapping | list | tuple) or not data:
+        raise InputMistake(
+            "must be the inputs by name, such as {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}, "
+            "or a list of them by position"
+        )
+    pairs = ((str(key), part) for key, part in data.items()) if isinstance(data, Mapping) else enumerate(data)
+    return tuple(_declared(part, key, folder or Path.cwd()) for key, part in pairs)
+
+
+def _declared(data: Any, place: str | int, folder: Path) -> DeclaredInput:
+    if not isinstance(data, Mapping) or not data:
+        raise InputMistake("must be a tensor, such as {shape: [batch, 3, 224, 224]}", (place,))
+    if strange := [key for key in data if key not in KEYS]:
+        raise InputMistake(f"unknown key '{strange[0]}'{nearest(str(strange[0]), KEYS)}", (place,))
+    shape, dtype, span, fill = (data.get(key) for key in ("shape", "dtype", "range", "fill"))
+    if shape is not None and not (isinstance(shape, list | tuple) and all(map(_is_size, shape))):
+        what = "must be sizes and names of sizes, such as [batch, 128]"
+        raise InputMistake(f"{what}, got {shape}", (place, "shape"))
+    for key, value, valid in (("dtype", dtype, DTYPES), ("fill", fill, FILLS)):
+        if value is not None and value not in valid:
+            raise InputMistake(f"unknown {key} '{value}'; valid: {', '.join(valid)}", (place, key))
+    if span is not None and not _is_range(span):
+        what = "must be two numbers, the first and the one after the last, such as [0, 30522]"
+        raise InputMistake(f"{what}, got {span}", (place, "range"))
+    if len(given := [key for key in ("range", "fill", "data") if data.get(key) is not None]) > 1:
+        raise InputMistake(f"{' and '.join(given)} each say what the input holds; give one", (place,))
+    path = None if data.get("data") is None else folder / str(data["data"])
+    if path is not None:
+        try:
+            _array(path, name_of(place))
+        except ModelError as error:
+            raise InputMistake(str(error), (place, "data")) from None
+    return DeclaredInput(
+        place, None if shape is None else tuple(shape), dtype, None if span is None else tuple(span), fill, path
+    )
+
+
+def _is_size(size: object) -> bool:
+    return (type(size) is int and 0 < size <= LARGEST) or (isinstance(size, str) and size.isidentifier())
+
+
+def _is_range(span: object) -> bool:
+    numbers = isinstance(span, list | tuple) and len(span) == 2 and all(type(n) in (int, float) for n in span)
+    return numbers and -(2.0**64) <= span[0] < span[1] <= 2.0**64  # type: ignore[index]
+
+
+def symbols(declared: Sequence[DeclaredInput]) -> list[str]:
+    """Return the names of sizes in the shapes, the batch's left out."""
+    sizes = (size for each in declared for size in each.shape or ())
+    return list(dict.fromkeys(size for size in sizes if isinstance(size, str) and size != BATCH))
+
+
+@lru_cache(maxsize=64)
+def _array(path: Path, name: str) -> NDArray[Any]:
+    """Read the array of that name in an .npz file, or the one of a .npy file. Raises ModelError."""
+    try:
+        content = np.load(path)
+        return content if isinstance(content, np.ndarray) else np.asarray(content[name])
+    except KeyError:
+        raise ModelError(f"input {name!r}: {path} has no such array; it has {', '.join(content.files)}") from None
+    except Exception as error:  # Whatever the file holds.
+        raise ModelError(f"input {name!r}: {path} holds no arrays ({error}); save them by numpy.savez") from None
+
+
+def input_specs(source: ModelSource) -> list[TensorSpec]:
+    """Return the model's inputs, in its own order.
+
+    A canonical network has one, named "x", of float32, whose batch is free; so has a factory with `input`. In an ONNX
+    file a static leading dimension stays a number: the batch is fixed. Raises ModelError for an unknown network, a
+    factory without inputs, an unreadable file, unnamed dimensions, and integers whose values are unknown.
     """
+    if source.specs is not None:
+        return list(source.specs)
     if source.onnx is not None:
         specs = _with_values(source, graph_specs(source, source.onnx))
     elif source.library is not None:
         specs = _library_specs(source)
     elif source.inputs:
         specs = _declared_specs(source, source.inputs)
+    elif source.asks_code:
+        specs = _example_specs(source)
     else:
         item = _item_shape(source)
         names = named_axes(item)
         sizes = (source.dimensions.get(str(name), size) for name, size in zip(names, item, strict=True))
         return [TensorSpec("x", (BATCH, *sizes), "float32", named=_named(source, (BATCH, *names)))]
-    fixed = fixed_batch(specs)
-    if fixed is not None and fixed > MOST_BATCH:
-        raise source.error(
-            f"its batch is fixed to {fixed:,}, and at most {MOST_BATCH:,} items are taken; export it with another one, "
-            "or with a free one"
-        )
     for spec in specs:
-        if (size := math.prod(spec.at(1)) * numpy_dtype(spec.dtype).itemsize) > _MOST_INPUT:
-            raise source.error(f"{described([spec])} takes {size / 2**40:.1e} TiB an item; correct its shape")
-        if is_integer(spec.dtype) and not (spec.range or spec.fill or spec.data):
+        if is_integer(spec.dtype) and spec.range is None and spec.fill is None and spec.data is None:
             raise source.error(no_values(spec.name, spec.dtype))
     return specs
 
 
 def named_axes(item: Sequence[int]) -> tuple[int | str, ...]:
-    """The shape of an item with names for the sizes of an image, such as (3, "height", "width"), or of a volume."""
+    """Return an item's shape with names for the sizes of an image, such as (3, "height", "width"), or of a volume."""
     names = SPACE[-(len(item) - 1) :] if len(item) in (3, 4) else ()
     return (*item[: len(item) - len(names)], *names)
 
 
 def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, ...]:
-    """The axes that the job measures at several sizes."""
     ranges = {axis: (size, *source.varied[size]) for axis, size in enumerate(shape) if size in source.varied}
     return tuple(NamedAxis(axis, *each) for axis, each in ranges.items() if each[1] < each[2])
 
@@ -141,16 +246,34 @@ def _item_shape(source: ModelSource) -> tuple[int, ...]:
         return source.layer.input_shape
     network = network_of(source)
     shape = network.input_shape if network else source.input_shape
-    if shape is None:
-        raise source.error(
-            "a factory needs the shape of one item, or its inputs; add `input: [3, 224, 224]` "
-            "to it, or `inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}`"
-        )
+    assert shape is not None, "another factory is asked"
     return shape
 
 
+def _example_specs(source: ModelSource) -> list[TensorSpec]:
+    from exporters.factories import examples  # Imports torch and the user's code.
+
+    specs = []
+    for each in examples(source):
+        shape = (BATCH, *(each.axes.get(axis, size) for axis, size in enumerate(each.array.shape) if axis))
+        sizes = [source.dimensions.get(each.axes.get(axis, ""), size) for axis, size in enumerate(each.array.shape)]
+        specs.append(
+            _holding(
+                TensorSpec(
+                    each.name, (BATCH, *sizes[1:]), str(each.array.dtype), each.place, named=_named(source, shape)
+                ),
+                each.array,
+            )
+        )
+    return specs
+
+
+def _holding(spec: TensorSpec, array: NDArray[Any]) -> TensorSpec:
+    return replace(spec, data=array, digest=hashlib.sha256(np.ascontiguousarray(array).data).hexdigest())
+
+
 def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> list[TensorSpec]:
-    """What a job says of a torch module's inputs. Raises ModelError for a shape or a size that nobody gives."""
+    """Complete what a job says about a torch module's inputs. Raises ModelError for a missing shape or size."""
     specs = []
     for each in declared:
         name = name_of(each.place, len(declared))
@@ -158,23 +281,21 @@ def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> l
         shape = each.shape if found is None or each.shape else (BATCH, *found.shape[1:])
         if shape is None:
             raise source.error(f"input {name!r} has no shape; add `shape: [batch, 3, 224, 224]` to it")
-        lacking = {size: 1 for size in shape if isinstance(size, str) and size not in (BATCH, *source.dimensions)}
-        if lacking:
+        if lacking := [size for size in symbols([replace(each, shape=shape)]) if size not in source.dimensions]:
             sizes = ", ".join(f"{size}: 128" for size in lacking)
             raise source.error(
-                f"input {name!r} has sizes that nobody gives: {', '.join(lacking)}; add "
-                f"`dimensions: {{{sizes}}}` next to inputs"
+                f"input {name!r} has sizes without a number; add `dimensions: {{{sizes}}}` next to inputs"
             )
         dtype = each.dtype or ("float32" if found is None or found.dtype.kind in "fV" else str(found.dtype))
         own = tuple(source.dimensions.get(size, size) if isinstance(size, str) else size for size in shape)
-        spec = TensorSpec(name, own, dtype, each.place, each.range, each.fill, each.data, named=_named(source, shape))
-        specs.append(_checked_data(source, spec))
+        spec = TensorSpec(name, own, dtype, each.place, each.range, each.fill, named=_named(source, shape))
+        specs.append(_with_data(source, spec, each.data))
     return specs
 
 
 def _library_specs(source: ModelSource) -> list[TensorSpec]:
-    """What a library's model takes: by itself, or as the job says where it says so. Raises ModelError."""
-    from exporters.libraries.catalog import known_inputs
+    """Return what a library's model takes: by itself, or as the job says. Raises ModelError."""
+    from exporters.libraries import known_inputs
 
     known = known_inputs(source)
     own = {name_of(each.place, len(known.inputs)): each for each in known.inputs}
@@ -182,10 +303,7 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
         raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
     for name, most in known.limits.items():
         if (size := source.dimensions.get(name, 0)) > most:
-            raise source.error(
-                f"{name} is {size}, but {source.factory} has positions for {most}: "
-                f"give at most {most}, or options that make it longer"
-            )
+            raise source.error(f"{name} is {size}, but {source.factory} has positions for {most}: give at most {most}")
     declared = [_completed(each, own.get(name_of(each.place, len(source.inputs)))) for each in source.inputs]
     taken = declared or list(known.inputs)
     if source.input_shape is not None and taken:
@@ -199,7 +317,7 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
 
 
 def _completed(each: DeclaredInput, known: DeclaredInput | None) -> DeclaredInput:
-    """What a job says of an input, and what it leaves open as the model knows it."""
+    """Complete what a job says about an input by what the model knows."""
     if known is None or each.data is not None:
         return each
     typed = replace(each, shape=each.shape or known.shape, dtype=each.dtype or known.dtype)
@@ -208,77 +326,40 @@ def _completed(each: DeclaredInput, known: DeclaredInput | None) -> DeclaredInpu
 
 
 def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """A graph's inputs with what the job says that they hold. Raises ModelError for an input that it does not have."""
+    """Add what the job says that a graph's inputs hold. Raises ModelError for an input that the graph lacks."""
     declared = {name_of(each.place): each for each in source.inputs}
     names = [spec.name for spec in specs]
     if strays := [name for name in declared if name not in names]:
-        raise source.error(f"inputs: {source.onnx} has no input {strays[0]!r}, but {names}")
+        raise source.error(f"inputs: {source.onnx} has no input {strays[0]!r}{nearest(strays[0], names)}")
     held = []
     for spec in specs:
-        each = declared.get(spec.name, DeclaredInput(()))
-        own = replace(spec, range=each.range, fill=each.fill, data=each.data)
-        for what, theirs, its in (("shape", each.shape, spec.shape), ("dtype", each.dtype, spec.dtype)):
-            if theirs is not None and theirs != its:
-                raise source.error(
-                    f"inputs: {spec.name}'s {what} in {source.onnx} is {its}, not {theirs}; leave {what} out"
-                )
-        held.append(_checked_data(source, own))
+        each = declared.get(spec.name, DeclaredInput(spec.name))
+        if each.shape not in (None, spec.shape) or each.dtype not in (None, spec.dtype):
+            raise source.error(f"inputs: {spec.name} is {described([spec])} in the file; leave out shape and dtype")
+        held.append(_with_data(source, replace(spec, range=each.range, fill=each.fill), each.data))
     return held
 
 
-def _checked_data(source: ModelSource, spec: TensorSpec) -> TensorSpec:
-    """The input with the hash of its file. Raises ModelError for an array that does not fit."""
-    if spec.data is None:
+def _with_data(source: ModelSource, spec: TensorSpec, path: Path | None) -> TensorSpec:
+    """Add the array of a file. Raises ModelError for one that does not fit."""
+    if path is None:
         return spec
-    array = _array(spec.data, spec.name)
+    array = _array(path, spec.name)
     items = array.shape[1:] if spec.shape[:1] == (BATCH,) else array.shape
     if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
-        shape = str(list(spec.shape)).replace("'", "")
-        raise source.error(
-            f"input {spec.name!r} has the shape {shape}, which the array of shape "
-            f"{array.shape} in {spec.data} does not fit"
-        )
-    return replace(spec, digest=file_sha256(spec.data))
+        raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
+    return _holding(spec, array)
 
 
-@lru_cache(maxsize=64)
-def _array(path: Path, name: str) -> NDArray[Any]:
-    """The array of that name in an .npz file, or the one of a .npy file. Raises ModelError."""
-    try:
-        if arrays_of(path) == [""]:
-            array: NDArray[Any] = np.load(path, mmap_mode="r")
-            return array
-        with np.load(path) as file:
-            return np.asarray(file[name])
-    except (ValueError, KeyError, OSError) as error:
-        raise ModelError(f"input {name!r}: {error}") from None
-
-
-def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a module's call, of values in the order of `specs`; nested lists and mappings
-    are made again. Without specs all are positional."""
-    tree: dict[str | int, Any] = {}
-    places = [spec.place for spec in specs] or [(number,) for number in range(len(values))]
-    for place, value in zip(places, values, strict=True):
-        node = tree
-        for key in place[:-1]:
-            node = node.setdefault(key, {})
-        node[place[-1]] = value
-    positions = sorted(key for key in tree if isinstance(key, int))
-    keywords = {key: _built(part) for key, part in tree.items() if isinstance(key, str)}
-    return tuple(_built(tree[key]) for key in positions), keywords
-
-
-def _built(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return part
-    if all(isinstance(key, int) for key in part):
-        return [_built(part[key]) for key in sorted(part)]
-    return {key: _built(inner) for key, inner in part.items()}
+def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tuple[Value, ...], dict[str, Value]]:
+    """Return positional and keyword arguments of a module's call; without specs all values are positional."""
+    pairs = list(zip([spec.place for spec in specs] or range(len(values)), values, strict=True))
+    positional = sorted((place, number) for number, (place, _) in enumerate(pairs) if isinstance(place, int))
+    return tuple(values[n] for _, n in positional), {place: value for place, value in pairs if isinstance(place, str)}
 
 
 def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) -> list[Any]:
-    """The first items of each input, a view; what has no batch dimension stays as it is."""
+    """Return views of each input's first items; one without a batch dimension stays as it is."""
     if not specs:
         return [value[:items] for value in values]
     return [
@@ -288,7 +369,7 @@ def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) 
 
 
 def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
-    """The only batch size that the model can run at, or None if the batch is free."""
+    """Return the only batch size that the model can run at, or None if the batch is free."""
     if any(BATCH in spec.shape for spec in specs) or not specs:
         return None
     leading = specs[0].shape[:1]
@@ -300,11 +381,10 @@ def seeded_inputs(
 ) -> list[NDArray[Any]]:
     """Draw one C-contiguous array per input, of the items from `first` on.
 
-    Item i holds the same values in every batch size and floating-point type.
-
-    Floats are standard normal, bools 0 or 1, integers in their range, or what the input's `fill` or `data` says; items
-    of `data` repeat. An input without a batch dimension is drawn as one item. Of a free batch item i is item i modulo
-    `distinct`, if given: drawing 10,000 images takes half a minute. Raises ModelError for another than a fixed batch.
+    Item i holds the same values in every batch size and floating-point type. Floats are standard normal, bools 0 or 1,
+    integers in their range, or as the input's `fill` or `data` says; items of `data` repeat. An input without a batch
+    dimension is drawn as one item. With a free batch item i is item i modulo `distinct`, if given: drawing 10,000
+    images takes half a minute. Raises ModelError for another than a fixed batch.
     """
     fixed = fixed_batch(specs)
     if fixed is not None and batch != fixed:
@@ -331,19 +411,19 @@ def distinct_items(specs: Sequence[TensorSpec]) -> int | None:
         if spec.batch_axis is None and (fixed is None or spec.shape[:1] != (fixed,)):
             continue
         if spec.data is not None:
-            array = _array(spec.data, spec.name)
-            counts.append(len(array) if array.ndim == len(spec.shape) else 1)
+            counts.append(len(spec.data) if spec.data.ndim == len(spec.shape) else 1)
         elif spec.fill in (None, "lengths"):
             return None
     return max(counts)
 
 
 def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -> NDArray[Any]:
-    """An item of the input, which is the model's `index`th; `shape` is without the batch."""
+    """Draw an item of the model's `index`th input; `shape` is without the batch."""
     dtype, generator = numpy_dtype(spec.dtype), np.random.default_rng([SEED, index, item])
     if spec.data is not None:
-        array = _array(spec.data, spec.name)
-        found = array[item % len(array)] if array.ndim > len(shape) else array
+        found = spec.data[item % len(spec.data)] if spec.data.ndim > len(shape) else spec.data
+        for axis, size in enumerate(shape):  # At other sizes of named axes the values repeat, or end earlier.
+            found = found if found.shape[axis] == size else found.take(np.arange(size) % found.shape[axis], axis)
         return np.array(found, dtype)
     if spec.fill is not None:
         return np.array(np.broadcast_to(_filled(spec.fill, shape, generator), shape), dtype)
@@ -360,7 +440,6 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
 
 
 def _filled(fill: str, shape: Sequence[int], generator: np.random.Generator) -> NDArray[Any]:
-    """Values along the last axis, as `fill` says."""
     positions = np.arange(shape[-1] if shape else 1).reshape(shape[-1:] if shape else ())
     if fill == "lengths":
         return positions < generator.integers(1, positions.size + 1)
@@ -368,7 +447,7 @@ def _filled(fill: str, shape: Sequence[int], generator: np.random.Generator) -> 
 
 
 def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.bool_]:
-    """Which tokens of an output [items, tokens, ...] are padding: those that all masks (`fill: lengths`) leave out."""
+    """Tell which tokens of an output [items, tokens, ...] all masks (`fill: lengths`) leave out."""
     found = [
         np.stack([seeded_item(spec, shape[1:2], index, item) == 0 for item in range(shape[0])])
         for index, spec in enumerate(specs)
@@ -378,22 +457,21 @@ def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.boo
 
 
 def described(specs: Sequence[TensorSpec]) -> str:
-    """The inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
+    """Return the inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
     inputs = [f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs]
     return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
 
 
 def how_seeded(specs: Sequence[TensorSpec]) -> str:
-    """What the inputs hold, and what a user can do who needs other values, as part of a sentence."""
+    """Say what the inputs hold, and how a user gives other values, as part of a sentence."""
     held = [f"`{spec.name}` {_held(spec)}" for spec in specs if _held(spec)]
     others = "inputs are seeded with standard normal values" if len(held) < len(specs) else ""
     return f"{'; '.join(filter(None, [others, *held]))}; in a job `inputs` gives others (range, fill, data)"
 
 
 def _held(spec: TensorSpec) -> str:
-    """What it holds, where that is not drawn from a normal distribution."""
     if spec.data is not None:
-        return f"holds what is in {spec.data.name}"
+        return "holds the values that were given"
     if spec.fill is not None:
         return f"holds {spec.fill}"
     if spec.range is not None:
@@ -407,58 +485,21 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def read_onnx(path: Path) -> onnx.ModelProto:
-    """The file's graph, without data in other files. Raises ModelError for a missing file and for no ONNX model."""
-    import onnx
-
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file")
-    if path.stat().st_size >= _MOST_BYTES:
-        raise ModelError(f"{path}: larger than protobuf's limit of 2 GiB; save it with its weights in other files")
-    mend = "export or copy it again"
-    if path.suffix in WEIGHTS:
-        mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's DecodeError has no common base with what onnx raises
-        raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); {mend}") from error
-    if not model.graph.node and not model.graph.output:
-        # protobuf reads an empty file, and some garbage, as an empty message.
-        raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); {mend}")
-    values = (*model.graph.input, *model.graph.output)
-    names = [dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim]
-    names += [each.name for each in (*values, *model.graph.initializer)]
-    if not all(isinstance(name, str) for name in names):  # protobuf gives bytes then, which no code expects.
-        raise ModelError(f"{path}: damaged: a name in it is not UTF-8; {mend}")
-    return model
-
-
-def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """What a caller gives the graph: files of IR version 3 list their initializers among the inputs."""
-    initializers = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in initializers]
-
-
-def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
-    """The same of a file. Raises ModelError where it cannot be read."""
-    return graph_inputs(read_onnx(path).graph)
-
-
 def graph_dtype(model: str, value: onnx.ValueInfoProto, path: Path) -> str:
-    """The type of a graph's input. Raises ModelError for what is no tensor of numbers, and for a negative size."""
+    """Return the type of a graph's input. Raises ModelError unless it is a tensor of numbers."""
     import onnx
 
-    tensor, types = value.type.tensor_type, onnx.TensorProto
-    if tensor.elem_type not in set(types.DataType.values()) - {types.UNDEFINED, types.STRING}:
+    kind, types = value.type.tensor_type.elem_type, onnx.TensorProto
+    if kind not in set(types.DataType.values()) - {types.UNDEFINED, types.STRING}:
         raise ModelError(f"model {model!r}: input {value.name!r} of {path} is no tensor of numbers")
-    if strange := [dim.dim_value for dim in tensor.shape.dim if dim.dim_value < -1]:  # -1 is free, of old exporters.
-        raise ModelError(f"model {model!r}: input {value.name!r} of {path} has the size {strange[0]}; export it again")
-    return str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
 
 
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
-    """The inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold. Raises
-    ModelError for an unreadable file and for dimensions without a size."""
+    """Return the inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold.
+
+    Raises ModelError for an unreadable file and for dimensions without a size.
+    """
     inputs = file_inputs(path)
     shapes = symbolic_shapes(inputs)
     batches = batch_symbols(shapes)
@@ -471,7 +512,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         example = ", ".join(f"{name}: 128" if name.isidentifier() else f'"{name}": 128' for name in names)
         given = {name_of(each.place) for each in source.inputs}
         lacking = [each for each in zip(shapes, dtypes, strict=True) if is_integer(each[1]) and each[0] not in given]
-        held = ", ".join(f"{name}: {{{some_values(name, dtype)}}}" for name, dtype in lacking)
+        held = ", ".join(f"{name}: {{{_values(name, dtype)}}}" for name, dtype in lacking)
         values = f"\n    inputs: {{{held}}}" if held else ""
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; "
@@ -485,8 +526,8 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
 
 def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
-    """What a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is symbolic,
-    and then every leading dimension without a name; else "batch", as exports do. Empty where the batch is fixed."""
+    """Return what a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is
+    symbolic, and then every leading dimension without a name; else "batch". Empty where the batch is fixed."""
     first = next(iter(shapes.values()), ())
     if not first or isinstance(first[0], int):
         return {BATCH} if any(BATCH in shape for shape in shapes.values()) else set()
@@ -496,26 +537,20 @@ def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
 def _check_dimensions(
     source: ModelSource, path: Path, shapes: Mapping[str, Sequence[int | str]], batches: Collection[str]
 ) -> None:
-    """Raises ModelError for a size that `source.dimensions` gives to the batch, or that the graph has itself or lacks.
-    `shapes` are the inputs', by name; `batches` what the graph calls the batch."""
+    """Raise ModelError for a size in `source.dimensions` that the graph fixes otherwise or lacks."""
     sizes = {f"{name}[{axis}]": size for name, shape in shapes.items() for axis, size in enumerate(shape)}
     free = list(dict.fromkeys(size for size in sizes.values() if isinstance(size, str) and size not in batches))
     for name, size in source.dimensions.items():
-        own = sizes.get(name, name)
-        if own == size or name in free:
+        if name in free or sizes.get(name) == size:
             continue
-        if isinstance(own, int):
-            why = f"{name} is {own} in {path}, not {size}; leave it out, or export the file with that dimension free"
-        elif name in batches:
-            why = f"{name} is the batch of {path}, whose sizes are in batch_sizes; leave {name} out"
-        else:
-            listed = f"those without a fixed size are {', '.join(free)}" if free else "none needs a size: leave it out"
-            why = f"{path} has no dimension {name!r}; {listed}"
-        raise source.error(f"dimensions: {why}")
+        if name in batches:
+            raise source.error(f"dimensions: {name} is the batch of {path}; give batch_sizes, and leave {name} out")
+        listed = f"those without a fixed size are {', '.join(free)}" if free else "all sizes are fixed: leave it out"
+        raise source.error(f"dimensions: {path} has no free dimension {name!r}; {listed}")
 
 
 def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
-    """Sizes and symbols of a graph's inputs, by their names; a dimension without either is called "input[axis]"."""
+    """Return sizes and symbols of a graph's inputs, by name; a dimension without either is called "input[axis]"."""
     return {
         value.name: [
             int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
@@ -523,3 +558,45 @@ def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int
         ]
         for value in inputs
     }
+
+
+def dimensions_of(source: ModelSource) -> list[str]:
+    """Return the names of sizes in the model's inputs, the batch's left out; none of a model fixed to one shape.
+
+    Where `source.asks_code` this imports the library or the factory. Raises ModelError.
+    """
+    if source.onnx is not None:
+        shapes = symbolic_shapes(file_inputs(source.onnx))
+        fixed = batch_symbols(shapes)
+        return list(dict.fromkeys(s for own in shapes.values() for s in own if isinstance(s, str) and s not in fixed))
+    if source.library is not None:
+        from exporters.libraries import known_inputs
+
+        return list(dict.fromkeys([*known_inputs(source).sizes, *symbols(source.inputs)]))
+    if source.asks_code:
+        from exporters.factories import examples
+
+        return list(dict.fromkeys(name for each in examples(source) for name in each.axes.values()))
+    if source.inputs:
+        return symbols(source.inputs)
+    network = network_of(source)
+    # A plain network's classifier takes features of one size, the others' takes averages.
+    if source.layer is not None or (network is not None and network.family == "plain"):
+        return []
+    return [name for name in named_axes(_item_shape(source)) if isinstance(name, str)]
+
+
+def why_fixed(source: ModelSource) -> str:
+    """Say why no dimension of the model may have another size."""
+    if network := network_of(source):
+        shape = " × ".join(map(str, network.input_shape[1:]))
+        return f"{source.name} is fixed to images of {shape}, by its fully connected layers"
+    if source.onnx is not None:
+        return f"{source.name} is fixed to one shape: export {source.onnx.name} with free dimensions"
+    return f"{source.name} is fixed to one shape: give names to sizes in its inputs, as in shape: [batch, sequence]"
+
+
+def at_shape(source: ModelSource, shape: Mapping[str, int], sizes: Mapping[str, Sequence[int]]) -> ModelSource:
+    """Return the model with these sizes of the dimensions that the job varies, all of which are in `sizes`."""
+    ranges = {name: (min(sizes[name]), max(sizes[name])) for name in shape}
+    return replace(source, dimensions={**source.dimensions, **shape}, varied=ranges)

@@ -1,15 +1,16 @@
 """Quantize a model: its fp32 graph, exported or the user's, with int8 Q/DQ pairs, an ONNX file in the cache.
 
 int8 is a property of the graph, not a mode of an engine. There are two such graphs, of which an engine takes one: they
-differ in where the pairs are, which is in exporters/qdq_placement.py.
+differ in where the quantize and dequantize pairs are.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,24 +18,67 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.inputs import TensorSpec, file_inputs, fixed_batch, input_specs, seeded_inputs
-from exporters.onnx_export import Export, export_key, note
-from exporters.onnx_files import fp32_graph
-from exporters.qdq_placement import PLACEMENTS, Placement, keep_operands, residuals
+from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.onnx_export import Export, export_key, fp32_graph, note
+from exporters.onnx_files import external_tensors, file_inputs, graph_files
 from exporters.source import ModelError, ModelSource, digest
-from exporters.weights import external_tensors, graph_files, identified
+from exporters.weights import identified
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+WEIGHTED = ("Conv", "Gemm", "MatMul")
+"""What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8."""
+_OPTIONS = {
+    # Zero points of 0, the only ones that TensorRT's parser accepts.
+    "ActivationSymmetric": True,
+    "WeightSymmetric": True,
+    # An int32 bias behind a DequantizeLinear is refused by TensorRT's parser; ONNX Runtime makes its own.
+    "QuantizeBias": False,
+    # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
+    "DedicatedQDQPair": True,
+}
+_OPERANDS = (*WEIGHTED, "Add")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Operators with pairs, and options, for ONNX Runtime's quantizer."""
+
+    operators: tuple[str, ...]
+    options: Mapping[str, object] = field(default_factory=lambda: _OPTIONS)
+    operands_only: bool = False
+    """Keep a pair only where it makes an operand of WEIGHTED int8, or what is added to the result of one."""
+    made_for: str = ""
+    """Addition to the maker of the graph."""
+
+
+PLACEMENTS: Mapping[str, Placement] = {
+    # Runtimes that look for an operator between pairs, and for a chain of them: ONNX Runtime's CPU provider, OpenVINO.
+    # No softmax: onnxruntime gives it a zero point other than 0 whatever the options say.
+    "int8": Placement(
+        (*WEIGHTED, "Relu", "Clip", "Add", "Concat", "MaxPool", "AveragePool", "Reshape", "Flatten", "Transpose")
+    ),
+    # TensorRT, whose convolutions have the bias, a residual, an activation and the next one's quantizing as epilogue:
+    # https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/quantized-types-explicit-quantization.html
+    "int8-operands": Placement(
+        _OPERANDS,
+        {**_OPTIONS, "OpTypesToExcludeOutputQuantization": list(_OPERANDS)},
+        operands_only=True,
+        made_for=" for TensorRT",
+    ),
+}
+"""By the graph's name; engines/catalog.py says which engine runs which."""
 SEEDED_ITEMS = 8
 """Drawn where the user gives no calibration data: they fill the ranges, and no number of them would mean more."""
 
 
 def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
-    """The model in int8: symmetric, weights per channel, activations per tensor. An activation's range is the smallest
-    and the largest value that the calibration data give it: `source.calibration`'s, else SEEDED_ITEMS seeded items,
-    whose ranges are no real input's. Input and output stay float32. `graph` is one of PLACEMENTS.
+    """Quantize the model: symmetric, weights per channel, activations per tensor, with input and output in float32.
+
+    An activation's range is the smallest and the largest value that the calibration data give it:
+    `source.calibration`'s, else SEEDED_ITEMS seeded items, whose ranges are no real input's. `graph` is one of
+    PLACEMENTS.
 
     The seconds are those of the fp32 export and of quantizing it. The same model is quantized once for the same data;
     concurrent calls wait for the first. Raises ModelError for calibration data that do not fit and for a model that
@@ -57,7 +101,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The model's inputs as its graph calls them, which a user's may do in its own way."""
+    """Return the model's inputs under the names in its graph, which may be a user's own."""
     names = [value.name for value in file_inputs(graph)]
     own = {spec.name for spec in specs}
     if source.own_graph is None or own == set(names):
@@ -69,12 +113,12 @@ def quantized_key(source: ModelSource, files: list[Path], placement: Placement) 
     import onnxruntime
 
     data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py")]
-    code = code_of("int8.py", "qdq_placement.py"), onnxruntime.__version__
+    code = code_of("int8.py"), onnxruntime.__version__
     return digest(["int8", export_key(source, "fp32"), asdict(placement), data, code])
 
 
 def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
-    """The folder's .npy files by name, each one item or a batch of items. Raises ModelError if one does not fit."""
+    """Return the folder's .npy files, each one item or a batch of items. Raises ModelError if one does not fit."""
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ModelError(f"calibration {folder}: its files are of one input, not of {names}; give `data` to each")
@@ -90,7 +134,7 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
 
 
 def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
-    """The file's array as a batch, mapped from the disk. Raises ModelError for another type or shape."""
+    """Map the file's array from the disk, as a batch. Raises ModelError for another type or shape."""
     item = tuple(spec.shape[1:])
     try:
         array = np.lib.format.open_memmap(file, mode="r")
@@ -106,7 +150,7 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
 
 
 def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Batches of one item, by input, read as they are asked for, so that calibration needs the memory of one item."""
+    """Yield batches of one item, by input, so that calibration needs the memory of one item."""
     for file in files:
         for item in opened(file, specs[0]):
             if not np.isfinite(item).all():
@@ -156,3 +200,57 @@ def write_quantized(
         if placement.operands_only:
             keep_operands(path, residual)
         onnx.checker.check_model(str(path), full_check=True)
+
+
+def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return by name of each Add that can be the epilogue of a product the other input; and the names of other Adds.
+
+    Of two products the one with more nodes ahead of it has the epilogue: a projection of the shortcut comes earlier.
+    Nodes without a name get one, in the file.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    for place, node in enumerate(graph.node):
+        node.name = node.name or f"{node.op_type}_at_{place}"
+    onnx.save(model, path)
+    adds = [node for node in graph.node if node.op_type == "Add"]
+    maker = {name: node for node in graph.node for name in node.output}
+    readers = Counter([*(name for node in graph.node for name in node.input), *(value.name for value in graph.output)])
+    constant = {tensor.name for tensor in graph.initializer}
+    constant |= {name for name, node in maker.items() if node.op_type == "Constant"}
+    depth: dict[str, int] = {}
+    for node in graph.node:
+        depth |= dict.fromkeys(node.output, 1 + max((depth.get(name, 0) for name in node.input), default=0))
+    found = {}
+    for add in adds:
+        results = [t for t in add.input if t in maker and maker[t].op_type in WEIGHTED and readers[t] == 1]
+        if results and not constant.intersection(add.input):
+            epilogue = max(results, key=depth.__getitem__)
+            found[add.name] = next(name for name in add.input if name != epilogue)
+    return found, [node.name for node in adds if node.name not in found]
+
+
+def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
+    """Take out of the file every pair but those that WEIGHTED reads and, by name of an Add, those of its residual. The
+    quantizer puts one at each input of an Add, and gives a pair that one reader needs to the tensor's others, too."""
+    import onnx
+    import onnx_ir as ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    quantizers = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
+    pairs = {
+        node.output[0]: quantizers[node.input[0]].input[0]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in quantizers
+    }
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            source = pairs.get(name)
+            if source is not None and node.op_type not in WEIGHTED and residual.get(node.name) != source:
+                node.input[place] = source
+    # Of the pairs that nothing reads now, the constants go, too.
+    onnx.save(ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model), path)

@@ -1,4 +1,4 @@
-"""Export a model to ONNX at a precision: a checked file in the cache, its batch symbolic."""
+"""Make a model's ONNX graph at a precision, a checked file in the cache: an export, or a user's file converted."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ import contextlib
 import io
 import json
 import logging
-import math
 import re
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, CacheError, check_room, code_of
-from exporters.errors import chain, place, sentence, text_of
+from exporters.errors import chain, place, sentence
 from exporters.inputs import (
     BATCH,
     TensorSpec,
-    file_inputs,
     fixed_batch,
+    graph_specs,
     input_specs,
-    read_onnx,
     seeded_inputs,
     symbolic_shapes,
 )
+from exporters.onnx_files import check_onnx, external_tensors, file_inputs, graph_files, read_onnx
 from exporters.packages import versions
-from exporters.sound_graph import check_sound
 from exporters.source import ModelError, ModelSource, digest
-from exporters.weights import cached_state, checked, external_tensors, identified, source_key
+from exporters.weights import cached_state, checked, identified, source_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,9 +48,9 @@ _MENDS = {
     "GuardOnDataDependentSymNode": "a computed value decides which code runs: write it with torch.where or torch.cond",
     "DispatchError": "write it with others",
 }
-"""By the error that came first."""
+"""Ways to mend an export, by the type of the error that came first."""
 _FAULT_CHARACTERS = 160
-"""Of torch's own words in a row; its log has all of them."""
+"""Longest quotation of torch in a row; its log has all of it."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +59,21 @@ class Export:
 
     path: Path
     seconds: float | None = None
-    """What exporting and checking took when the graph was made, in this call or in an earlier one."""
+    """Seconds that exporting and checking took when the graph was made, in this call or in an earlier one."""
     cached: bool = True
     kept: str = ""
     """Operators that stay float32 in a graph of fewer bits, as in "Resize (2×)"."""
     how: str = "the file"
-    """Who made it and for which batches, such as "torch.export, any batch"; "the file" is the user's own."""
+    """Maker and batches, such as "torch.export, any batch"; "the file" is the user's own."""
 
     @classmethod
     def read(cls, path: Path, cached: bool) -> Export:
-        """The graph in the cache, with what `note` wrote next to it."""
+        """Read what `note` wrote next to a graph in the cache."""
         return cls(path, cached=cached, **json.loads(path.with_suffix(".json").read_text()))
 
 
 def note(path: Path, seconds: float, how: str, kept: str = "") -> None:
-    """Write what `Export.read` reads, as a file of its own in the cache's entry: the next run wants to know, too."""
+    """Write next to the graph what `Export.read` reads."""
     path.with_suffix(".json").write_text(json.dumps({"seconds": seconds, "how": how, "kept": kept}))
 
 
@@ -113,6 +112,14 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
     return Export.read(*cache.entry("onnx", export_key(source, precision, batch), ".onnx", checked(source, produce)))
 
 
+def fp32_graph(source: ModelSource, cache: Cache) -> Export:
+    """Return the model's graph at fp32: the file that the job names, else an export. Raises ModelError."""
+    if source.own_graph is None:
+        return export_onnx(source, "fp32", cache)
+    check_onnx(source.own_graph)
+    return Export(source.own_graph)
+
+
 def export_key(source: ModelSource, precision: str, batch: int | None = None) -> str:
     code = code_of("onnx_export.py", "calls.py", "inputs.py"), versions("torch", "onnx", "onnxscript")
     return digest([source_key(source), precision, OPSETS[precision], batch, source.varied, code])
@@ -121,8 +128,10 @@ def export_key(source: ModelSource, precision: str, batch: int | None = None) ->
 def write_onnx(
     name: str, model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
 ) -> str:
-    """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`. Raises
-    ExportError; what each way of tracing said is printed."""
+    """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
+
+    Raises ExportError; what each way of tracing said is printed.
+    """
     import torch
 
     from exporters.calls import typed
@@ -187,7 +196,7 @@ def _write(
 
 
 def at_fault(error: BaseException) -> str:
-    """The operator or the line of the user's code at which the export failed, and how to mend that."""
+    """Name the operator or the line of the user's code at which the export failed, and how to mend that."""
     first = chain(error)[-1]
     text = sentence(error, _FAULT_CHARACTERS)
     if missing := _MISSING.search(str(first)):
@@ -197,7 +206,7 @@ def at_fault(error: BaseException) -> str:
 
 
 def tries(error: BaseException) -> list[tuple[str, BaseException]]:
-    """What each way of tracing the model failed at, which only the exporter's own frames know (torch 2.13)."""
+    """Return the error of each way of tracing the model, which only the exporter's own frames know (torch 2.13)."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if failed := frame.f_locals.get("failed_results"):
             return [(_WAYS.get(each.strategy, each.strategy), each.exception) for each in failed]
@@ -205,7 +214,7 @@ def tries(error: BaseException) -> list[tuple[str, BaseException]]:
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
-    """What torch.onnx.export makes of the model, in a second way where the first fails over attention.
+    """Call torch.onnx.export, in a second way where the first fails over attention.
 
     A fused kernel of attention gives its result in another memory order than the products that the exporter makes of
     it (torch 2.13): what views it fails then, unless it has been recorded with the products' order. And the exporter
@@ -236,8 +245,8 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
 
 
 def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:
-    """While it is entered, scaled_dot_product_attention of three dimensions is computed as one item of four, and of
-    more than four with all but the last three of them as one."""
+    """Compute scaled_dot_product_attention of three dimensions as one item of four, and of more than four with all but
+    the last three as one, while the context is entered."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -264,7 +273,6 @@ def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:
 
 
 def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
-    """Of each input the axes that stay symbolic: the batch, and those that the job varies."""
     import torch
 
     named = {each.name: (each.least, each.largest) for spec in specs for each in spec.named}
@@ -274,7 +282,7 @@ def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
 
 
 def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
-    """Raises ValueError where a free size became the example's: code that goes through items one by one does that."""
+    """Raise ValueError where a free size became the example's, as in code that loops over items."""
     shapes = symbolic_shapes(file_inputs(path))
     for spec in specs:
         for name in (name for axis, name in spec.free_axes.items() if isinstance(shapes[spec.name][axis], int)):
@@ -325,37 +333,75 @@ def quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def check_onnx(path: Path) -> None:
-    """Refuse an ONNX file that no runtime could load. Raises ModelError for a missing, truncated or foreign file, for
-    external data that are missing, truncated or outside the file's folder, for a graph that would never end or unfold
-    to too many nodes, and for what onnx.checker finds."""
+def to_fp16(source: ModelSource, cache: Cache) -> Export:
+    """Convert the model's own graph to half precision, inputs and outputs too, by ONNX Runtime's converter.
+
+    Operators that the converter's list says must stay float32 do, between casts; `Export.kept` names them. Raises
+    ModelError for a graph that cannot be converted.
+    """
+    source = identified(source)
+    assert source.own_graph is not None, "an export is made in its precision"
+    graph = source.own_graph
+    code = code_of("onnx_export.py"), versions("onnx", "onnxruntime", "onnxruntime-gpu")
+    key = digest(["fp16", source_key(source), code])
+
+    def produce(path: Path) -> None:
+        check_room(path, sum(file.stat().st_size for file in graph_files(graph).values()) / 2)
+        start = time.perf_counter()
+        with source.failing(f"converting {graph.name} to fp16", "convert it yourself: variants: {fp16: FILE}"):
+            kept = _write_fp16(graph, path)
+        note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", kept)
+
+    return Export.read(*cache.entry("onnx", key, ".onnx", produce))
+
+
+def _write_fp16(graph: Path, path: Path) -> str:
+    """Convert and check the file; returns the operators that stay float32, like "Resize (2×), TopK (1×)"."""
     import onnx
+    import onnx_ir as ir
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
-    for tensor, entries in external_tensors(path):
-        _check_data(path, tensor, entries)
-    check_sound(read_onnx(path), path)
-    try:
-        onnx.checker.check_model(str(path))
-    except Exception as error:
-        raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
+    is_large = bool(external_tensors(graph))  # Refuses data elsewhere on the disk, which would be copied.
+    # Shapes are inferred without data in other files: what is passed in memory has protobuf's limit of 2 GiB.
+    model = onnx.shape_inference.infer_shapes(read_onnx(graph))
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    floats = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    kept = Counter(
+        node.op_type
+        for node in model.graph.node
+        if node.op_type in DEFAULT_OP_BLOCK_LIST and floats & {*node.input, *node.output}
+    )
+    onnx.load_external_data_for_model(model, str(graph.parent))
+    # The converter appends its casts at the end (onnxruntime 1.31).
+    converted = ir.from_proto(convert_float_to_float16(model, disable_shape_infer=True))
+    converted.graph.sort()
+    ir.save(converted, path, external_data=f"{path.name}.data" if is_large else None)
+    onnx.checker.check_model(str(path), full_check=True)
+    return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(kept.items()))
 
 
-def _check_data(path: Path, tensor: Any, entries: Mapping[str, str]) -> None:
-    """Raise ModelError where the file with a tensor's data is missing or too short."""
-    location = entries["location"]
-    where = f"{path}: tensor {tensor.name!r} keeps its data in {location!r}"
-    data = path.parent / location
-    if not data.is_file():
-        raise ModelError(f"{where}, which is missing")
-    try:
-        start, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
-    except ValueError:
-        start = length = -1
-    if min(start, length) < 0:
-        raise ModelError(f"{where} at an offset or of a length that is no number; save it again")
-    end, has = start + (length or min(math.prod(tensor.dims), 1)), data.stat().st_size
-    if end > has:
-        raise ModelError(
-            f"{where} up to byte {end:,}, and that file has {has:,}: it is empty or truncated; copy or save it again, "
-            "with the model"
-        )
+def refused_graphs(source: ModelSource, specs: Sequence[TensorSpec]) -> dict[str, str]:
+    """Say by precision why a file of `source.graphs` cannot stand for the model whose inputs are `specs`."""
+    reasons = {}
+    for precision, path in source.graphs.items():
+        try:
+            check_onnx(path)
+            theirs = {spec.name: spec for spec in graph_specs(source, path)}
+            names = [spec.name for spec in specs]
+            # By name where they are called so, else in their own order.
+            if why := _unlike([theirs[n] for n in (names if set(theirs) == set(names) else theirs)], specs):
+                reasons[precision] = f"model {source.name!r}: {path.name} at {precision}: {why}"
+        except ModelError as error:
+            reasons[precision] = str(error)
+    return reasons
+
+
+def _unlike(theirs: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> str | None:
+    if len(theirs) != len(specs):
+        return f"it has {len(theirs)} inputs, and the model {len(specs)}; export it again with the same"
+    for its, own in zip(theirs, specs, strict=True):
+        sizes = zip(its.shape, own.shape, strict=False)
+        if len(its.shape) != len(own.shape) or not all(a == b or BATCH in (a, b) for a, b in sizes):
+            shapes = [str(list(spec.shape)).replace("'", "") for spec in (its, own)]
+            return f"its input {its.name} has the shape {shapes[0]}, and the model's {own.name} {shapes[1]}"
+    return None

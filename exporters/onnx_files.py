@@ -1,219 +1,167 @@
-"""Make the graphs of other precisions of a model that comes as an .onnx file, and check the files that a job names."""
+"""Read and check ONNX files, with the data that they keep in other files, and tell at which precisions one runs."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from exporters.errors import text_of
+from exporters.source import WEIGHTS, ModelError, ModelSource
 
-from exporters.cache import Cache, check_room, code_of
-from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
-from exporters.onnx_export import Export, check_onnx, export_onnx, note
-from exporters.packages import versions
-from exporters.sound_graph import check_sound, every_node, graphs_in, loops
-from exporters.source import ModelError, ModelSource, digest
-from exporters.weights import external_tensors, graph_files, identified, source_key, tensors
+if TYPE_CHECKING:
+    import onnx
 
 MADE = ("fp32", "tf32", "fp16", "int8")
-"""At which precisions a float32 file runs; of any other there is no converter."""
+"""Precisions of which a graph can be made from a float32 file."""
+_MOST_BYTES = 2**31
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
-_FLOAT = 1  # onnx.TensorProto.FLOAT
-_PART_BYTES = 2**26
+
+
+def read_onnx(path: Path) -> onnx.ModelProto:
+    """Read the file's graph, without data in other files. Raises ModelError for a missing or another file."""
+    import onnx
+
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file")
+    if path.stat().st_size >= _MOST_BYTES:
+        raise ModelError(f"{path}: larger than protobuf's limit of 2 GiB; save it with its weights in other files")
+    mend = "export or copy it again"
+    if path.suffix in WEIGHTS:
+        mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError has no common base with what onnx raises
+        raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); {mend}") from error
+    if not model.graph.node and not model.graph.output:  # protobuf reads an empty file as an empty message.
+        raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); {mend}")
+    return model
+
+
+def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Return what a caller gives the graph: files of IR version 3 list their initializers among the inputs."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in initializers]
+
+
+def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
+    """Return the inputs of a file's graph. Raises ModelError where it cannot be read."""
+    return graph_inputs(read_onnx(path).graph)
+
+
+def every_graph(graph: Any) -> Iterator[Any]:
+    """Yield a GraphProto or FunctionProto, and the graphs inside its nodes."""
+    waiting = [graph]
+    while waiting:
+        yield (found := waiting.pop())
+        waiting += (inner for node in found.node for inner in graphs_of(node))
+
+
+def graphs_of(node: Any) -> list[Any]:
+    """Return the graphs in a node's attributes, such as a loop's body."""
+    return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs) if graph.node]
+
+
+def _every_graph_of(model: Any) -> Iterator[Any]:
+    return (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer))
+
+
+def tensors(graph: Any) -> Iterator[Any]:
+    """Yield the TensorProtos of one graph or function; those of graphs inside it are theirs."""
+    yield from getattr(graph, "initializer", ())
+    for sparse in getattr(graph, "sparse_initializer", ()):
+        yield from (sparse.values, sparse.indices)
+    for each in (*getattr(graph, "attribute_proto", ()), *(own for node in graph.node for own in node.attribute)):
+        yield from (each.t, *each.tensors, each.sparse_tensor.values, each.sparse_tensor.indices)
+
+
+def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
+    """Return the tensors whose data are in other files of the folder, and where (`location`, `offset`, `length`).
+
+    Raises ModelError for an unreadable file, and for data outside the folder: a model must not read other files.
+    """
+    found, folder = [], path.parent.resolve()
+    for tensor in (each for graph in _every_graph_of(read_onnx(path)) for each in tensors(graph) if each.external_data):
+        # Of several locations readers disagree on which one counts.
+        for location in {entry.value for entry in tensor.external_data if entry.key == "location"}:
+            try:
+                is_inside = (folder / location).resolve().is_relative_to(folder)
+            except (OSError, ValueError):  # a NUL, a name that is too long
+                is_inside = False
+            if not is_inside:
+                raise ModelError(
+                    f"{path}: tensor {tensor.name!r} keeps its data at {location[:200]!r}, outside the model's folder; "
+                    "put the data next to the model and save it again with a relative location"
+                )
+        found.append((tensor, {"location": "", **{entry.key: entry.value for entry in tensor.external_data}}))
+    return found
+
+
+def graph_files(path: Path) -> dict[str, Path]:
+    """Return an ONNX file and those with its data, present or not, by their places next to it. Raises ModelError."""
+    locations = sorted({place["location"] for _, place in external_tensors(path)})
+    return {path.name: path, **{location: path.parent / location for location in locations}}
+
+
+def check_onnx(path: Path) -> None:
+    """Raise ModelError for a file that no runtime could load: missing, truncated or foreign, or with its data missing,
+    truncated or outside the file's folder."""
+    import onnx
+
+    for tensor, place in external_tensors(path):
+        data = path.parent / place["location"]
+        where = f"{path}: tensor {tensor.name!r} keeps its data in {place['location']!r}"
+        if not data.is_file():
+            raise ModelError(f"{where}, which is missing; copy it next to the model")
+        length = int(place.get("length") or 0) or min(math.prod(tensor.dims), 1)
+        end, has = int(place.get("offset") or 0) + length, data.stat().st_size
+        if end > has:
+            raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:
+        raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
+
+
+def is_float32(path: Path) -> bool:
+    """Tell whether all floats of a file are float32 and nothing is quantized; False where it cannot be read."""
+    try:
+        return _is_float32(path, path.stat().st_mtime_ns)
+    except Exception:  # Whoever prepares the model says why.
+        return False
+
+
+@lru_cache(maxsize=64)
+def _is_float32(path: Path, changed: int) -> bool:
+    from onnx import TensorProto
+
+    model = read_onnx(path)
+    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    for graph in _every_graph_of(model):
+        # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
+        types |= {t.data_type for t in tensors(graph) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
+        casts = {a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+        types |= casts - {TensorProto.DOUBLE}
+        if any(node.op_type.startswith(_INTEGER_OPERATORS) for node in graph.node):
+            return False
+    exact = {getattr(TensorProto, name) for name in ("INT64", "INT32", "UINT8", "BOOL", "STRING", "UNDEFINED")}
+    return TensorProto.FLOAT in types and types <= {TensorProto.FLOAT, *exact}
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
-    """At which precisions a model is measured: as requested, and where it has a file of its own. An .onnx file that is
-    not float32 throughout, or cannot be read, has one, `native`."""
+    """Return the precisions at which a model is measured: those requested, and those of files of its own.
+
+    An .onnx file that is not float32 throughout, or cannot be read, has one of its own, `native`.
+    """
     as_it_is = source.onnx is not None and not is_float32(source.onnx)
     own = ["native"] if as_it_is else list(requested)
     return [*own, *(precision for precision in source.graphs if precision not in ("fp32", *own))]
 
 
 def not_made(source: ModelSource, precision: str) -> str | None:
-    """Why there is no graph of that precision of a model with a graph of its own; None if there is, or will be."""
+    """Say why there is no graph of that precision of a model with a graph of its own; None if there is one."""
     if source.own_graph is None or precision in (*MADE, "native", *source.graphs):
         return None
     return f"of an .onnx file no {precision} graph can be made; give one: variants: {{{precision}: FILE}}"
-
-
-def is_float32(path: Path) -> bool:
-    """Whether all floats of an .onnx file are float32 and nothing is quantized; False of a file that cannot be read."""
-    return _looked_at(path)[0]
-
-
-def loops_of(source: ModelSource) -> tuple[str, ...]:
-    """The names of the loops in a user's graph, of which nobody can know before whether they end."""
-    return () if source.onnx is None else _looked_at(source.onnx)[1]
-
-
-def _looked_at(path: Path) -> tuple[bool, tuple[str, ...]]:
-    """What `is_float32` and `loops_of` say of a file; of one that cannot be read whoever prepares it says why."""
-    try:
-        return _look(path, path.stat().st_mtime_ns)
-    except (OSError, ModelError):
-        return False, ()
-
-
-@lru_cache(maxsize=64)
-def _look(path: Path, changed: int) -> tuple[bool, tuple[str, ...]]:
-    from onnx import TensorProto
-
-    model = read_onnx(path)
-    graphs = graphs_in(model)
-    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
-    held = [t for graph in graphs for t in tensors(graph)]
-    types |= {t.data_type for t in held if t.data_type != TensorProto.DOUBLE or len(t.dims)}
-    # One that is not UTF-8 is bytes.
-    nodes = [node for graph in graphs for node in every_node(graph) if isinstance(node.op_type, str)]
-    casts = {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
-    types |= casts - {TensorProto.DOUBLE}
-    exact = {getattr(TensorProto, name) for name in ("FLOAT", "INT64", "INT32", "BOOL", "STRING", "UNDEFINED")}
-    exact |= {TensorProto.UINT8}  # An image's bytes.
-    quantized = any(node.op_type.startswith(_INTEGER_OPERATORS) for node in nodes)
-    looping = tuple(loop.name for graph in graphs for loop in loops(graph))
-    return _FLOAT in types and types <= exact and not quantized, looping
-
-
-def fp32_graph(source: ModelSource, cache: Cache) -> Export:
-    """The model's graph at fp32: the file that the job names, else an export. Raises ModelError."""
-    if source.own_graph is None:
-        return export_onnx(source, "fp32", cache)
-    check_onnx(source.own_graph)
-    return Export(source.own_graph)
-
-
-def to_fp16(source: ModelSource, cache: Cache) -> Export:
-    """The model's own graph in half precision, inputs and outputs too, by ONNX Runtime's converter, once for all runs.
-
-    Operators that the converter's list says must stay float32 do, between casts; `Export.kept` names them. Raises
-    ModelError for a graph that cannot be converted.
-    """
-    source = identified(source)
-    assert source.own_graph is not None, "an export is made in its precision"
-    graph = source.own_graph
-    code = code_of("onnx_files.py"), versions("onnx", "onnxruntime", "onnxruntime-gpu")
-    key = digest(["fp16", source_key(source), code])
-
-    def produce(path: Path) -> None:
-        check_room(path, sum(file.stat().st_size for file in graph_files(graph).values()) / 2)
-        start = time.perf_counter()
-        kept = _write_fp16(source, graph, path)
-        note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", kept)
-
-    return Export.read(*cache.entry("onnx", key, ".onnx", produce))
-
-
-def _write_fp16(source: ModelSource, graph: Path, path: Path) -> str:
-    """Convert and check the file; returns the operators that stay float32, like "Resize (2×), TopK (1×)"."""
-    import onnx
-    import onnx_ir as ir
-    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
-
-    mend = "convert it yourself and give the file: variants: {fp16: FILE}"
-    with source.failing(f"converting {graph.name} to fp16", mend):
-        external_tensors(graph)  # Refuses data elsewhere on the disk, which would be copied.
-        check_sound(read_onnx(graph), graph)
-        # Data in other files stay there: what is passed in memory has protobuf's limit of 2 GiB.
-        inferred = onnx.shape_inference.infer_shapes(read_onnx(graph))
-        kept = _blocked(inferred, DEFAULT_OP_BLOCK_LIST)
-        places = _without_data(inferred)
-        # The converter appends its casts at the end (onnxruntime 1.31).
-        sorted_ = ir.from_proto(convert_float_to_float16(inferred, disable_shape_infer=True))
-        sorted_.graph.sort()
-        model = ir.to_proto(sorted_)
-        _move_data(model, places, graph.parent, path)
-        onnx.save(model, path)
-        onnx.checker.check_model(str(path), full_check=True)
-    return kept
-
-
-def _without_data(model: Any) -> dict[str, Any]:
-    """Empty the tensors whose data lie in other files, which the converter would read only to learn their shapes;
-    returns copies of them by name."""
-    outside = {tensor.name: type(tensor).FromString(tensor.SerializeToString()) for tensor in _outside(model)}
-    for tensor in _outside(model):
-        tensor.dims[:] = [0]
-        tensor.ClearField("data_location")
-        tensor.ClearField("external_data")
-    return outside
-
-
-def _outside(model: Any) -> list[Any]:
-    return [tensor for tensor in tensors(model.graph) if tensor.external_data]
-
-
-def _move_data(model: Any, outside: Mapping[str, Any], folder: Path, path: Path) -> None:
-    """Copy the data of the tensors `outside` from files in `folder` into one next to `path`, a part at a time; in half
-    precision where the model's tensor is now, by ONNX Runtime's own rule for what fp16 cannot hold."""
-    from onnxruntime.transformers.float16 import convert_np_to_float16
-
-    if not outside:
-        return
-    emptied = [v for v in model.graph.value_info if [d.dim_value for d in v.type.tensor_type.shape.dim] == [0]]
-    for value in emptied:
-        model.graph.value_info.remove(value)  # The shape of an emptied tensor, or of a cast of one.
-    data_path = path.with_name(f"{path.name}.data")
-    with data_path.open("wb") as target:
-        for tensor in (each for each in tensors(model.graph) if each.name in outside):
-            before = outside[tensor.name]
-            entries = {entry.key: entry.value for entry in before.external_data}
-            file = folder / entries["location"]
-            # Of no values the file may be empty, and such a file cannot be mapped.
-            stored = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.zeros(0, np.uint8)
-            stored = stored[int(entries.get("offset", 0)) :]
-            stored = stored[: int(entries.get("length", stored.size))]
-            start = target.tell()
-            for place in range(0, stored.size, _PART_BYTES):
-                part = stored[place : place + _PART_BYTES]
-                halved = tensor.data_type != before.data_type
-                target.write(np.asarray(convert_np_to_float16(part.view(np.float32)) if halved else part).data)
-            tensor.dims[:] = before.dims
-            tensor.data_location = before.data_location
-            for key, value in (("location", data_path.name), ("offset", start), ("length", target.tell() - start)):
-                tensor.external_data.add(key=key, value=str(value))
-
-
-def _blocked(model: Any, operators: Sequence[str]) -> str:
-    """The nodes with floats among those operators, counted."""
-    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    floats = {value.name for value in values if value.type.tensor_type.elem_type == _FLOAT}
-    floats |= {tensor.name for tensor in model.graph.initializer if tensor.data_type == _FLOAT}
-    found = Counter(
-        node.op_type for node in model.graph.node if node.op_type in operators and floats & {*node.input, *node.output}
-    )
-    return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(found.items()))
-
-
-def refused_graphs(source: ModelSource, specs: Sequence[TensorSpec]) -> Mapping[str, str]:
-    """By precision why a file of `source.graphs` cannot stand for the model whose inputs are `specs`."""
-    reasons = {}
-    for precision, path in source.graphs.items():
-        try:
-            check_onnx(path)
-            theirs = {spec.name: spec for spec in graph_specs(source, path)}
-            names = [spec.name for spec in specs]
-            # By name where they are called so, else in their own order.
-            if why := _unlike([theirs[n] for n in (names if set(theirs) == set(names) else theirs)], specs):
-                reasons[precision] = f"model {source.name!r}: {path.name} at {precision}: {why}"
-        except ModelError as error:
-            reasons[precision] = str(error)
-    return reasons
-
-
-def _unlike(theirs: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> str | None:
-    if len(theirs) != len(specs):
-        return f"it has {len(theirs)} inputs, and the model {len(specs)}; export it again with the same"
-    for its, own in zip(theirs, specs, strict=True):
-        same = len(its.shape) == len(own.shape) and all(
-            a == b or BATCH in (a, b) for a, b in zip(its.shape, own.shape, strict=True)
-        )
-        if not same:
-            shapes = [str(list(spec.shape)).replace("'", "") for spec in (its, own)]
-            return f"its input {its.name} has the shape {shapes[0]}, and the model's {own.name} {shapes[1]}"
-    return None

@@ -18,24 +18,16 @@ _KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OW
 
 
 def installed_version(*distributions: str) -> str | None:
-    """The version of the first that is installed; None where none is, as of a vendor's build under another name. Of
-    several that are in different folders, as where one environment adds to another, the one that is imported counts."""
-    found = []
+    """Return the version of the first distribution that is installed; None where none is."""
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(importlib.metadata.distribution(name))
-    return min(found, key=_place).version if found else None
+            return importlib.metadata.version(name)
+    return None
 
 
 def versions(*distributions: str) -> list[str]:
-    """Like "onnx 1.22.0", of each whether it is installed or not."""
+    """Return words like "onnx 1.22.0" for each, installed or not."""
     return [f"{name} {installed_version(name)}" for name in distributions]
-
-
-def _place(distribution: importlib.metadata.Distribution) -> int:
-    """Where in Python's path its folder is."""
-    folder = Path(str(distribution.locate_file("")))
-    return next((place for place, each in enumerate(sys.path) if Path(each) == folder), len(sys.path))
 
 
 @functools.lru_cache(maxsize=1)
@@ -46,12 +38,12 @@ def _folders(path: tuple[str, ...]) -> frozenset[Path]:
 
 
 def library_folders() -> frozenset[Path]:
-    """Where code lies that is not the user's: Python's, what is installed, and this project's."""
+    """Return the folders of code that is not the user's: Python's, installed libraries', and this project's."""
     return _folders(tuple(sys.path))
 
 
 def spec_of(module: str) -> ModuleSpec | None:
-    """As importlib.util.find_spec, which imports the packages that a module is in, and believes sys.modules."""
+    """Find a module without importing its packages, as importlib.util.find_spec would."""
     path: Sequence[str] | None = None
     spec, name = None, ""
     for part in module.split("."):

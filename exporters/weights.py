@@ -2,57 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import pprint
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.catalog import network_of
-from exporters.errors import cut
-from exporters.inputs import input_specs, read_onnx
-from exporters.libraries.catalog import LIBRARIES, folder_of
-from exporters.packages import installed_version
-from exporters.sound_graph import every_graph, graphs_in
-from exporters.source import TOO_LONG, Identity, ModelError, ModelSource, digest, plain
+from exporters.inputs import input_specs
+from exporters.libraries import LIBRARIES, folder_of
+from exporters.onnx_files import graph_files
+from exporters.packages import installed_version, library_folders, spec_of
+from exporters.source import TRAINING_MODE, Identity, ModelError, ModelSource, digest
 
-PACKAGE = Path(__file__).parent
+if TYPE_CHECKING:
+    from torch import nn
+
+_DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
 
 def source_key(source: ModelSource) -> str:
-    """A sha256 in hexadecimal over everything that determines the model and its weights, at any precision. Raises
-    ModelError if the model or a file of it cannot be had."""
+    """Return a sha256 over everything that determines the model and its weights. Raises ModelError."""
     return identify(source).key
 
 
 def identified(source: ModelSource) -> ModelSource:
-    """The source with its identity, which it keeps from now on. Raises ModelError."""
+    """Return the source with its identity and inputs, which it keeps from now on. Raises ModelError."""
+    source = replace(source, specs=tuple(input_specs(source)))
     return replace(source, identity=identify(source))
 
 
 def identify(source: ModelSource) -> Identity:
-    """What the model is: the source's own identity if it has one. A factory's is what `exporters.fingerprint` says of
-    its model, which means making it and running it; of a library's the library is imported, and else no torch is.
-    Raises ModelError if the model or a file of it cannot be had."""
+    """Return what the model is: the source's own identity if it has one.
+
+    For a user's factory the model is made, and hashed with its weights and source files; for a library's the library is
+    imported; else no torch is. Raises ModelError if the model or a file of it cannot be had.
+    """
     if source.identity is not None:
         return source.identity
     parts = given(source)
     if source.factory is None or source.library is not None:
         return Identity(parts)
-    from exporters.fingerprint import fingerprint
+    from exporters.build_model import acts_as_in_training
+    from exporters.factories import make
 
-    made, repeatable, remarks = fingerprint(source)
-    return Identity(parts | made, repeatable, remarks)
+    model = make(source)
+    remarks = (TRAINING_MODE,) if acts_as_in_training(model) else ()
+    modules = {source.factory.partition(":")[0], *(type(module).__module__ for module in model.modules())}
+    own = code(name for name in modules if name.partition(".")[0] != "torch")
+    return Identity(parts | {"state": _state_digest(model), "code": own}, remarks)
 
 
 def given(source: ModelSource) -> dict[str, Any]:
-    """The parts of the identity that are known without making the model: all of them but a factory's."""
-    parts: dict[str, Any] = {"kind": source.kind, "options": plain(source.options), "inputs": repr(input_specs(source))}
+    """Return the parts of the identity that are known without making the model."""
+    # As texts, since JSON has neither sets nor keys that are numbers.
+    options = {name: pprint.pformat(value) for name, value in source.options.items()}
+    parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
     if source.graphs:
-        parts["graphs"] = {precision: files_of(path) for precision, path in source.graphs.items()}
+        parts["graphs"] = {precision: _files_of(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:
-        parts["files"] = files_of(source.onnx)
-        return parts
+        return parts | {"files": _files_of(source.onnx)}
     parts["torch"] = installed_version("torch")
     if source.weights is not None:
         if not source.weights.is_file():
@@ -63,48 +79,111 @@ def given(source: ModelSource) -> dict[str, Any]:
     if source.factory is not None:
         parts["factory"] = source.factory
         if source.library is not None:
-            parts["library"] = library_parts(source)
-            parts["step"] = source.step
+            parts |= {"library": _library_parts(source), "step": source.step}
     elif source.layer is not None:
-        parts["layer"] = repr(source.layer)
-        parts["code"] = code_of("build_model.py", "random_weights.py")
+        parts |= {"layer": repr(source.layer), "code": code_of("build_model.py")}
     elif network := network_of(source):
-        parts["name"] = network.name
-        parts["code"] = code_of(f"models/{network.family}.py", "models/plain.py", "build_model.py", "random_weights.py")
+        parts |= {"name": network.name, "code": code_of("networks.py", "build_model.py")}
     return parts
 
 
 def has_own_weights(source: ModelSource) -> bool:
-    """Whether the weights are from a file, so that what it predicts may mean something."""
+    """Tell whether the weights are from a file, so that what the model predicts may mean something."""
     in_folder = source.library is not None and folder_of(source.factory or "") is not None
     return source.onnx is not None or source.weights is not None or in_folder
 
 
-def files_of(path: Path) -> list[str]:
-    """The hashes of an ONNX file and of those with its external data; none of one that cannot be read."""
+def _files_of(path: Path) -> list[str]:
     try:
         return [file_sha256(file) for file in graph_files(path).values() if file.is_file()]
     except ModelError:
         return []
 
 
-def library_parts(source: ModelSource) -> list[str]:
-    """The library's version, the code that seeds, and a local folder's files: together with name and options they say
-    what the model is, so that it need not be made to find out."""
+def _library_parts(source: ModelSource) -> list[str]:
+    """Return the library's version, and hashes of the code that seeds and of a local folder's files: with name and
+    options they say what the model is, so that it need not be made to find out."""
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
-    files = [*folder.glob("*.safetensors"), folder / "config.json"] if folder else []
-    own = library.module.partition(".")[2].replace(".", "/").removesuffix("models")
-    drawing = (PACKAGE / name for name in ("build_model.py", "random_weights.py", "inputs.py"))
-    code = [*drawing, *sorted(PACKAGE.glob(f"{own}*.py"))]
-    return [f"{library.package} {installed_version(library.package)}", *map(file_sha256, [*code, *sorted(files)])]
+    files = [*sorted(folder.glob("*.safetensors")), folder / "config.json"] if folder else []
+    code = code_of(*_DRAWING), _file(library.module)
+    hashes = [*code[0], *map(file_sha256, filter(None, [code[1], *files]))]
+    return [f"{library.package} {installed_version(library.package)}", *hashes]
 
 
-def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = True) -> Callable[[Path], None]:
-    """`produce`, and then a look whether the model is still the one that the source's identity names.
+def _state_digest(model: nn.Module) -> str:
+    """Return the sha256 of parameters and buffers, and of other state, by name."""
+    import torch
+
+    total = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            total.update(repr((name, value)).encode())
+            continue
+        total.update(repr((name, f"{value.dtype} {tuple(value.shape)}")).encode())
+        # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
+        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def code(modules: Iterable[str]) -> dict[str, str]:
+    """Return by module the sha256 of the source files of these modules and of all that they import, directly or not.
+
+    Imported libraries are left out. Imports under a name that only the running program knows are not found.
+    """
+    libraries, files = library_folders(), dict[str, str]()
+    waiting = [(name, True) for name in modules]
+    while waiting:
+        name, is_asked = waiting.pop()
+        path = None if name in files else _file(name)
+        is_library = path is not None and not libraries.isdisjoint(path.parents)
+        if path is None or (is_library and not is_asked):
+            continue
+        files[name] = file_sha256(path)
+        if not is_library and path.suffix == ".py":
+            waiting += [(imported, False) for imported in _imports(path, name)]
+    return dict(sorted(files.items()))
+
+
+def _file(module: str) -> Path | None:
+    """Find the module's file without importing it."""
+    try:
+        if module in sys.modules:
+            file: str | None = inspect.getfile(sys.modules[module])
+        else:
+            spec = spec_of(module)
+            file = spec.origin if spec else None
+    except (ImportError, AttributeError, KeyError, ValueError, TypeError):  # built in, or a namespace
+        return None
+    return Path(file).resolve() if file and Path(file).is_file() else None
+
+
+def _imports(path: Path, module: str) -> Iterator[str]:
+    """Yield the modules that a source file's import statements name, wherever they are in it, with their packages."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        statements = list(ast.walk(ast.parse(path.read_bytes())))
+    except SyntaxError:
+        return
+    for statement in statements:
+        names: list[str] = []
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            with contextlib.suppress(ImportError):  # Relative to a parent that there is not.
+                base = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+                names = [base, *(f"{base}.{alias.name}" for alias in statement.names)]
+        for name in names:
+            if name and name.partition(".")[0] not in sys.stdlib_module_names:
+                parts = name.split(".")
+                yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def checked(source: ModelSource, produce: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return `produce` with a look afterwards whether the model's files are still those of its identity.
 
     Preparing takes minutes, in which people edit: without it a graph of the new code would be kept under the key of the
-    old. With `runs` a factory's model is run for that, too. Raises ModelError where the model has changed.
+    old. Raises ModelError where they have changed.
     """
 
     def produce_and_check(path: Path) -> None:
@@ -113,11 +192,8 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
             return
         parts = given(source)
         if source.factory is not None and source.library is None:
-            from exporters.fingerprint import look
-
-            parts |= look(source, runs=runs and source.identity.parts.get("outputs") != TOO_LONG)
-        now = Identity({**source.identity.parts, **parts}, source.identity.repeatable)
-        if changes := source.identity.changes(now):
+            parts["code"] = code(source.identity.parts["code"])
+        if changes := source.identity.changes(Identity(source.identity.parts | parts)):
             raise ModelError(
                 f"model {source.name!r} changed while it was being prepared ({', '.join(changes)}); start the run again"
             )
@@ -125,66 +201,19 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
     return produce_and_check
 
 
-def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
-    """The tensors of an ONNX file whose data are in other files of its folder, and where (`location`, maybe `offset`,
-    `length`). Raises ModelError for an unreadable file, and for data elsewhere."""
-    model, found = read_onnx(path), []
-    for tensor in (each for graph in graphs_in(model) for each in tensors(graph) if each.external_data):
-        entries = [("location", ""), *((entry.key, entry.value) for entry in tensor.external_data)]
-        for location in {value for key, value in entries[1:] if key == "location"}:
-            _check_location(path, tensor.name, location)  # Of several, readers disagree on which one counts.
-        found.append((tensor, dict(entries)))
-    return found
-
-
-def _check_location(path: Path, tensor: str, location: str) -> None:
-    """Raise ModelError for data outside the folder of the file: a model must not read other files of this machine."""
-    folder = path.parent.resolve()
-    shown = repr(cut(location, 200))
-    try:
-        is_inside = (folder / location).resolve().is_relative_to(folder)
-        (folder / location).exists()
-    except (OSError, ValueError, RuntimeError) as error:  # A NUL, a name that is too long, links in a circle.
-        why = getattr(error, "strerror", None) or error
-        raise ModelError(f"{path}: tensor {tensor!r} keeps its data at {shown}, which is no path ({why})") from None
-    if not is_inside:
-        raise ModelError(
-            f"{path}: tensor {tensor!r} keeps its data at {shown}, outside the model's folder; refused. Put the data "
-            "next to the model and save it again with a relative location"
-        )
-
-
-def graph_files(path: Path) -> dict[str, Path]:
-    """An ONNX file and those with its external data, whether they are there or not, by their places next to it. Raises
-    ModelError for an unreadable file."""
-    locations = sorted({place["location"] for _, place in external_tensors(path)})
-    return {path.name: path, **{location: path.parent / location for location in locations}}
-
-
-def tensors(outer: Any) -> Iterator[Any]:
-    """Every onnx.TensorProto of a GraphProto or FunctionProto, those of its nodes' subgraphs included."""
-    for graph in every_graph(outer):
-        yield from getattr(graph, "initializer", ())
-        for sparse in getattr(graph, "sparse_initializer", ()):
-            yield from (sparse.values, sparse.indices)
-        for each in (*getattr(graph, "attribute_proto", ()), *(own for node in graph.node for own in node.attribute)):
-            yield from (each.t, *each.tensors, each.sparse_tensor.values, each.sparse_tensor.indices)
-
-
 def cached_state(source: ModelSource, cache: Cache) -> Path:
-    """The state dict of `exporters.build_model.load`, made once for all shapes of the inputs, which `restore` takes.
+    """Keep the state dict of `exporters.build_model.load`, made once for all shapes of the inputs, for `restore`.
     Raises ModelError."""
     import torch
 
     from exporters.build_model import load
 
     identity = identify(source)
-    of_weights = {name: part for name, part in identity.parts.items() if name not in ("inputs", "outputs")}
-    key = digest(of_weights) if identity.repeatable else identity.key
+    key = digest({name: part for name, part in identity.parts.items() if name != "inputs"})
 
     def produce(path: Path) -> None:
         model = load(source)
         check_room(path, sum(weight.nbytes for weight in model.parameters()))
         torch.save(model.state_dict(), path)
 
-    return cache.entry("state", key, ".pt", checked(source, produce, runs=False))[0]
+    return cache.entry("state", key, ".pt", checked(source, produce))[0]

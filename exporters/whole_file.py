@@ -13,15 +13,14 @@ from typing import BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
-"""A disk that takes no more: full, over quota or its largest file, which only writing meets; read-only, broken."""
+"""Error numbers of a disk that takes no more: full, over quota or its largest file; read-only, broken."""
 
 
 def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
     """Replace the file; its content is on the disk before its name is, so that a reader finds the old or the new one.
 
-    Of an open file the content is what it still has, which is copied part by part. A link stays one, and what is no
-    regular file, as /dev/stdout, is written to. A character that UTF-8 lacks, as half of a pair, becomes its escape.
-    Raises OSError, which names `path`, where that fails; what was there stays.
+    An open file is copied from its position. A link stays a link; what is no regular file, as /dev/stdout, is written.
+    Characters that UTF-8 lacks become escapes. Raises OSError, which names `path`.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     source = io.BytesIO(data) if isinstance(data, bytes) else data

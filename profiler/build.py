@@ -30,8 +30,7 @@ from engines.trt_build import (
 from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, graph_specs
-from exporters.onnx_export import check_onnx
-from exporters.onnx_files import MADE, is_float32
+from exporters.onnx_files import MADE, check_onnx, is_float32
 from exporters.source import ModelSource
 from profiler import nvml
 from profiler.errors import ConfigError, check_choice, nearest

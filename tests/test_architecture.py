@@ -162,7 +162,7 @@ def test_the_sources_were_found():
         "engines.catalog",
         "profiler.worker.measure_case",
         "profiler",
-        "exporters.models.plain",
+        "exporters.networks",
     } <= set(MODULES)
     assert "benchmarks.publish" in MODULES
 
@@ -244,7 +244,7 @@ WRITERS = {"write_text", "write_bytes", "write_parquet", "write_csv", "write_jso
 NOT_WHOLE = {
     # A file of a cache's entry or of an artifact is put into place with its folder, once all of it is there.
     **dict.fromkeys(("exporters.cache", "exporters.flops", "exporters.gradient_reference"), "entry"),
-    **dict.fromkeys(("exporters.onnx_export", "exporters.onnx_files", "exporters.saved_module"), "entry"),
+    **dict.fromkeys(("exporters.onnx_export", "exporters.factories", "exporters.weights"), "entry"),
     "profiler.worker.outputs": "entry",
     **dict.fromkeys(("engines.trt_build", "profiler.report.page"), "entry"),
     **dict.fromkeys(("engines.deployment", "engines.jax_xla", "profiler.recommend.artifact"), "artifact"),
@@ -292,7 +292,7 @@ def test_files_are_replaced_whole():
 
 UNPICKLING = {
     # What profiler.measure saved of a live module, for its own workers.
-    "exporters.saved_module": {"torch.load(path, map_location='cpu', weights_only=False)"},
+    "exporters.factories": {"torch.load(path, map_location='cpu', weights_only=False)"},
     # What a worker of this run, which runs the job's code anyway, sends to its parent.
     "profiler.processes.pipe": {"pickle.loads(data)"},
 }

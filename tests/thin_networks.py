@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from exporters.build_model import SEED
+from exporters.build_model import initialize
 from exporters.catalog import CATALOG
-from exporters.models.inception import VARIANTS, GoogLeNet
-from exporters.models.resnet import NETWORKS, ResNet
-from exporters.random_weights import initialize
+from exporters.factories import SEED
+from exporters.networks import BUILDERS, RESNETS, VARIANTS, GoogLeNet, ResNet
 from exporters.source import ModelSource
 
 HIDDEN = 256
 MODULES = ("3b", "4e", "5b")
-"""A GoogLeNet's blocks before and after its two inner poolings."""
+"""Of a GoogLeNet: those before and after its two inner poolings."""
 
 
 def thin_source(network: str) -> ModelSource:
-    """Return the source of the canonical network made thin."""
+    """Of the canonical network made thin."""
     shape = CATALOG[network].input_shape
     return ModelSource(f"thin-{network}", factory="thin_networks:thin", input_shape=shape, options={"network": network})
 
@@ -32,12 +30,12 @@ def thin(network: str) -> nn.Module:
     with torch.device("meta"):
         if network in VARIANTS:
             modules = {name: widths for name, widths in VARIANTS[network].modules.items() if name in MODULES}
-            model: nn.Module = GoogLeNet(replace(VARIANTS[network], modules=modules), auxiliary=False)
-        elif network in NETWORKS:
+            model: nn.Module = GoogLeNet(replace(VARIANTS[network], modules=modules))
+        elif network in RESNETS:
             # A first block, one that only adds its shortcut, and one with a stride. The others differ by their width.
-            model = ResNet(NETWORKS[network][0], (2, 1, 0, 0))
+            model = ResNet(RESNETS[network][0], (2, 1, 0, 0))
         else:
-            model = importlib.import_module(f"exporters.models.{CATALOG[network].family}").build(network)
+            model = BUILDERS[CATALOG[network].family](network)
         linear = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
         sizes = [next(iter(linear.values())).in_features, *[HIDDEN] * (len(linear) - 1), 1000]
         for path, (inputs, outputs) in zip(linear, pairwise(sizes), strict=True):

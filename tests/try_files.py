@@ -8,7 +8,8 @@ from pathlib import Path
 from engines.base import Phase
 from exporters.cache import Cache
 from exporters.flops import cached_cost
-from exporters.onnx_files import is_float32, to_fp16
+from exporters.onnx_export import to_fp16
+from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.processes.messages import Entered, Report

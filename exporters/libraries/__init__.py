@@ -1,1 +1,125 @@
-"""Libraries of models: what a name such as timm:vit_base_patch16_224 stands for, and which inputs it takes."""
+"""List the libraries that models are taken from by name, such as timm:vit_base_patch16_224; imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporters.errors import nearest, sentence
+from exporters.source import ModelError, ModelSource
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from exporters.inputs import DeclaredInput
+
+
+@dataclass(frozen=True)
+class Library:
+    """A source of models by name, whose `module` has `build_PREFIX(name, options)` for a torch.nn.Module and
+    `inputs_PREFIX(name, options)` for a `Known`. Both work offline, and may raise ModelError."""
+
+    prefix: str
+    """Name also of the extra of this project that installs it."""
+    package: str
+    """Package whose version is a part of the model's identity."""
+    module: str
+    folders: bool = False
+    """A name may be that of a local folder with a config.json and the model's weights."""
+    steps: tuple[str, ...] = ()
+    """Parts of its models that can be measured in place of the whole: a third argument of both functions."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Inputs of a library's model, and the usual sizes where a job's `dimensions` give no other."""
+
+    inputs: tuple[DeclaredInput, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Largest sizes that the model takes."""
+
+
+LIBRARIES = {
+    row.prefix: row
+    for row in (
+        Library("timm", "timm", "exporters.libraries.image_models"),
+        Library("torchvision", "torchvision", "exporters.libraries.image_models"),
+        Library(
+            "hf",
+            "transformers",
+            "exporters.libraries.transformers_models",
+            folders=True,
+            steps=("prefill", "decode", "encode"),
+        ),
+    )
+}
+
+
+def library_of(word: str) -> Library | None:
+    """Return the library of a name such as timm:NAME; None for any other name."""
+    prefix, colon, name = word.partition(":")
+    return LIBRARIES.get(prefix) if colon and name else None
+
+
+def folder_of(word: str, base: Path | None = None) -> Path | None:
+    """Return the local folder that a name such as hf:bert stands for, relative to `base`; None for any other name."""
+    library, folder = library_of(word), (base or Path()) / word.partition(":")[2]
+    return folder if library and library.folders and (folder / "config.json").is_file() else None
+
+
+def model_entry(word: str, step: str | None = None) -> dict[str, str]:
+    """Return a job's entry for a word: a canonical network, a library's model or a `step` of it, an .onnx file or
+    package.module:function."""
+    if library_of(word):
+        name = Path(word.partition(":")[2]).name
+        return {"name": name, "network": word} if step is None else {"name": f"{name}-{step}", "network": word}
+    if word.endswith(".onnx"):
+        return {"name": Path(word).stem, "onnx": word}
+    if ":" in word:  # With the module, since functions of several files are called alike.
+        module, _, function = word.rpartition(":")
+        return {"name": f"{module.rpartition('.')[2]}.{function}", "factory": word}
+    return {"name": word}
+
+
+def build_from_library(source: ModelSource) -> nn.Module:
+    """Return the model with random weights, of torch's current seed. Raises ModelError."""
+    model: nn.Module = _asked(source, "build")
+    return model
+
+
+def known_inputs(source: ModelSource) -> Known:
+    """Return what the model takes by itself. Raises ModelError."""
+    known: Known = _asked(source, "inputs")
+    return known
+
+
+def _asked(source: ModelSource, function: str) -> Any:
+    assert source.library is not None
+    library = LIBRARIES[source.library]
+    name = (source.factory or "").partition(":")[2]
+    if why := not_installed(library):
+        raise source.error(f"{source.factory} {why}")
+    try:
+        call: Callable[..., Any] = getattr(importlib.import_module(library.module), f"{function}_{library.prefix}")
+        return call(name, source.options, *([source.step] if source.step else []))
+    except ModelError as error:
+        raise source.error(f"{source.factory}: {error}") from error
+    except Exception as error:
+        raise source.error(f"{source.factory}: {library.package} raised {sentence(error)}") from error
+
+
+def not_installed(library: Library) -> str | None:
+    """Say how to install a library that is missing; None where it is there."""
+    if importlib.util.find_spec(library.package) is not None:
+        return None
+    return f"needs {library.package}, which is not installed: pip install 'runtime-profiler[{library.prefix}]'"
+
+
+def similar(name: str, names: list[str], what: str = "models") -> str:
+    """Return a hint at the names of a library that were probably meant."""
+    return nearest(name, names, f"it has {len(names)} {what}, {names[0]} for one", count=3)

@@ -2,10 +2,10 @@
 
 A model's configuration knows its vocabulary and its image, and the signature of `forward` which of these it takes.
 
-A step of one is the prompt, or a further token with what is cached of the others. A cache of transformers is an object;
-here it is plain tensors, which graphs take and give. They have the names of optimum's exports: past_key_values.0.key
-goes in, present.0.key comes out, and of a model with an encoder past_key_values.0.decoder.key and
-past_key_values.0.encoder.key go in (https://github.com/huggingface/optimum-onnx, optimum/exporters/onnx/base.py).
+A step of one is the prompt, or a further token with the cache of the others. The cache is plain tensors with the names
+of optimum's exports: past_key_values.0.key goes in, present.0.key comes out; with an encoder
+past_key_values.0.decoder.key and past_key_values.0.encoder.key go in
+(https://github.com/huggingface/optimum-onnx, optimum/exporters/onnx/base.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
-from exporters.calls import tensors_in
-from exporters.declared_inputs import BATCH, DeclaredInput, Place, name_of
-from exporters.libraries.catalog import Known, folder_of, similar
+from exporters.calls import Place, tensors_in
+from exporters.inputs import BATCH, DeclaredInput
+from exporters.libraries import Known, folder_of, similar
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
@@ -38,6 +38,7 @@ _ENDLESS = (
     *("relative_attention_num_buckets", "conv_pos_kernel_size"),
 )
 """Of configurations whose models have no table of positions."""
+_PAST = "past_key_values."
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 Part = Mapping[str, Any]
 """A layer's "key" and "value", each [batch, heads, length, width]; with an encoder one such for "decoder", the layer's
@@ -48,7 +49,7 @@ _KNOWN: dict[tuple[Any, str], tuple[DeclaredInput, ...]] = {}
 """The caches that have been looked at, by the model's class and its configuration."""
 
 
-def build(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
+def build_hf(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
     """`options` are those of the configuration, such as num_hidden_layers or attn_implementation."""
     model = _whole(name, options)
     if step == "encode":
@@ -71,7 +72,7 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
     return model
 
 
-def inputs(name: str, options: Mapping[str, Any], step: str = "") -> Known:
+def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
     """Those of forward's parameters that the configuration knows the shape and the values of; of a step what it takes.
     A step has no mask: all items of a batch are equally long."""
     config, cls = _config(name, options)
@@ -90,7 +91,7 @@ def inputs(name: str, options: Mapping[str, Any], step: str = "") -> Known:
     else:
         parameters = inspect.signature(owner.forward).parameters
         own = [row for key, row in rows.items() if key in parameters]
-        taken = [row for row in own if not (step and name_of(row.place).startswith("decoder_"))]
+        taken = [row for row in own if not (step and str(row.place).startswith("decoder_"))]
     used = {size for each in taken for size in each.shape or ()}
     limits = _limits(config)
     return Known(tuple(taken), *({size: of[size] for size in of if size in used} for of in (sizes, limits)))
@@ -129,7 +130,7 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
         "samples": _SAMPLES,
     }
     declared = {
-        key: DeclaredInput((key,), shape, **{"dtype": "float32", **more})
+        key: DeclaredInput(key, shape, **{"dtype": "float32", **more})
         for key, (has, shape, more) in rows.items()
         if has
     }
@@ -197,9 +198,9 @@ class Step(nn.Module):
         self.has_encoder = bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
         self.last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def forward(
-        self, past_key_values: Sequence[Part] = (), encoder_hidden_states: Tensor | None = None, **given: Any
-    ) -> dict[str, Any]:
+    def forward(self, encoder_hidden_states: Tensor | None = None, **tensors: Tensor) -> dict[str, Any]:
+        given: dict[str, Any] = {name: x for name, x in tensors.items() if not name.startswith(_PAST)}
+        past_key_values = _nested(tensors)
         if self.last_only:
             given["logits_to_keep"] = 1
         if self.has_encoder:
@@ -212,6 +213,17 @@ class Step(nn.Module):
         result = self.model(**given, past_key_values=cache, use_cache=True)
         name = "logits" if "logits" in result else "last_hidden_state"
         return {name: result[name], "present": _present(cache, with_encoder=not past_key_values)}
+
+
+def _nested(tensors: Mapping[str, Tensor]) -> list[Part]:
+    """Gather the cache by layer from names such as past_key_values.0.decoder.key."""
+    layers: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_PAST):
+            layer, *inner, last = name.removeprefix(_PAST).split(".")
+            part = layers.setdefault(int(layer), {})
+            (part.setdefault(inner[0], {}) if inner else part)[last] = tensor
+    return [layers[number] for number in sorted(layers)]
 
 
 def _cache(parts: Sequence[Part]) -> Any:
@@ -267,4 +279,4 @@ def _made(cls: Any, config: Any) -> list[Part]:
 def _declared(place: Place, tensor: Tensor) -> DeclaredInput:
     _, heads, length, width = tensor.shape
     size = {_PROMPT: "cache", _STATES: "encoder_sequence"}[length]
-    return DeclaredInput(("past_key_values", *place), (BATCH, heads, size, width), "float32")
+    return DeclaredInput(_PAST + ".".join(map(str, place)), (BATCH, heads, size, width), "float32")

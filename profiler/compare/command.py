@@ -158,20 +158,18 @@ def _next(runs: Runs, replicates: int | None) -> list[str]:
 
 def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:
     """Return the models that may be another network than in the first side; `sides` has each side's run ids."""
-    recorded: dict[str, tuple[Any, dict[str, Identity]]] = {}
+    recorded: dict[str, dict[str, Identity]] = {}
     for run in runs.runs:
         known = {subject: model.identity for subject, model in RunFolder(Path(run.address)).read_models().items()}
-        recorded |= dict.fromkeys(run.run_ids, (run.environment.get("cpu"), known))
+        recorded |= dict.fromkeys(run.run_ids, known)
     (base, base_ids), *others = ((side, [recorded[of] for of in ids if of in recorded]) for side, ids in sides.items())
-    first = {subject: (cpu, identity) for cpu, known in reversed(base_ids) for subject, identity in known.items()}
+    first = {subject: identity for known in reversed(base_ids) for subject, identity in known.items()}
     changes: dict[tuple[str, str], dict[str, None]] = {}
-    for side, cpu, subject, now in ((s, cpu, *item) for s, of in others for cpu, known in of for item in known.items()):
+    for side, subject, now in ((s, *item) for s, of in others for known in of for item in known.items()):
         name = subject.partition("/")[0]  # At several shapes it is recorded as several.
         if subject in first and name in models:
-            base_cpu, before = first[subject]
-            # Another processor or version of torch rounds otherwise, and outputs are recorded bit by bit.
-            alike = cpu is not None and (cpu, now.parts.get("torch")) == (base_cpu, before.parts.get("torch"))
-            words = printable(before.changes(now, *([] if alike else ["outputs"])))
+            before = first[subject]
+            words = printable(before.changes(now))
             changes.setdefault((name, side), {}).update(dict.fromkeys(words))
     return [
         OtherModel(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engines.catalog import EIGHT_BITS, ENGINES, PLAIN, Device, Pass, Training, is_base
-from exporters.bounds import Repeats, Samples, Seconds
+from exporters.catalog import Repeats, Samples, Seconds
 from exporters.errors import closest
 from exporters.source import ModelSource, shape_words
 from profiler.errors import ConfigError, nearest

@@ -35,11 +35,9 @@ from engines.catalog import (
     Training,
 )
 from engines.options import is_path
-from exporters.bounds import LARGEST, Count, Price, Replicates
-from exporters.catalog import CATALOG
-from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
-from exporters.libraries.catalog import LIBRARIES, folder_of, library_of, model_entry
-from exporters.single_layers import LAYERS, Conv2d, Linear
+from exporters.catalog import CATALOG, LARGEST, LAYERS, Conv2d, Count, Linear, Price, Replicates
+from exporters.inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
+from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Filter, nearest_engine, read_option
@@ -261,9 +259,9 @@ class ModelEntry(_Strict):
         for each in declared:
             name = name_of(each.place, len(declared))
             if each.shape is None and each.data is None:
-                raise mistake(f"input {name} has no shape, for example shape: [batch, 128]", "inputs", *each.place)
+                raise mistake(f"input {name} has no shape, for example shape: [batch, 128]", "inputs", each.place)
             if is_integer(each.dtype or "") and not (each.range or each.fill or each.data):
-                raise mistake(no_values(name, str(each.dtype)), "inputs", *each.place)
+                raise mistake(no_values(name, str(each.dtype)), "inputs", each.place)
 
     def source(self) -> ModelSource:
         others = {"input", "inputs", "outputs", "batch_sizes", "shapes", "reference", "variants"}

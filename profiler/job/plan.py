@@ -11,8 +11,8 @@ from typing import Any
 
 from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Pass, Training, unsupported
 from engines.requirements import explain, missing
+from exporters.inputs import at_shape
 from exporters.onnx_files import not_made, precisions_of
-from exporters.shapes import at_shape
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Filter

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from exporters.single_layers import LAYERS
+from exporters.catalog import LAYERS
 from profiler.bundled import bundled
 from profiler.errors import ConfigError, nearest
 from profiler.published.studies import STUDIES

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from exporters.single_layers import LAYERS as SHAPES
+from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
 from profiler.published.studies import STUDIES
 from profiler.published.times import layer_times, own_times, per_image, ranked, represented, study_times

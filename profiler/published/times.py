@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import known
-from exporters.single_layers import LAYERS
+from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
 from profiler.results.cells import OK, OUT_OF_MEMORY, cells

@@ -20,7 +20,7 @@ from engines.catalog import ENGINES, Device, known
 from engines.deployment import Deployed, save_inputs
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
-from exporters.shapes import at_shape
+from exporters.inputs import at_shape
 from exporters.source import ModelSource
 from exporters.weights import has_own_weights
 from profiler.build import BuildTask, build, find_engine, find_gpu

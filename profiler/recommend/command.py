@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.catalog import PASSES, known
-from exporters.source import RANDOM_WEIGHTS
 from profiler.errors import PROGRAM, ConfigError, check_choice, measuring_anew, nearest
 from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
@@ -28,7 +27,6 @@ from profiler.recommend.answer import (
     Candidate,
     Command,
     Figure,
-    Footnote,
     Rejected,
     Request,
     base_of,
@@ -41,7 +39,6 @@ from profiler.results.choice import Choice, Limit
 from profiler.results.columns import COLUMNS, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
-from profiler.results.run_folder import RunFolder
 from profiler.run.command import execute as run_job
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import UNITS, counted, factors, grouped, listed, products, ranges, seconds, times
@@ -182,9 +179,8 @@ def answers(
         answer = make_answer(request, choice, every)
         several = results["model"].n_unique() > 1
         again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()[0 if several else 2 :]])}"
-        notes = [*answer.footnotes, *_weights(choice, folders)]
         commands = _commands(again, choice, every, folders)
-        found.append((choice, answer.model_copy(update={"footnotes": notes, "next": commands})))
+        found.append((choice, answer.model_copy(update={"next": commands})))
     return found
 
 
@@ -217,19 +213,6 @@ def _commands(again: str, choice: Choice, every: pl.DataFrame, folders: Mapping[
     if lacking:
         measure("samples", [*([winner] if winner else []), *lacking[:_MOST_AGAIN]], f"--min-samples {needs}")
     return commands
-
-
-def _weights(choice: Choice, folders: Mapping[str, str]) -> list[Footnote]:
-    """Return a footnote where the winner's run says that the model's weights are random."""
-    folder = folders.get(choice.winner["run_ids"][0], "") if choice.winner else ""
-    if choice.winner is None or not (Path(folder) / "models.json").is_file():
-        return []
-    model, recorded = choice.winner["model"], RunFolder(Path(folder)).read_models()
-    remarks = {
-        word for subject, one in recorded.items() for word in one.identity.remarks if subject.split("/")[0] == model
-    }
-    meaning = f"{RANDOM_WEIGHTS}: load yours in the factory before you deploy them"
-    return [Footnote(kind="random-weights", meaning=meaning, of=[model])] if RANDOM_WEIGHTS in remarks else []
 
 
 def _export(folder: Path, found: Found, runs: Runs, trust_code: bool) -> int:

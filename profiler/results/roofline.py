@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.base import Warning
-from exporters.single_layers import Conv2d
+from exporters.catalog import Conv2d
 from profiler.job.case import Case
 from profiler.results.result import Result
 from profiler.tables.numbers import milliseconds, times

@@ -228,7 +228,7 @@ class RunFolder:
             with open_run_file(self._models) as file:
                 lines = json.load(file).items()
             return {
-                name: RecordedModel(Identity(dict(one["parts"]), one["repeatable"], (*one["remarks"],)), one["since"])
+                name: RecordedModel(Identity(dict(one["parts"]), (*one["remarks"],)), one["since"])
                 for name, one in lines
             }
         except (OSError, *_NO_RESULT):

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from engines.catalog import ENGINES, Device
 from exporters.cache import default_root, trim
-from exporters.libraries.catalog import library_of
+from exporters.libraries import library_of
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import Budget, Case, Filter, parse_only
@@ -87,7 +87,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         check_cache()
     # A mistake in the other device's block should show here too.
     words = {entry.network or "" for kind in DEVICE_BLOCKS for entry in job.read(kind).models}
-    with libraries({library.module for library in map(library_of, words) if library}) as facts:
+    with libraries(
+        {name for library in map(library_of, words) if library for name in (library.module, library.package)}
+    ) as facts:
         target = resolve_device(job.device, facts)
         start = resolved(options, console, job.read(target.kind, target.hardware), target, facts, only)
         if job.model is not None:

@@ -139,7 +139,7 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
     if not given and hasattr(model, "modules"):
         raise ConfigError("inputs: give the shape of one item, such as (3, 224, 224), or an example tensor")
     taken = taken_by_module(given, folder)
-    from exporters.saved_module import save
+    from exporters.factories import save
 
     model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
     folder.mkdir(exist_ok=True)

@@ -13,10 +13,9 @@ from typing import Any
 from engines.catalog import ENGINES, PRESETS, Device, Preset, unsupported
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
-from exporters.declared_inputs import BATCH, DTYPES, FILLS, name_of
-from exporters.inputs import batch_symbols, file_inputs, fixed_batch, graph_specs, symbolic_shapes
-from exporters.libraries.catalog import library_of, model_entry, not_installed
-from exporters.onnx_files import is_float32
+from exporters.inputs import BATCH, DTYPES, FILLS, batch_symbols, fixed_batch, graph_specs, name_of, symbolic_shapes
+from exporters.libraries import library_of, model_entry, not_installed
+from exporters.onnx_files import file_inputs, is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.case import Budget
@@ -137,7 +136,7 @@ def taken_by_module(given: Inputs, folder: Path) -> dict[str, Any]:
         return {}
     if list(given) == [0] and given[0].is_plain:
         return {"input": given[0].item}
-    names = [name_of((key,), len(given)) for key in given]
+    names = [name_of(key, len(given)) for key in given]
     return {"inputs": declared(given, names, folder)}
 
 

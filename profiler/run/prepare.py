@@ -13,11 +13,10 @@ from typing import TypeVar
 
 from engines.catalog import ENGINES, Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
-from exporters.cost import Cost
+from exporters.flops import Cost
 from exporters.gradients import reference_items
-from exporters.inputs import fixed_batch, numpy_dtype
-from exporters.qdq_placement import PLACEMENTS
-from exporters.shapes import dimensions_of, why_fixed
+from exporters.inputs import dimensions_of, fixed_batch, numpy_dtype, why_fixed
+from exporters.int8 import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
@@ -135,7 +134,7 @@ class Stages:
         for name, outcome in outcomes.items():
             made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
             self.prepared[name] = made
-            self.sources[name] = replace(self.sources[name], identity=made.identity)
+            self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
         return self.prepared
 
     def _model_call(self, name: str, devices: Sequence[Device], gpu: str | None) -> Call:
@@ -363,8 +362,8 @@ def _lacks(entry: ModelEntry, name: str, own: Sequence[str]) -> str:
 
 
 def _dimensions(entries: Sequence[ModelEntry], path: tuple[str, ...], tick: Tick) -> list[list[str]]:
-    """Name each model's dimensions; a library's model is asked in another process, which imports the library."""
-    foreign = {n: entry.source() for n, entry in enumerate(entries) if entry.library is not None}
+    """Name each model's dimensions; what only a library or a factory knows is asked in another process."""
+    foreign = {n: source for n, entry in enumerate(entries) if (source := entry.source()).asks_code}
     with own_folder() as folder:
         function, log = "profiler.worker.prepare_model:look_at_dimensions", folder / "log"
         calls = {n: Call(function, source, log, _SHAPES_SECONDS, path=path) for n, source in foreign.items()}

@@ -14,11 +14,19 @@ import numpy as np
 
 from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
 from engines.catalog import EIGHT_BITS, ENGINES, reference_of
-from exporters.distance import unlike
 from exporters.errors import sentence
-from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
+from exporters.gradients import (
+    Deviation,
+    GradientReference,
+    Gradients,
+    deviation,
+    is_input,
+    reference_items,
+    tiled,
+    unlike,
+)
 from exporters.inputs import distinct_items, how_seeded, seeded_inputs
-from exporters.source import RANDOM_WEIGHTS, ModelSource, shape_words
+from exporters.source import ModelSource, shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
@@ -158,7 +166,7 @@ def _compared(
     aligned = grown(aligned, runs, reference, case.batch_size)
     ours, truth = (without_padding(arrays, model.specs) for arrays in (aligned.outputs, aligned.reference))
     differences = compare(ours, truth, aligned.names, aligned.by_item)
-    if any(spec.data for spec in model.specs):  # Whose items may be one that repeats.
+    if any(spec.data is not None for spec in model.specs):  # Whose items may be one that repeats.
         return aligned, differences
     whole = without_padding([reference.rows.get(name, _NONE) for name in aligned.names], model.specs)
     pairs = zip(differences, whole, strict=True)
@@ -176,11 +184,8 @@ def explained(
     """The finding on a row's outputs, with what the model itself does that makes them differ from the reference's."""
     if finding is None:
         return None
-    remarks = model.identity.remarks if model.identity else ()
     if model.changed:
         why = f"forward changes its input {model.changed} in place, so each call gets another: clone it first"
-    elif model.identity is not None and not model.identity.repeatable:
-        why = "the model gives other outputs each time: switch off what is random (dropout, unseeded weights)"
     elif apart:
         why = f"{apart[0]}: the model's `outputs: [NAME]` limits the comparison to outputs whose shape does not vary"
     elif (case.engine, case.precision) == ("eager", "fp32") and _is_far(finding, differences):
@@ -188,8 +193,6 @@ def explained(
             "the reference is PyTorch's too, so probably an item's output depends on the others of its batch (batch "
             "norm in training mode?), or on earlier calls"
         )
-    elif case.precision != "fp32" and isinstance(finding, str) and RANDOM_WEIGHTS in remarks:
-        why = f"{RANDOM_WEIGHTS}, which may amplify rounding: judge {case.precision} with trained ones"
     else:
         return finding
     return f"{finding}; {why}" if isinstance(finding, str) else replace(finding, text=f"{finding.text}; {why}")

@@ -195,7 +195,7 @@ def _add_memory(case: Case, session: Session, device: DeviceMeter, result: Resul
 def _least_work(task: Task, copied_bytes: int) -> Figures:
     """What a call must compute and move at least, where its FLOPs could be counted."""
     cost, case = task.prepared.cost, task.case
-    flops, weights = cost.flops(case.pass_, case.batch_size), cost.weight_bytes(case.precision)
+    flops, weights = cost.flops(case.pass_), cost.weight_bytes(case.precision)
     if flops is None:
         return {}
     return {"flops_per_item": flops, "moved_mib": None if weights is None else (weights + copied_bytes) / MIB}

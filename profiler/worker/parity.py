@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engines.base import Array, Warning
-from exporters.distance import finite, is_exact, relative_l2, unlike
+from exporters.gradients import finite, is_exact, relative_l2, unlike
 from profiler.results.result import Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers

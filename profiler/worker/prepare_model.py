@@ -12,17 +12,13 @@ from engines.base import BuiltAhead, Job, Unsupported
 from engines.catalog import ENGINES, Device, Options, reference_of
 from engines.requirements import explain, missing
 from exporters.cache import Cache
-from exporters.cost import Cost
-from exporters.flops import cached_cost
+from exporters.flops import Cost, cached_cost, quantized_products
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
-from exporters.graph_flops import quantized_products
-from exporters.inputs import TensorSpec, input_specs, read_onnx
-from exporters.int8 import quantize
-from exporters.onnx_export import Export, ExportError, check_onnx, export_onnx
-from exporters.onnx_files import fp32_graph, refused_graphs, to_fp16
-from exporters.qdq_placement import PLACEMENTS
-from exporters.shapes import dimensions_of
+from exporters.inputs import TensorSpec, dimensions_of, input_specs
+from exporters.int8 import PLACEMENTS, quantize
+from exporters.onnx_export import Export, ExportError, export_onnx, fp32_graph, refused_graphs, to_fp16
+from exporters.onnx_files import check_onnx, read_onnx
 from exporters.source import Identity, ModelSource
 from exporters.weights import cached_state, identified, identify
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage

@@ -25,7 +25,7 @@ from engines.base import Array, Feedable, Job, Named, Session, Unsupported, igno
 from engines.catalog import Device, reference_of
 from engines.memory_watch import HostMeter
 from exporters.cache import Cache, CacheError, code_of, file_sha256, locked
-from exporters.calls import chosen
+from exporters.calls import TooLong, chosen, limited
 from exporters.errors import chain, message, sentence
 from exporters.inputs import (
     TensorSpec,
@@ -37,7 +37,6 @@ from exporters.inputs import (
     seeded_inputs,
 )
 from exporters.source import ModelError, ModelSource, digest
-from exporters.time_limit import TooLong, limited
 from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
 from profiler.worker import outputs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import EIGHT_BITS, ENGINES, Device, Options, Reference
-from exporters.cost import Cost
+from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs
 from exporters.onnx_export import Export

@@ -36,8 +36,9 @@ from engines.layers import (
 from engines.ort import OrtSession, session_options
 from engines.ort_layers import NodeRun, clock_offset, host_layers, launched_in, read_runs
 from exporters.cache import Cache
-from exporters.inputs import input_specs, read_onnx, seeded_inputs
+from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
+from exporters.onnx_files import read_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 

@@ -1,8 +1,11 @@
-"""Modules are called with named and nested inputs, and what they return is named."""
+"""Modules are called with named inputs, what they return is named, and a run that takes too long is ended."""
 
 from __future__ import annotations
 
+import math
+import signal
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.calls import call, chosen, flattened, named_outputs, trained_output
-from exporters.declared_inputs import declared_inputs
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.calls import TooLong, call, chosen, flattened, limited, named_outputs, trained_output
+from exporters.inputs import declared_inputs, input_specs, seeded_inputs
 from exporters.onnx_export import name_outputs, write_onnx
 from exporters.source import ModelError, ModelSource
 
@@ -28,7 +30,7 @@ class Output:
 
 
 class Tagged(nn.Module):
-    """Embeds ids under a mask; `scale` is a list of dicts."""
+    """Embeds ids under a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class Tagged(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, ids: Tensor, *, scale: Any, mask: Tensor | None = None) -> Output:
-        hidden = self.table(ids) * scale[0]["by"][:, None, None]
+        hidden = self.table(ids) * scale[:, None, None]
         hidden = hidden if mask is None else hidden * mask[..., None]
         logits = self.head(hidden.sum(1))
         return Output(logits.argmax(1), logits, cache=object())
@@ -44,7 +46,7 @@ class Tagged(nn.Module):
 
 INPUTS = {
     "ids": {"shape": ["batch", 5], "dtype": "int64", "range": [0, 10]},
-    "scale": [{"by": {"shape": ["batch"]}}],
+    "scale": {"shape": ["batch"]},
     "mask": {"shape": ["batch", 5], "dtype": "int64", "fill": "lengths"},
 }
 SOURCE = ModelSource("tagged", factory="a:b", inputs=declared_inputs(INPUTS))
@@ -87,7 +89,7 @@ def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int |
     model, specs = Tagged().eval(), input_specs(SOURCE)
     write_onnx("tagged", model, specs, "fp32", tmp_path / "m.onnx", batch)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
-    assert [node.name for node in session.get_inputs()] == ["ids", "scale.0.by", "mask"]
+    assert [node.name for node in session.get_inputs()] == ["ids", "scale", "mask"]
     assert [node.name for node in session.get_outputs()] == ["output.ids", "logits"]  # `ids` is an input's name.
     assert session.get_inputs()[0].shape == [batch or "batch", 5]
     arrays = seeded_inputs(specs, 3)
@@ -153,3 +155,22 @@ def test_attention_with_a_bias_is_exported(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_endless_run_is_ended_and_others_are_not_touched() -> None:
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    with pytest.raises(TooLong), limited(0.05):
+        while True:
+            pass
+    for seconds in (100.0, math.inf):
+        with limited(seconds):
+            assert nn.Identity()(3) == 3
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0), "whoever else had the timer has it again"
+
+    def elsewhere() -> int:
+        with limited(0.01):
+            return int(nn.Identity()(3))
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(elsewhere).result() == 3

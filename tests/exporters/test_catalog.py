@@ -1,17 +1,32 @@
-"""The catalog's rows say what the networks are."""
+"""The catalog's rows say what the networks are; layers have modules, weights, graphs, keys and costs like theirs."""
 
 from __future__ import annotations
 
+import csv
+import math
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporters.build_model import structure
-from exporters.catalog import CATALOG, network_of
-from exporters.source import ModelError, ModelSource
+from exporters.build_model import build, load, restore, structure
+from exporters.cache import Cache
+from exporters.catalog import CATALOG, LAYERS, Conv2d, Layer, Linear
+from exporters.flops import cached_cost
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.int8 import quantize
+from exporters.onnx_export import export_onnx
+from exporters.source import ModelSource
+from exporters.weights import cached_state, source_key
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PUBLISHED_PARAMETERS = {
     "alexnet": 60_965_224,
@@ -101,42 +116,142 @@ def test_googlenet_torch_counts_by_hand() -> None:
     assert round(row.multiply_adds / 1e9, 3) == 1.509
 
 
-def test_googlenet_torch_cuts_off_all_but_the_1000_classes() -> None:
-    model = structure(ModelSource("googlenet-torch"))
-    classifier = model.get_submodule("fc")
-    classifier.weight = torch.nn.Parameter(torch.zeros(1008, 1024))
-    classifier.bias = torch.nn.Parameter(torch.arange(1008.0))
-    assert model(torch.zeros(1, 3, 224, 224)).tolist() == [list(range(1, 1001))]
-
-
-def test_auxiliary_heads_are_the_papers() -> None:
-    with pytest.raises(ModelError, match="'googlenet-torch' has no auxiliary classifiers; leave out auxiliary"):
-        structure(ModelSource("googlenet-torch", options={"auxiliary": True}))
-
-
-def test_auxiliary_heads_train_and_do_not_infer() -> None:
-    with torch.device("meta"):
-        model = structure(ModelSource("googlenet", options={"auxiliary": True}))
-        x = torch.empty(2, 3, 224, 224)
-        trained, inferred = model.train()(x), model.eval()(x)
-    # 128 1x1 filters and two linear layers a head: Caffe's train_val.prototxt.
-    heads = sum(i * 128 + 128 + 2048 * 1024 + 1024 + 1024 * 1000 + 1000 for i in (512, 528))
-    assert sum(parameter.numel() for parameter in model.parameters()) == 6_998_552 + heads
-    assert [tuple(logits.shape) for logits in trained] == [(2, 1000)] * 3
-    assert inferred.shape == (2, 1000)
-
-
-def test_unknown_name_suggests_a_known_one() -> None:
-    with pytest.raises(ModelError, match=r"unknown model 'resnet5o'; did you mean 'resnet50'"):
-        network_of(ModelSource("resnet5o"))
-
-
 def test_importing_catalog_and_inputs_leaves_torch_out() -> None:
     code = (
         "import sys, exporters.catalog, exporters.inputs, exporters.cache, exporters.onnx_export\n"
         "from exporters.weights import source_key\n"
         "from exporters.source import ModelSource\n"
-        "assert len(source_key(ModelSource('resnet50'))) == 64\n"
+        "from exporters.catalog import LAYERS\n"
+        "assert len({source_key(ModelSource('resnet50')), source_key(ModelSource('L1', layer=LAYERS['L1']))}) == 2\n"
         "assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SHAPES: dict[str, Layer] = {
+    "plain": Conv2d((3, 12, 12), 8, (3, 3)),
+    "odd": Conv2d((6, 11, 14), 10, (5, 2), stride=(3, 2), padding=(2, 0), bias=False),
+    "dilated": Conv2d((4, 13, 13), 4, (3, 3), padding=(2, 2), dilation=(2, 3)),
+    "grouped": Conv2d((8, 9, 9), 12, (3, 3), padding=(1, 1), groups=4),
+    "depthwise": Conv2d((8, 9, 9), 8, (3, 3), padding=(1, 1), groups=8, bias=False),
+    "linear": Linear(24, 10),
+    "linear-without-bias": Linear(24, 10, bias=False),
+}
+shapes = pytest.mark.parametrize("layer", SHAPES.values(), ids=SHAPES.keys())
+
+
+def source_of(layer: Layer, name: str = "a-layer") -> ModelSource:
+    return ModelSource(name, layer=layer)
+
+
+def forward(module: nn.Module, batch: int, source: ModelSource) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = module(torch.from_numpy(seeded_inputs(input_specs(source), batch)[0]))
+    return output
+
+
+@shapes
+def test_layer_counts_its_output_its_weights_and_its_work(layer: Layer) -> None:
+    source = source_of(layer)
+    module = build(source)
+    output = forward(module, 2, source)
+    expected = (layer.out_channels, *layer.output_size) if isinstance(layer, Conv2d) else (layer.out_features,)
+    assert output.shape == (2, *expected)
+    assert layer.parameters == sum(weight.numel() for weight in module.parameters())
+    weight = next(module.parameters())
+    assert layer.multiply_adds == math.prod(expected) * weight[0].numel()
+
+
+@shapes
+def test_weights_are_seeded_and_come_back_from_the_cache(layer: Layer, cache: Cache) -> None:
+    source = source_of(layer)
+    first = load(source).state_dict()
+    torch.manual_seed(7)
+    again = restore(source, cached_state(source, cache))
+    assert not again.training
+    assert {name for name, _ in again.named_parameters()} == {"weight", *(["bias"] if layer.bias else [])}
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, first[name])
+        assert tensor.abs().sum() > 0
+
+
+def test_weights_keep_the_scale_of_the_input() -> None:
+    """He's initialization: a variance of 2 over the fan-in."""
+    source = source_of(Conv2d((64, 16, 16), 64, (3, 3), bias=False))
+    variance = 2 / (64 * 9)
+    assert load(source).get_parameter("weight").var().item() == pytest.approx(variance, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("shape", "precision"),
+    [*((shape, "fp32") for shape in SHAPES), *((s, p) for s in ("grouped", "linear") for p in ("fp16", "bf16"))],
+)
+def test_export_computes_what_torch_computes(shape: str, precision: str, cache: Cache) -> None:
+    source = source_of(SHAPES[shape])
+    path = export_onnx(source, precision, cache).path
+    types = {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) > 1}
+    assert types == {{"fp32": onnx.TensorProto.FLOAT, "fp16": 10, "bf16": 16}[precision]}
+    if precision == "bf16":
+        return  # ONNX Runtime has no bf16 convolution; the checker has inferred all shapes and types.
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (x,) = seeded_inputs(input_specs(source), 3)
+    (got,) = session.run(None, {"x": x.astype({"fp32": np.float32, "fp16": np.float16}[precision])})
+    np.testing.assert_allclose(got, forward(load(source), 3, source), atol=1e-4 if precision == "fp32" else 3e-2)
+
+
+def test_layer_is_quantized_like_a_network(cache: Cache) -> None:
+    source = source_of(SHAPES["plain"])
+    operators = {node.op_type for node in onnx.load(quantize(source, cache).path).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear", "Conv"} <= operators
+
+
+@shapes
+def test_training_costs_three_forward_passes(layer: Layer, cache: Cache) -> None:
+    """Unlike a network's first layer, a layer computes the gradient of its input too."""
+    source = source_of(layer)
+    cost = cached_cost(source, input_specs(source), cache, export_onnx(source, "fp32", cache).path, trains=True)
+    assert cost.flops("inference") == 2 * layer.multiply_adds
+    assert cost.flops("training") == 3 * 2 * layer.multiply_adds
+    assert cost.weight_bytes("fp16") == 2 * layer.parameters
+
+
+def test_keys_differ_with_every_number_and_not_with_the_name() -> None:
+    layers = [
+        *SHAPES.values(),
+        Conv2d((3, 12, 12), 8, (3, 3), bias=False),
+        Conv2d((3, 12, 12), 8, (3, 3), stride=(1, 2)),
+        Conv2d((3, 12, 12), 8, (3, 3), dilation=(1, 2)),
+        Linear(24, 11),
+    ]
+    keys = {source_key(source_of(layer)) for layer in layers}
+    assert len(keys) == len(layers)
+    assert source_key(source_of(layers[0], "another")) in keys
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: Conv2d((6, 8, 8), 8, (3, 3), groups=4), "6 input channels cannot be divided into 4 groups"),
+        (lambda: Conv2d((8, 8, 8), 6, (3, 3), groups=4), "6 out_channels cannot be divided into 4 groups"),
+        (lambda: Conv2d((8, 8, 8), 8, (9, 3)), r"kernel of \(9, 3\) does not fit into an input of \(8, 8\)"),
+        (lambda: Conv2d((8, 8, 8), 8, (5, 5), dilation=(2, 2)), "does not fit"),
+    ],
+)
+def test_impossible_convolution_is_refused(wrong: object, words: str) -> None:
+    assert callable(wrong)
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+def test_l1_to_l5_are_the_published_ones() -> None:
+    rows = list(csv.DictReader((ROOT / "references" / "convnet-layer-shapes.csv").open()))
+    published = {
+        row["layer"]: Conv2d(
+            (int(row["in_channels"]), int(row["input_height"]), int(row["input_width"])),
+            int(row["out_channels"]),
+            (int(row["kernel_height"]), int(row["kernel_width"])),
+            (int(row["stride_height"]), int(row["stride_width"])),
+        )
+        for row in rows
+    }
+    assert published == LAYERS

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -118,20 +118,6 @@ def test_where_no_frame_is_the_users_the_message_may_name_the_line(users: Module
     assert sentence(RuntimeError(text)).endswith(f"at {users.__file__}:8 (`return width(sizes)`)")
 
 
-def test_where_nothing_else_tells_the_converted_node_does(users: ModuleType) -> None:
-    """torch's exporter has a node in its frame, whose stack trace is the model's."""
-    stack = f'File "{users.__file__}", line 11, in missing\n    return stem({{}})\n'
-    node = SimpleNamespace(name="fft", meta={"stack_trace": stack})
-    said = sentence(raised(partial(users.somelib.export, node)))
-    assert said == f"LookupError: no counterpart of fft at {users.__file__}:11 (`return stem({{}})`)"
-
-
-def test_errors_that_follow_each_other_in_a_circle_have_an_end() -> None:
-    first, second = ValueError("first"), ValueError("second")
-    first.__cause__, second.__cause__ = second, first
-    assert sentence(first) == "ValueError: second"
-
-
 COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"
 
 
@@ -152,11 +138,3 @@ COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"
 )
 def test_a_message_is_one_short_line_of_plain_text(text: str, said: str) -> None:
     assert sentence(ValueError(text)) == said
-
-
-def test_an_error_without_a_text_is_said_by_its_name() -> None:
-    class Odd(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("this neither")
-
-    assert sentence(Odd()) == "Odd: (its text cannot be had: RuntimeError)"

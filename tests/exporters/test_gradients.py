@@ -15,20 +15,23 @@ from torch import nn
 from exporters import gradient_reference
 from exporters.build_model import restore
 from exporters.cache import Cache
+from exporters.calls import prepare_to_train
 from exporters.gradient_reference import cached_gradients, step
 from exporters.gradients import (
     Deviation,
-    GradientReference,
     Gradients,
     deviation,
+    finite,
+    is_exact,
     largest,
     of_reference_items,
     positions,
     reference_items,
+    relative_l2,
     tiled,
+    unlike,
 )
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
-from exporters.loss import prepare_to_train
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
@@ -267,14 +270,6 @@ def test_in_fp16_a_large_batch_makes_gradients_too_small(cache: Cache) -> None:
     assert errors["fp16", 2] < 0.01 < 0.05 < errors["fp16", 2**17]
 
 
-def test_what_is_usual_in_fp16_depends_on_the_batch() -> None:
-    small, large, bf16 = (Deviation(0.0, error, {"a": error}) for error in (0.01, 0.1, 0.2))
-    found = GradientReference(Path(), {"fp16 at batch 2": small, "fp16 at batch 64": large, "bf16": bf16})
-    assert found.own_at("fp16", 2) == small
-    assert found.own_at("bf16", 2) == found.own_at("bf16", 1000) == bf16
-    assert found.own_at("fp16", 1000).gradient == 0.1, "of a batch that nobody asked for"
-
-
 def test_a_blur_is_another_fp32(cache: Cache) -> None:
     model = source("tiny")
     arrays = seeded_inputs(input_specs(model), 2)
@@ -316,16 +311,13 @@ def test_a_rounded_step_computes_with_rounded_tensors(cache: Cache, monkeypatch:
     torch.testing.assert_close(gradient, gradient.bfloat16().float(), rtol=0, atol=0)
 
 
-def test_all_of_a_small_tensor_is_kept() -> None:
-    np.testing.assert_array_equal(positions(4096), np.arange(4096))
-
-
 @pytest.mark.parametrize("shape", [(4096, 4096), (512, 512, 3, 3), (1000, 2048), (64, 65)])
 def test_of_a_large_one_evenly_spaced_elements_of_all_rows_and_columns(shape: tuple[int, ...]) -> None:
     size = math.prod(shape)
     where = positions(size)
     assert len(np.unique(where)) == len(where) <= 4096
     assert where[0] == 0
+    np.testing.assert_array_equal(positions(4096), np.arange(4096))
     assert size - where[-1] <= 2 * size / len(where)
     for axis, index in enumerate(np.unravel_index(where, shape)):
         assert len(np.unique(index)) > 0.6 * min(shape[axis], len(where)), f"axis {axis}"
@@ -337,27 +329,21 @@ def known(**samples: list[float]) -> Gradients:
     return Gradients(np.array(2.0), None, arrays, norms)
 
 
-def test_a_known_deviation() -> None:
-    truth = known(a=[3.0, 4.0], b=[0.0, 12.0])
-    found = deviation(np.array(2.1), {"a": np.array([3.3, 4.4]), "b": np.array([0.0, 12.0])}, truth)
+@pytest.mark.parametrize(
+    ("a", "expected"),
+    [
+        ({"a": [3.3, 4.4]}, ({"a": pytest.approx(0.1), "b": 0.0}, pytest.approx(0.5 / 13), [])),
+        ({"a": [0.0, 0.0]}, ({"a": 1.0, "b": 0.0}, pytest.approx(5 / 13), ["a"])),
+        ({}, ({"a": 1.0, "b": 0.0}, pytest.approx(5 / 13), ["a"])),  # missing, which is as wrong as zeros
+    ],
+)
+def test_a_known_deviation(a: dict[str, list[float]], expected: tuple[object, ...]) -> None:
+    truth, samples = known(a=[3.0, 4.0], b=[0.0, 12.0]), {**a, "b": [0.0, 12.0]}
+    found = deviation(np.array(2.1), {name: np.array(values) for name, values in samples.items()}, truth)
     assert found.result == pytest.approx(0.05)
-    assert found.tensors == {"a": pytest.approx(0.1), "b": 0.0}
-    assert found.gradient == pytest.approx(0.5 / 13)
-    assert found.zeros == []
-
-
-@pytest.mark.parametrize("lost", [{}, {"a": np.zeros(2)}])
-def test_a_gradient_that_is_missing_is_as_wrong_as_zeros(lost: dict[str, np.ndarray]) -> None:
-    truth = known(a=[3.0, 4.0], b=[0.0, 12.0])
-    found = deviation(np.array(2.0), {"b": np.array([0.0, 12.0])} | lost, truth)
-    assert found.tensors == {"a": 1.0, "b": 0.0}
-    assert found.gradient == pytest.approx(5 / 13)
-    assert found.zeros == ["a"]
-
-
-def test_gradients_that_should_be_zero_and_are_are_no_deviation() -> None:
-    found = deviation(np.array(2.0), {"a": np.zeros(2)}, known(a=[0.0, 0.0]))
-    assert (found.gradient, found.zeros) == (0.0, [])
+    assert (found.tensors, found.gradient, found.zeros) == expected
+    nothing = deviation(np.array(2.0), {"a": np.zeros(2)}, known(a=[0.0, 0.0]))
+    assert (nothing.gradient, nothing.zeros) == (0.0, [])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -420,3 +406,35 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     cached_gradients(model, specs, state, "cross-entropy", 1, ["bf16"], fresh, of_input=True)
     cached_gradients(replace(model, outputs=(0,)), specs, state, "cross-entropy", 2, ["bf16"], fresh)
     assert made == ["fp64", "bf16"] * 4, "another head, another number of items, of the input, from a named output"
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_places_are_counted_by_what_both_sides_have(dtype: type) -> None:
+    ours = np.array([1, NAN, INF, -INF, NAN, INF, 5], dtype)
+    reference = np.array([1, NAN, INF, -INF, 2, -INF, NAN], dtype)
+    assert unlike(ours, reference) == {("NaN", "a number"): 1, ("+inf", "−inf"): 1, ("a number", "NaN"): 1}
+    assert unlike(ours, ours) == {}
+
+
+def test_only_places_where_both_are_finite_have_a_distance() -> None:
+    ours, reference = np.array([[3.3, -INF], [4.4, NAN]]), np.array([[3.0, -INF], [4.0, NAN]])
+    assert relative_l2(ours, reference) == pytest.approx(0.1)
+    assert [side.tolist() for side in finite(ours, reference)] == [[3.3, 4.4], [3.0, 4.0]]
+    assert math.isnan(relative_l2(np.nan_to_num(ours), reference))
+
+
+def test_a_norm_of_zero_gives_the_distance() -> None:
+    assert relative_l2(np.array([3.0, 4.0]), np.zeros(2)) == 5.0
+    assert relative_l2(np.zeros(2), np.zeros(2)) == 0.0
+    assert relative_l2(np.array([-INF]), np.array([-INF])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exact"),
+    [("int64", True), ("int32", True), ("bool", True), ("uint8", False), ("int8", False), ("float32", False)],
+)
+def test_ids_are_exact_and_images_are_not(dtype: str, exact: bool) -> None:
+    assert is_exact(np.zeros(1, dtype)) == exact

@@ -14,8 +14,8 @@ import torch
 
 from exporters.build_model import build, load
 from exporters.calls import call, named_outputs
-from exporters.inputs import input_specs, seeded_inputs
-from exporters.libraries.catalog import LIBRARIES, Library, library_of, model_entry
+from exporters.inputs import declared_inputs, input_specs, seeded_inputs
+from exporters.libraries import LIBRARIES, Library, library_of, model_entry
 from exporters.source import ModelError, ModelSource
 from exporters.weights import has_own_weights, identify, source_key
 
@@ -51,28 +51,26 @@ def test_a_word_becomes_an_entry() -> None:
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Library("hf", "no_such_library", "exporters.libraries.transformers_models", "hf:BertModel")
+    row = Library("hf", "no_such_library", "exporters.libraries.transformers_models")
     monkeypatch.setitem(LIBRARIES, "hf", row)
     with pytest.raises(ModelError, match=r"needs no_such_library, .* pip install 'runtime-profiler\[hf\]'"):
         input_specs(model("hf:BertModel"))
 
 
 OWN = """
-from torch import library, nn
+from torch import nn
 
-from exporters.declared_inputs import BATCH, DeclaredInput
-from exporters.libraries.catalog import Known
+from exporters.inputs import BATCH, DeclaredInput
+from exporters.libraries import Known
 
 
-def build(name, options):
-    if name == "unfit":  # As torchvision does, whether its compiled operators were loaded or not.
-        library.register_fake("torchvision::unfit")(lambda: None)
+def build_own(name, options):
     embedding = nn.Embedding(options.get("words", 10), int(name))
     return nn.Sequential(embedding, nn.BatchNorm1d(4)) if options.get("norm") else embedding
 
 
-def inputs(name, options):
-    ids = DeclaredInput(("input",), (BATCH, "length"), "int64", (0, options.get("words", 10)))
+def inputs_own(name, options):
+    ids = DeclaredInput("input", (BATCH, "length"), "int64", (0, options.get("words", 10)))
     return Known((ids,), {"length": 4})
 """
 
@@ -83,7 +81,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_library.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_library", raising=False)
-    row = Library("own", "torch", "own_library", "own:8")
+    row = Library("own", "torch", "own_library")
     monkeypatch.setitem(LIBRARIES, "own", row)
 
 
@@ -92,12 +90,12 @@ def test_a_library_is_a_row_and_two_functions() -> None:
     (spec,) = input_specs(model("own:8"))
     assert (spec.name, spec.shape, spec.range) == ("input", ("batch", 4), (0, 10))
     assert outputs(model("own:8", dimensions={"length": 7})) == {"y": (2, 7, 8)}
+    (spec,) = input_specs(model("own:8", inputs=declared_inputs({"input": {"range": [2, 3]}})))
+    assert (spec.shape, spec.dtype, spec.range) == (("batch", 4), "int64", (2, 3)), "what the job leaves open"
     with pytest.raises(ModelError, match="no dimension 'lenght'; did you mean 'length'"):
         input_specs(model("own:8", dimensions={"lenght": 7}))
     with pytest.raises(ModelError, match=r"own:eight: torch raised .*invalid literal"):
         build(model("own:eight"))
-    with pytest.raises(ModelError, match=r"torchvision::unfit does not exist.* built for another torch"):
-        build(model("own:unfit"))
 
 
 @pytest.mark.usefixtures("own")
@@ -108,14 +106,6 @@ def test_random_weights_are_no_constants_and_the_same_at_every_shape() -> None:
     for given in ({"dimensions": {"length": 7}}, {"input_shape": (3,)}):
         again = load(model("own:8", options={"norm": True}, **given)).state_dict()
         assert all(torch.equal(first[name], again[name]) for name in first), given
-
-
-@pytest.mark.usefixtures("own")
-def test_what_a_job_leaves_open_of_an_input_the_model_knows() -> None:
-    from exporters.declared_inputs import declared_inputs
-
-    (spec,) = input_specs(model("own:8", inputs=declared_inputs({"input": {"range": [2, 3]}})))
-    assert (spec.shape, spec.dtype, spec.range) == (("batch", 4), "int64", (2, 3))
 
 
 @TRANSFORMERS
@@ -182,13 +172,17 @@ def test_what_transformers_lacks_is_named(word: str, options: dict[str, Any], sa
 def test_a_librarys_model_is_known_by_its_name_without_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporters.build_model.build", lambda source: pytest.fail("was made"))
     first = identify(model("hf:BertModel", options=SMALL))
-    assert first.repeatable
     assert first.key != identify(model("hf:BertModel", options={**SMALL, "num_hidden_layers": 3})).key
 
 
 TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100}
 TINY_LLAMA = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
 TINY_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "d_kv": 16, "vocab_size": 100}
+
+
+def cached(prompt: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The cache that a prompt gives, by the names that a step takes."""
+    return {name.replace("present", "past_key_values"): x for name, x in named_outputs(prompt).items() if "." in name}
 
 
 @TRANSFORMERS
@@ -209,11 +203,11 @@ def test_a_prompt_and_a_step_from_its_cache_give_what_the_whole_model_gives(word
             states = build(model(word, options=options, step="encode"))(input_ids=ids).last_hidden_state
             expected = whole(input_ids=ids, decoder_input_ids=ids).logits
             prompt = prefill(decoder_input_ids=ids[:, :4], encoder_hidden_states=states)
-            step = decode(decoder_input_ids=ids[:, 4:], past_key_values=prompt["present"])
+            step = decode(decoder_input_ids=ids[:, 4:], **cached(prompt))
         else:
             expected = whole(input_ids=ids).logits
             prompt = prefill(input_ids=ids[:, :4])
-            step = decode(input_ids=ids[:, 4:], past_key_values=prompt["present"])
+            step = decode(input_ids=ids[:, 4:], **cached(prompt))
     assert torch.allclose(prompt["logits"][:, -1], expected[:, 3], atol=1e-5)
     assert torch.allclose(step["logits"][:, -1], expected[:, 4], atol=1e-5)
 
@@ -239,7 +233,7 @@ def test_a_decode_step_takes_the_cache_and_gives_it_one_token_longer() -> None:
         ("hf:GPT2LMHeadModel", TINY_GPT2, "decode", {"cache": 1024}, "cache is 1024, but hf:GPT2LMHeadModel has posi"),
         ("hf:GPT2LMHeadModel", TINY_GPT2, "decode", {"cache": 1023}, None),
         ("hf:GPT2LMHeadModel", {**TINY_GPT2, "n_positions": 2048}, "decode", {"cache": 2047}, None),
-        ("hf:GPT2LMHeadModel", TINY_GPT2, "prefill", {"sequence": 1025}, "sequence is 1025.*at most 1024, or options"),
+        ("hf:GPT2LMHeadModel", TINY_GPT2, "prefill", {"sequence": 1025}, "sequence is 1025.*at most 1024"),
         ("hf:BertModel", SMALL, None, {"sequence": 513}, "sequence is 513"),
         ("hf:LlamaForCausalLM", {**TINY_LLAMA, "max_position_embeddings": 64}, "decode", {"cache": 100}, None),
     ],

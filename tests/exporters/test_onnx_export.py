@@ -1,4 +1,4 @@
-"""Exported graphs compute what their models do, and files that no runtime could load are refused readably."""
+"""Graphs compute what their models do at each precision, and files that no runtime could load are refused readably."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from exporters import onnx_export
 from exporters.build_model import load, restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.onnx_export import attention_in_four_dimensions, check_onnx, export_onnx, to_program
+from exporters.int8 import quantize
+from exporters.onnx_export import attention_in_four_dimensions, export_onnx, refused_graphs, to_fp16, to_program
+from exporters.onnx_files import check_onnx, is_float32, not_made, precisions_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
@@ -139,109 +140,15 @@ def test_the_row_knows_who_made_the_graph_or_which_operator_kept_it(tmp_path, mo
         export_onnx(replace(source, factory="hard_exports:bessel"), "fp32", cache)
 
 
-def test_refusals(cache: Cache, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no export in 'int4'"):
-        export_onnx(ModelSource("resnet18"), "int4", cache)
-    with pytest.raises(ModelError, match="is an ONNX file already"):
-        export_onnx(ModelSource("theirs", onnx=tmp_path / "m.onnx"), "fp32", cache)
-
-
-def save_linear(path: Path, location: str | None = None) -> None:
-    """y = x + w; `location` makes w an external tensor."""
-    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
-    if location is not None:
-        onnx.external_data_helper.set_external_data(weight, location)
-        weight.ClearField("raw_data")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "graph", [x], [y], [weight])
-    path.write_bytes(helper.make_model(graph).SerializeToString())
-
-
-def test_check_accepts_good_files(tmp_path: Path) -> None:
-    save_linear(tmp_path / "m.onnx")
-    check_onnx(tmp_path / "m.onnx")
-    save_linear(tmp_path / "n.onnx", "w.bin")
-    (tmp_path / "w.bin").write_bytes(np.ones(4, np.float32).tobytes())
-    check_onnx(tmp_path / "n.onnx")
-
-
-def test_check_refuses_broken_files(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    with pytest.raises(ModelError, match="no such file"):
-        check_onnx(path)
-    save_linear(path)
-    content = path.read_bytes()
-    for broken in (content[: len(content) // 2], b"", b"<html>not found</html>"):
-        path.write_bytes(broken)
-        with pytest.raises(ModelError, match="no ONNX model, or a truncated one"):
-            check_onnx(path)
-    weights = tmp_path / "own.pt"
-    torch.save({"weight": torch.zeros(3)}, weights)
-    with pytest.raises(ModelError, match=r"; own\.pt is a PyTorch file: give it as weights, with network or factory$"):
-        check_onnx(weights)
-    path.write_bytes(content.replace(b"Add", b"Axd"))
-    with pytest.raises(ModelError, match=r"onnx\.checker refuses it .*Axd"):
-        check_onnx(path)
-
-
-@pytest.mark.parametrize("size", [0, 7])
-def test_check_refuses_external_data_that_are_truncated(tmp_path: Path, size: int) -> None:
-    save_linear(tmp_path / "m.onnx", "w.bin")
-    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
-    (weight,) = (tensor for tensor in model.graph.initializer if tensor.external_data)
-    if size:
-        weight.external_data.add(key="length", value="8")
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    (tmp_path / "w.bin").write_bytes(bytes(size))
-    with pytest.raises(ModelError, match=rf"tensor 'w' keeps .* has {size}: it is empty or truncated; copy or save it"):
-        check_onnx(tmp_path / "m.onnx")
-
-
-def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
-    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
-    onnx.external_data_helper.set_external_data(weight, "../secret.bin")
-    weight.ClearField("raw_data")
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
-    branch = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "branch", [], [y], [weight])
-    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
-    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
-    graph = helper.make_graph([node], "graph", [condition], [y])
-    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
-    with pytest.raises(ModelError, match="outside"):
-        check_onnx(tmp_path / "m.onnx")
-
-
-class Seen(TorchFunctionMode):
-    """Notes of how many dimensions the attention that is computed is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dimensions: list[int] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is functional.scaled_dot_product_attention:
-            self.dimensions.append((args[0] if args else kwargs["query"]).dim())
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    ("shape", "mask"),
-    [
-        ((2, 6, 4), (2, 6, 6)),
-        ((2, 3, 6, 4), (2, 3, 6, 6)),
-        ((2, 3, 5, 6, 4), (2, 3, 5, 6, 6)),
-        ((2, 3, 5, 6, 4), (3, 1, 6, 6)),
-        ((2, 3, 5, 6, 4), (6, 6)),
-        ((2, 3, 2, 5, 6, 4), (2, 1, 2, 5, 6, 6)),
-    ],
-)
-def test_attention_is_exported_as_one_of_four_dimensions(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
-    query, mask = torch.randn(shape), torch.randn(mask)
-    plain = functional.scaled_dot_product_attention(query, query, query, mask)
-    with Seen() as seen, attention_in_four_dimensions():
-        positional = functional.scaled_dot_product_attention(query, query, query, mask)
-        named = functional.scaled_dot_product_attention(query=query, key=query, value=query, attn_mask=mask)
-    assert seen.dimensions == [4, 4]
+@pytest.mark.parametrize("shape", [(2, 6, 4), (2, 3, 5, 6, 4)])
+@pytest.mark.parametrize("mask", [(6, 6), None, "own"])
+def test_attention_is_exported_as_one_of_four_dimensions(shape: tuple[int, ...], mask: object) -> None:
+    query = torch.randn(shape)
+    given = None if mask is None else torch.randn((6, 6) if mask == (6, 6) else (*shape[:-1], 6))
+    plain = functional.scaled_dot_product_attention(query, query, query, given)
+    with attention_in_four_dimensions():
+        positional = functional.scaled_dot_product_attention(query, query, query, given)
+        named = functional.scaled_dot_product_attention(query=query, key=query, value=query, attn_mask=given)
     torch.testing.assert_close(positional, plain)
     torch.testing.assert_close(named, plain)
 
@@ -257,3 +164,127 @@ def test_a_graph_is_traced_without_gradients() -> None:
     to_program(Net(2, 2).eval(), (torch.zeros(1, 2),), dynamo=True, verbose=False)
     assert seen
     assert not any(seen)
+
+
+WEIGHT = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+
+
+def write(path: Path, kind: int = TensorProto.FLOAT, name: str = "x", size: int = 16) -> Path:
+    """max(x W, 0) W and the cumulative sum of it, which ONNX Runtime's converter leaves in float32."""
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    nodes = [
+        helper.make_node("MatMul", [name, "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("CumSum", ["b", "axis"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(each, kind, ["n", size]) for each in (name, "y"))
+    held = [numpy_helper.from_array(WEIGHT.astype(dtype), "w"), numpy_helper.from_array(np.array(1), "axis")]
+    graph = helper.make_graph(nodes, "g", [x], [y], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def run(path: Path, x: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (node,) = session.get_inputs()
+    dtype = {"tensor(float16)": np.float16, "tensor(float)": np.float32}[node.type]
+    return np.asarray(session.run(None, {node.name: x.astype(dtype)})[0], np.float32)
+
+
+def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path: Path) -> None:
+    floats, halves = write(tmp_path / "a.onnx"), write(tmp_path / "b.onnx", TensorProto.FLOAT16)
+    source, quantized = ModelSource("a", onnx=floats), quantize(ModelSource("a", onnx=floats), Cache(tmp_path)).path
+    assert is_float32(floats)
+    assert not any(map(is_float32, (halves, quantized, tmp_path / "no.onnx")))
+    assert precisions_of(source, ["fp32", "fp16"]) == ["fp32", "fp16"]
+    assert precisions_of(ModelSource("b", onnx=halves), ["fp32", "fp16"]) == ["native"]
+    assert precisions_of(ModelSource("a", onnx=floats, graphs={"int8": quantized}), ["fp32"]) == ["fp32", "int8"]
+    assert [not_made(source, each) is None for each in ("fp32", "tf32", "fp16", "int8", "bf16")] == [True] * 4 + [False]
+    assert not_made(ModelSource("resnet18"), "bf16") is None, "it is exported"
+
+
+def test_half_precision_names_what_stays_float(tmp_path: Path) -> None:
+    source, cache = ModelSource("a", onnx=write(tmp_path / "a.onnx")), Cache(tmp_path / "cache")
+    made = to_fp16(source, cache)
+    assert (made.kept, made.cached, to_fp16(source, cache).cached) == ("CumSum (1×)", False, True)
+    graph = onnx.load(made.path).graph
+    assert {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)} == {TensorProto.FLOAT16}
+    (x,) = seeded_inputs(input_specs(source), 4)
+    exact, half = run(tmp_path / "a.onnx", x), run(made.path, x)
+    assert 1e-5 < np.linalg.norm(half - exact) / np.linalg.norm(exact) < 1e-2
+    write(tmp_path / "a.onnx", name="other")
+    assert to_fp16(source, cache).path != made.path, "the file is another"
+
+
+def test_a_graph_that_cannot_be_converted_says_what_to_give(tmp_path: Path) -> None:
+    graph = onnx.load(write(tmp_path / "a.onnx"))
+    graph.graph.node[1].op_type = "Wobble"
+    onnx.save(graph, tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match=r"a\.onnx to fp16 failed: .*Wobble.*variants: \{fp16: FILE\}"):
+        to_fp16(ModelSource("a", onnx=tmp_path / "a.onnx"), Cache(tmp_path / "cache"))
+
+
+def test_a_file_with_other_inputs_cannot_stand_for_the_model(tmp_path: Path) -> None:
+    floats, renamed = write(tmp_path / "a.onnx"), write(tmp_path / "b.onnx", name="other")
+    wide = write(tmp_path / "c.onnx", size=17)
+    source = ModelSource("a", onnx=floats, graphs={"fp16": renamed, "int8": wide, "bf16": tmp_path / "no.onnx"})
+    found = refused_graphs(source, input_specs(source))
+    assert set(found) == {"int8", "bf16"}
+    assert found["int8"].endswith("its input x has the shape [batch, 17], and the model's x [batch, 16]")
+    assert "no such file" in found["bf16"]
+
+
+def test_half_precision_of_data_in_another_file_is_that_of_data_in_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    onnx.save(
+        onnx.load(tmp_path / "a.onnx"),
+        tmp_path / "b.onnx",
+        save_as_external_data=True,
+        location="b.bin",
+        size_threshold=0,
+    )
+    inside, outside = (to_fp16(ModelSource("m", onnx=tmp_path / f"{n}.onnx"), Cache(tmp_path / n)).path for n in "ab")
+    assert outside.with_name(f"{outside.name}.data").stat().st_size == 2 * 16 * 16
+    x = np.random.default_rng(1).standard_normal((4, 16))
+    assert np.array_equal(run(inside, x), run(outside, x))
+
+
+def test_check_tells_good_files_from_others(tmp_path: Path) -> None:
+    path, beside = write(tmp_path / "m.onnx"), tmp_path / "n.onnx"
+    check_onnx(path)
+    onnx.save(onnx.load(path), beside, save_as_external_data=True, location="w.bin", size_threshold=0)
+    check_onnx(beside)
+    (tmp_path / "w.bin").write_bytes((tmp_path / "w.bin").read_bytes()[:7])
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "own.pt")
+    content = path.read_bytes()
+    files = {"half.onnx": content[: len(content) // 2], "empty.onnx": b"", "page.onnx": b"<html>not found</html>"}
+    files |= {"operator.onnx": content.replace(b"Relu", b"Rexu")}
+    for name, written in files.items():
+        (tmp_path / name).write_bytes(written)
+    for name, says in (
+        ("absent.onnx", "no such file"),
+        ("n.onnx", "keeps its data in 'w.bin' up to byte .* truncated; copy or save it again"),
+        ("own.pt", "own.pt is a PyTorch file: give it as weights"),
+        *((name, "no ONNX model, or a truncated one") for name in list(files)[:3]),
+        ("operator.onnx", r"onnx\.checker refuses it .*Rexu"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            check_onnx(tmp_path / name)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(ModelError, match="is missing"):
+        check_onnx(beside)
+
+
+def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    onnx.external_data_helper.set_external_data(weight, "../secret.bin")
+    weight.ClearField("raw_data")
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    branch = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "branch", [], [y], [weight])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "graph", [condition], [y])
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(ModelError, match="outside"):
+        check_onnx(tmp_path / "m.onnx")

@@ -1,15 +1,116 @@
-"""Keys differ where model sources do, and only there."""
+"""A model's key follows whatever changes what it computes, and stays while nothing does."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from exporters import load_model
-from exporters.source import ModelError, ModelSource, plain
-from exporters.weights import source_key
+from exporters.cache import Cache
+from exporters.onnx_export import export_onnx
+from exporters.source import TRAINING_MODE, Identity, ModelError, ModelSource
+from exporters.weights import code, identified, identify, source_key
+
+FACTORY = """
+import torch
+from torch import nn
+
+import helpers.heads
+from helpers import FACTOR
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 3), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+def helped(scale=1.0):
+    net = Net(helpers.heads.head)
+    net.layer.weight.data *= scale
+    return net
+
+def normed():
+    net = helped()
+    net.norm = nn.BatchNorm1d(3)
+    return net
+
+def evaluated():
+    return normed().eval()
+
+def later():
+    from lazy.part import missing
+    import absent
+"""
+FILES = {
+    "mine.py": FACTORY,
+    "helpers/__init__.py": "FACTOR = 2\n",
+    "helpers/heads.py": "from .scaling import scaled\n\ndef head(y):\n    return scaled(y)\n",
+    "helpers/scaling.py": "def scaled(y):\n    return y * 2\n",
+    "lazy/__init__.py": "raise SystemExit('this was imported')\n",
+    "lazy/part.py": "raise SystemExit('this was imported')\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / "factories" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "factories" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "factories")
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "helpers", "lazy")]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path / "factories"
+
+
+def factory(name: str, **more: object) -> ModelSource:
+    return ModelSource("mine", f"mine:{name}", input_shape=(4,), **more)  # type: ignore[arg-type]
+
+
+def test_a_factorys_key_follows_files_weights_and_options(folder: Path) -> None:
+    before = identify(factory("helped"))
+    assert identify(factory("helped")) == before
+    modules = {"mine", "helpers", "helpers.heads", "helpers.scaling", "lazy", "lazy.part"}
+    assert set(before.parts["code"]) == modules, "what is imported is found without importing it"
+    other = identify(factory("helped", options={"scale": 2.0}))
+    assert before.changes(other) == ["its options (scale)", "its parameters or buffers"]
+    (folder / "helpers" / "scaling.py").write_text("def scaled(y):\n    return y * 1000\n")
+    now = identify(factory("helped"))
+    assert now.key != before.key
+    assert before.changes(now) == ["its source code (helpers.scaling)"]
+
+
+def test_training_mode_is_remarked_where_it_changes_something(folder: Path) -> None:
+    found = [identify(factory(name)).remarks for name in ("helped", "normed", "evaluated")]
+    assert found == [(), (TRAINING_MODE,), ()]
+
+
+def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder: Path, tmp_path: Path) -> None:
+    source, cache = identified(factory("helped")), Cache(tmp_path / "cache")
+    (folder / "mine.py").write_text(FACTORY + "\n# edited\n")
+    with pytest.raises(ModelError, match=r"changed while it was being prepared \(its source code \(mine\)\)"):
+        export_onnx(source, "fp32", cache)
+    assert not list((cache.root / "onnx").glob("*.onnx"))
+
+
+def test_a_library_is_left_out_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, own = tmp_path / "site", tmp_path / "own"
+    for made in (library / "somelib-1.0.dist-info", library / "somelib", own / "deep" / "deeper"):
+        made.mkdir(parents=True)
+    (library / "somelib" / "__init__.py").write_text("VERSION = 1\n")
+    (own / "part.py").write_text("")
+    # No package has an __init__.py here, so that none has a place before it is imported.
+    (own / "deep" / "deeper" / "mine.py").write_text("")
+    (own / "network.py").write_text("def make():\n    import somelib, part, deep.deeper.mine\n")
+    for each in (library, own):
+        monkeypatch.syspath_prepend(each)
+    assert set(code(["network"])) == {"network", "part"}
+    assert set(code(["network", "somelib"])) == {"network", "part", "somelib"}, "whose module the model is"
 
 
 def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> None:
@@ -18,8 +119,6 @@ def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> No
     sources = [
         ModelSource("googlenet"),
         ModelSource("resnet18"),
-        ModelSource("resnet34"),
-        ModelSource("googlenet", options={"auxiliary": True}),
         ModelSource("googlenet", weights=weights, key="ema"),
         ModelSource("googlenet", weights=weights, prefix="module."),
         ModelSource("googlenet", weights=weights),
@@ -31,19 +130,9 @@ def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> No
     torch.save({}, weights)
     assert source_key(sources[-1]) != keys[-1]
     with pytest.raises(ModelError, match="no such file"):
-        source_key(ModelSource("googlenet", weights=tmp_path / "absent.pt"))
+        source_key(replace(sources[0], weights=tmp_path / "absent.pt"))
 
 
-def test_options_with_sets_have_the_same_text_however_the_sets_are_listed() -> None:
-    # 8 and 16 share a place in a table of eight, so that the first that came is the first.
-    one, other = ({"steps": [{8, 16}], frozenset({8, 16}): 1}, {"steps": [{16, 8}], frozenset({16, 8}): 1})
-    assert (one, str(one) != str(other)) == (other, True)
-    assert plain(one) == plain(other) != plain({"steps": [{8, 24}], frozenset({8, 16}): 1})
-
-
-def test_factory_key_follows_options_and_code(small: ModelSource, factories: Path) -> None:
-    key = source_key(small)
-    assert source_key(small) == key
-    assert source_key(ModelSource("mine", small.factory, input_shape=(3, 16, 16), options={"width": 4})) != key
-    factories.write_text(factories.read_text() + "\n# edited\n")
-    assert source_key(small) != key
+def test_another_torch_makes_no_other_network() -> None:
+    before, now = (Identity({"torch": version, "state": "a"}) for version in ("2.12", "2.13"))
+    assert (before.changes(now), before.key == now.key) == ([], False)

@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -22,11 +21,6 @@ def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "copy"]
 
 
-def test_half_of_a_pair_is_written_as_its_escape(tmp_path):
-    write_whole(tmp_path / "a", "x\ud800y")
-    assert (tmp_path / "a").read_text() == "x\\ud800y"
-
-
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to("target")
@@ -41,14 +35,6 @@ def test_what_is_no_regular_file_is_written_to(tmp_path):
     write_whole(tmp_path / "pipe", "through")
     assert os.read(reader, 100) == b"through"
     os.close(reader)
-
-
-def test_a_link_to_a_pipe_without_a_name_is_written_to():
-    reader, writer = os.pipe()
-    write_whole(Path(f"/dev/fd/{writer}"), "through")  # As /dev/stdout is in `… --output /dev/stdout | less`.
-    assert os.read(reader, 100) == b"through"
-    os.close(reader)
-    os.close(writer)
 
 
 @contextmanager
@@ -71,9 +57,3 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path):
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(kept))
     assert kept.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["results.parquet"]
-
-
-def test_a_folder_that_is_missing_is_an_error_that_names_the_file(tmp_path):
-    with pytest.raises(OSError, match="No such file") as raised:
-        write_whole(tmp_path / "none" / "a", "x")
-    assert raised.value.filename == str(tmp_path / "none" / "a")

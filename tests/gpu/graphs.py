@@ -12,8 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Job
 from engines.catalog import TrtOptions
-from exporters.declared_inputs import DeclaredInput, is_integer
-from exporters.inputs import graph_specs, input_specs, seeded_inputs
+from exporters.inputs import DeclaredInput, graph_specs, input_specs, is_integer, seeded_inputs
 from exporters.source import ModelSource
 
 BATCH = 4

@@ -14,10 +14,10 @@ from engines.base import Job
 from engines.catalog import ENGINES, Training
 from exporters.build_model import restore
 from exporters.cache import Cache
+from exporters.catalog import Conv2d, Layer, Linear
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Gradients, deviation, reference_items, tiled
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.single_layers import Conv2d, Layer, Linear
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 from profiler.stats.samples import median

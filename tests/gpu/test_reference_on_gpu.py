@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from exporters.distance import relative_l2
+from exporters.gradients import relative_l2
 from exporters.source import ModelSource
 from profiler.worker.outputs import read_outputs
 from profiler.worker.prepare_model import prepare_model

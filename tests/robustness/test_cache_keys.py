@@ -10,8 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from exporters.declared_inputs import declared_inputs
-from exporters.single_layers import Conv2d, Linear
+from exporters.catalog import Conv2d, Linear
+from exporters.inputs import declared_inputs
 from exporters.source import ModelSource, digest
 from exporters.weights import given, source_key
 

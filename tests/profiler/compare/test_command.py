@@ -189,12 +189,12 @@ def test_cells_of_one_side_are_counted_with_their_reason(runs: Path) -> None:
 
 
 def test_another_network_under_the_same_name_is_said_before_any_factor(runs: Path) -> None:
-    parts = {"kind": "factory", "code": {}, "state": "1", "outputs": "2", "torch": "2.12"}
+    parts = {"kind": "factory", "code": {}, "state": "1", "torch": "2.12"}
     RunFolder(runs / "main").write_models({name: Identity(parts) for name in ("alexnet", "resnet18/height=64", "gone")})
     other = {
         "gone": {"state": "8"},
         "alexnet": {"state": "8", "code": {"\x1b[2J": "1"}},
-        "resnet18/height=64": {"outputs": "8"},
+        "resnet18/height=64": {},
     }
     RunFolder(runs / "slow").write_models({name: Identity({**parts, **more}) for name, more in other.items()})
     _, said = page(of(runs))
@@ -221,7 +221,7 @@ CODE = {"code": {"net.py": "2"}, "factory": "b:net"}
 def test_a_model_of_which_only_the_source_differs_may_be_the_same(
     tmp_path: Path, other: dict[str, Any], cpu: str, certain: list[bool]
 ) -> None:
-    parts = {"kind": "factory", "factory": "a:net", "code": {"net.py": "1"}, "structure": "3", "outputs": "2"}
+    parts = {"kind": "factory", "factory": "a:net", "code": {"net.py": "1"}, "state": "3"}
     parts["torch"] = "2.12"
     for name, processor, own in (("main", "Arm", parts), ("slow", cpu, {**parts, **other})):
         RunFolder(make_run(tmp_path / name, cpu=processor)).write_models({"alexnet": Identity(own)})

@@ -10,7 +10,7 @@ import pytest
 from runs import Profiler, on_console
 
 from engines.catalog import Device
-from exporters.single_layers import LAYERS
+from exporters.catalog import LAYERS
 from profiler import listings, nvml
 from profiler.errors import ConfigError
 from profiler.job.case import Case

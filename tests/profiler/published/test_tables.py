@@ -12,7 +12,7 @@ from published_rows import case, frame, layer
 from rich.console import Console
 
 from exporters.catalog import CATALOG
-from exporters.single_layers import LAYERS as SHAPES
+from exporters.catalog import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references
 from profiler.published.command import covers, nothing_compared, page, present, require

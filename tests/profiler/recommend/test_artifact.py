@@ -27,7 +27,7 @@ from runs import Profiler
 
 from engines.deployment import Deployed
 from exporters.cache import Cache
-from exporters.source import RANDOM_WEIGHTS, ModelSource
+from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.machine import host_and_user
@@ -252,12 +252,6 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
         assert readme.startswith("good in fp32 for ")
         assert "seeded" not in readme
         assert len((artifact / "run.py").read_text().splitlines()) < 120
-
-
-def test_random_weights_are_told_where_they_would_be_deployed(export: Export) -> None:
-    readme = (export("unloaded", "eager") / "README.txt").read_text()
-    assert f"random-weights: {RANDOM_WEIGHTS}" in " ".join(readme.split())
-    assert "random" not in (export("good", "eager") / "README.txt").read_text()
 
 
 def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export: Export, tmp_path: Path) -> None:

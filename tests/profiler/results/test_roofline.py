@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.base import Proof, Warning
-from exporters.single_layers import LAYERS, Conv2d, Layer, Linear
+from exporters.catalog import LAYERS, Conv2d, Layer, Linear
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.result import Result

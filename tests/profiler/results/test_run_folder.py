@@ -80,7 +80,7 @@ def test_a_line_keeps_where_it_was_measured(run: RunFolder) -> None:
 
 
 def test_what_is_recorded_of_a_model_stays_while_it_does_not_change(run: RunFolder) -> None:
-    first = Identity({"state": "1"}, repeatable=False, remarks=("weights random",))
+    first = Identity({"state": "1"}, remarks=("weights random",))
     run.write_models({"mine": first})
     run.write_models({"mine": first, "other": Identity({})})
     assert {name: one.identity for name, one in run.read_models().items()} == {"mine": first, "other": Identity({})}

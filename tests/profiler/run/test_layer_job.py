@@ -11,7 +11,7 @@ import pytest
 from runs import Profiler, run_job
 
 from engines.catalog import PLAIN, Training
-from exporters.single_layers import LAYERS, Conv2d, Linear
+from exporters.catalog import LAYERS, Conv2d, Linear
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, make_plan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exporters.declared_inputs import declared_inputs
+from exporters.inputs import declared_inputs
 from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
@@ -37,7 +37,7 @@ class Output:
 
 
 class Text(nn.Module):
-    """Token ids under a mask, with a list of dicts that scales them."""
+    """Token ids under a mask, and what scales them."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Text(nn.Module):
         self.head = nn.Linear(8, 5)
 
     def forward(self, ids, *, mask, scale):
-        hidden = (self.table(ids) * mask[..., None]).sum(1) * scale[0]["by"][:, None]
+        hidden = (self.table(ids) * mask[..., None]).sum(1) * scale[:, None]
         logits = self.head(hidden)
         return Output(logits.argmax(-1), logits, object())
 
@@ -72,7 +72,7 @@ class Nothing(nn.Module):
 INPUTS = {
     "ids": {"shape": ["batch", "length"], "dtype": "int64", "range": [0, 50]},
     "mask": {"shape": ["batch", "length"], "dtype": "int32", "fill": "lengths"},
-    "scale": [{"by": {"shape": ["batch"], "range": [1, 2]}}],
+    "scale": {"shape": ["batch"], "range": [1, 2]},
 }
 TEXT = ModelSource("text", "any_models:Text", inputs=declared_inputs(INPUTS), dimensions={"length": 6})
 BOXES = ModelSource("boxes", "any_models:Boxes", input_shape=(3, 8, 8))
@@ -112,7 +112,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
 
 @pytest.mark.parametrize("engine", ["eager", "ort"])
-def test_named_and_nested_inputs_and_a_dataclass(measured: Callable[..., Result], engine: str) -> None:
+def test_named_inputs_and_a_dataclass(measured: Callable[..., Result], engine: str) -> None:
     result = measured(TEXT, engine)
     assert (result.status, result.reason) == ("ok", None)
     assert result.figures["rel_l2_error"] < 1e-5

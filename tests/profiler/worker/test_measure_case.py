@@ -15,8 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.eager import EagerSession
 from engines.ort import OrtSession
-from exporters.declared_inputs import declared_inputs
-from exporters.inputs import TensorSpec, seeded_inputs
+from exporters.inputs import TensorSpec, declared_inputs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processor import PROC

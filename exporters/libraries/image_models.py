@@ -1,0 +1,76 @@
+"""Make the image models of timm and torchvision, with random weights; imports each where it is asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from exporters.inputs import BATCH, DeclaredInput
+from exporters.libraries import Known, similar
+from exporters.source import ModelError
+
+_IMAGE = 224
+_OTHER_IMAGES = {"inception_v3": 299}
+_VIDEO = (16, 112)
+"""Frames and their height and width, for torchvision.models.video."""
+
+
+def build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Make the model; `options` are timm.create_model's keyword arguments, such as num_classes."""
+    model: nn.Module = _timm(name).create_model(name, pretrained=False, **options)
+    return model
+
+
+def inputs_timm(name: str, options: Mapping[str, Any]) -> Known:
+    """Return an image of the size that the model was made for, or of `img_size`."""
+    channels, height, width = _timm(name).get_pretrained_cfg(name).input_size
+    size = options.get("img_size", (height, width))
+    height, width = (size, size) if isinstance(size, int) else size
+    image = DeclaredInput(0, (BATCH, options.get("in_chans", channels), "height", "width"), "float32")
+    return Known((image,), {"height": height, "width": width})
+
+
+def _timm(name: str) -> Any:
+    import timm
+
+    if not timm.is_model(name.partition(".")[0]):
+        raise ModelError(f"timm has no such model{similar(name, timm.list_models())}")
+    return timm
+
+
+def build_torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Make the model; `options` are the keyword arguments of torchvision's builder, such as num_classes."""
+    builder = _builder(name)
+    # A detector's backbone has weights of its own, which are downloaded unless they are refused.
+    backbone = {"weights_backbone": None} if "weights_backbone" in inspect.signature(builder).parameters else {}
+    model: nn.Module = builder(**{"weights": None, **backbone, **options})
+    return model
+
+
+def inputs_torchvision(name: str, options: Mapping[str, Any]) -> Known:
+    """Return an image of 224 by 224, a clip of 16 frames, or a pair of images for optical flow."""
+    module = _builder(name).__module__
+    if ".video" in module:
+        frames, side = _VIDEO
+        clip = DeclaredInput(0, (BATCH, 3, "frames", "height", "width"), "float32")
+        return Known((clip,), {"frames": frames, "height": side, "width": side})
+    if ".optical_flow" in module:
+        pair = tuple(DeclaredInput(n, (BATCH, 3, "height", "width"), "float32") for n in range(2))
+        return Known(pair, {"height": 128, "width": 128})
+    side = options.get("image_size", _OTHER_IMAGES.get(name, _IMAGE))
+    # Detectors scale pixels from 0 to 1.
+    span = (0.0, 1.0) if ".detection" in module else None
+    image = DeclaredInput(0, (BATCH, 3, "height", "width"), "float32", span)
+    return Known((image,), {"height": side, "width": side})
+
+
+def _builder(name: str) -> Any:
+    import torchvision
+
+    names = torchvision.models.list_models()
+    if name not in names:
+        raise ModelError(f"torchvision has no such model{similar(name, names)}")
+    return torchvision.models.get_model_builder(name)
