@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -15,13 +14,12 @@ from rich.text import Text
 from exporters.whole_file import write_whole
 from profiler.bundled import jobs
 from profiler.errors import ConfigError, check_choice
-from profiler.job.case import settings
 from profiler.job.config import load_config
 from profiler.options import Published as Options
 from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.published.references import network_names
 from profiler.published.studies import STUDIES, Study
-from profiler.published.tables import LAYERS, MATRIX, Environment, published_tables, statements
+from profiler.published.tables import MATRIX, Environment, published_tables, statements
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import listed
 from profiler.tables.table import Section, Table, prose, words
@@ -93,14 +91,6 @@ def require(study: str | None) -> None:
     """Raises ConfigError where the study's figures are missing: better before a run than at its end."""
     if study is not None:
         network_names(study)
-
-
-def covers(study: str, group: Mapping[str, Any]) -> bool:
-    """Return whether a group of results, by its model or network, pass and setting, has a table among the study's."""
-    layers = LAYERS if "layers" in STUDIES[study].tables else []
-    networks = network_names(study) if group["pass"] in STUDIES[study].passes else {}
-    model = group.get("network") or group["model"]
-    return model in {*networks, *layers} and "optimizer" not in settings(group["setting"])
 
 
 def nothing_compared(study: str, passes: Iterable[str]) -> str:

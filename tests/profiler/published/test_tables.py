@@ -15,7 +15,7 @@ from exporters.catalog import CATALOG
 from exporters.catalog import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references
-from profiler.published.command import covers, nothing_compared, page, present, require
+from profiler.published.command import nothing_compared, page, present, require
 from profiler.published.references import published_as_results
 from profiler.published.studies import STUDIES
 from profiler.published.tables import MATRIX, published_tables
@@ -349,21 +349,6 @@ def test_without_a_row_of_its_own_nothing_is_said(study: str, rows: list[dict[st
     assert present(console, study, frame(*rows), [ENVIRONMENT], tmp_path) is False
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("study", "model", "pass_", "setting", "expected"),
-    [
-        ("cnn-benchmarks", "vgg16", "training", "head=logits", True),
-        ("cnn-benchmarks", "vgg16", "inference", "", False),
-        ("cnn-benchmarks", "mine", "training", "", False),
-        ("cnn-benchmarks", "vgg16", "training", "optimizer=sgd", False),
-        ("gpu-study", "vgg16", "inference", "", True),
-        ("convnet-benchmarks", "L2", "inference", "", True),
-    ],
-)
-def test_a_group_is_printed_once(study: str, model: str, pass_: str, setting: str, expected: bool) -> None:
-    assert covers(study, {"model": model, "network": None, "pass": pass_, "setting": setting}) is expected
 
 
 def test_a_run_of_another_pass_is_told_what_to_add() -> None:
