@@ -47,7 +47,7 @@ MADE = "<!-- Made by benchmarks/atlas.py; do not edit. -->"
 OPERATOR = re.compile(
     r"(?P<aten>aten[.:]+\w+)|an implementation for (?P<lacking>\w+)|while running (?P<running>\w+) node"
 )
-"""Where a reason names one: torch's, or ONNX Runtime's."""
+"""Find the operator that a reason names, torch's or ONNX Runtime's."""
 
 
 def main() -> None:

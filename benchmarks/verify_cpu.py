@@ -40,7 +40,7 @@ HERE = Path(__file__).resolve().parent
 SHARE, MICROSECONDS, PARITY_FACTOR, EXACT = 0.02, 0.3, 2.0, 1e-7
 ROUNDS = 7
 SECONDS = 0.3
-"""Of each tool in each round; one call at least."""
+"""Seconds of each tool in each round; at least one call."""
 TOOLS = ("ours", "loop", "timer", "benchmark_app")
 
 
@@ -51,7 +51,7 @@ class Row:
     case: Case
     us: dict[str, float]
     difference_us: float
-    """Of ours to the plain loop, of the same round."""
+    """Ratios of ours to the plain loop of the same round."""
     parity: float | None = None
     """Our error over numpy's own, of an engine of PyTorch."""
 

@@ -27,7 +27,7 @@ OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
 
 
 class Phase(StrEnum):
-    """What a case's process is doing; END closes the session, EXIT lasts until the process is gone."""
+    """Phase of a case's process; END closes the session, EXIT lasts until the process is gone."""
 
     FORK = "fork"
     OPEN = "open"
@@ -100,7 +100,7 @@ class BuiltAhead:
 
 @dataclass(kw_only=True)
 class Proof:
-    """What really ran; None where the engine cannot say. `details` is kept and never judged."""
+    """Record of what ran; None where the engine cannot say. `details` is kept and never judged."""
 
     library: str | None = None
     device: str | None = None

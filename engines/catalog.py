@@ -75,7 +75,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class LibraryVersion:
-    """Where the results have the version of an engine's library."""
+    """Column with the version of an engine's library."""
 
     column: str
     packages: tuple[str, ...]
@@ -93,7 +93,7 @@ class Reference:
     precision: str
     options: Options
     module: str
-    """Whose `__version__` they depend on."""
+    """Module whose `__version__` they depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Engine:
     summary: str
     needs: Literal["torch", "onnx"]
     precisions: Mapping[tuple[Pass, Device], frozenset[str]]
-    """What it can do; anything missing here becomes an `unsupported` row."""
+    """Supported precisions; anything missing here becomes an `unsupported` row."""
     reasons: Mapping[tuple[Device, str], str] = field(default_factory=dict)
     """Why not, by device and precision or pass, where the general sentence would say too little."""
     requirements: tuple[Requirement, ...] = ()
@@ -124,7 +124,7 @@ class Engine:
     """The variable that names the folder in which the library keeps what it compiled."""
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
-    """What quantizes its models, by precision; ONNX Runtime quantizes graphs, whichever engine runs them."""
+    """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
     int8_graph: Literal["int8", "int8-operands"] = "int8"
     """The graph of exporters/qdq_placement.py that it runs at int8."""
     layers_are_modules: bool = False
@@ -132,7 +132,7 @@ class Engine:
     hardware: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
     """Compute capabilities of GPUs, or vendors of CPUs, that it runs on; without an entry the library decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
-    """Where `python -m profiler build` can have it build an engine ahead of time."""
+    """Machine on which `python -m profiler build` can build an engine ahead of time."""
     deployment: Deployment | None = None
     reference: Reference | None = None
     """Set by one engine that needs torch modules, and by one that needs graphs."""

@@ -37,7 +37,7 @@ class CompiledSession(EagerSession):
 
     def __init__(self, job: Job[CompiledOptions]) -> None:
         self.keeps = False
-        """Whether the module's first call, which it keeps a tensor of, is one in eager."""
+        """True if the module keeps a tensor of its first call, which therefore runs in eager."""
         super().__init__(job)
         self.mode = job.options.mode
         self._compile()

@@ -30,7 +30,7 @@ from exporters.source import ModelError
 from exporters.weights import cached_state
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.type) for name, each in PRECISION_TABLE.items()}
-"""Of weights and inputs."""
+"""torch types of weights and inputs, by precision."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By a tensor's dimensions: of images, and of volumes or clips."""
 _COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "bilinear", "convolution_backward"}
@@ -40,10 +40,10 @@ _COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of tor
 _SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
 """In proofs: uint8 times int8 is int8's arithmetic."""
 _MULTIPLE_OF = {("int8", "cuda"): 8, ("fp8", "cuda"): 16}
-"""What both sizes of a layer must be multiples of: else torchao 0.18 multiplies int8 as int32 on the CPU, and leaves
+"""Both sizes of a layer must be multiples of it: else torchao 0.18 multiplies int8 as int32 on the CPU, and leaves
 what was to be fp8 as it is."""
 _LEAST_ROWS = {("int8", "cuda"): 17}
-"""What a layer's input must have: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32 in eager."""
+"""Fewest rows of a layer's input: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32."""
 _WARM_UPS_BEFORE_CAPTURE = 3
 _PROOF_ITEMS = 2
 """So few show all operators, and need no second batch's memory next to a graph's."""
@@ -81,7 +81,7 @@ class EagerSession:
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.call: Callable[..., Any]
         self.quantized: dict[str, Any] = {}
-        """Of torchao, for the proof."""
+        """torchao's part of the proof."""
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None

@@ -216,7 +216,7 @@ class Program:
     """The kind and name of each argument of the graph."""
     results: Sequence[tuple[OutputKind, str | None]]
     names: Sequence[str]
-    """Of the outputs."""
+    """Names of the outputs."""
 
     def __call__(self, weights: Mapping[str, Any], buffers: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
         """Return the list of outputs, and the buffers after the call."""

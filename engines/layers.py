@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an exported node comes from, as torch.onnx wrote it into the node's metadata."""
+    """Origin of an exported node, as torch.onnx wrote it into the node's metadata."""
 
     node: str
     path: str
@@ -228,7 +228,7 @@ class Kernel:
 
 @dataclass
 class Iteration:
-    """What happened between `start` and `end`, in order: spans by their start, kernels as the device ran them.
+    """Events between `start` and `end`, in order: spans by their start, kernels as the device ran them.
     `returned` is when the call was back on the host; until `end` it was waited for."""
 
     start: float
@@ -328,7 +328,7 @@ class Operator:
     path: str
     """The module whose forward called it; for a backward operator, that of its forward one."""
     call: int
-    """Which call of that module, counted from 0 in an iteration; _NO_MODULE for what none called, such as a loss."""
+    """Call of that module, counted from 0 in an iteration; _NO_MODULE outside of any, such as a loss."""
     is_backward: bool
     ms: float
     """On the host, until kernels are counted."""

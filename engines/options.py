@@ -26,16 +26,16 @@ class Precision:
 
     name: str
     type: str
-    """Of weights and inputs."""
+    """torch's name of the type of weights and inputs."""
     compute: str
-    """Of convolutions and products, as proofs name it."""
+    """Type of convolutions and products, as proofs name it."""
     bits: int
     usual_error: float
     """Largest relative L2 error of outputs that needs no warning; see profiler/worker/parity.py."""
     autocast: str | None = None
     """Training under autocast in this type, with fp32 weights."""
     least_capability: tuple[int, int] | None = None
-    """Of the GPUs that have it (torchao 0.18's own check)."""
+    """Least compute capability of GPUs that have it (torchao 0.18's own check)."""
 
     @property
     def roof(self) -> str:
@@ -69,7 +69,7 @@ def float_part(precision: str, device: Device) -> str:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training iteration does besides its forward and backward pass.
+    """Parts of a training iteration besides its forward and backward pass.
 
     With the head "logits" the backward pass starts from a fixed gradient of the network's output, and no loss is
     computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked. With

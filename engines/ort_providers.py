@@ -53,7 +53,7 @@ class Provider:
     graph_option: str = ""
     """Its option that records CUDA graphs."""
     tf32: Callable[[Mapping[str, str], str], bool] = lambda options, log: False
-    """Whether it may round to TF32, by the session's options and the log since it was opened."""
+    """Return True if it may round to TF32, by the session's options and the log since it was opened."""
     prepare: Callable[[Job[Any]], object] = lambda job: None
     """Runs before the session is opened."""
     behind: Provider | None = None

@@ -27,7 +27,7 @@ ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 Part = Callable[[Tensor, Tensor, Tensor], Any]
 """A layer's gradInput or gradWeight: a function of the output's gradient, the input and the weights."""
 _HALVINGS = 32
-"""Of a loss scale that starts at 65536."""
+"""Most halvings of a loss scale that starts at 65536."""
 
 
 class TrainingStep:

@@ -64,7 +64,7 @@ one word for the operands, or the same one twice."""
 _COMPUTING_TYPE = re.compile(r"conv(?!er)|correlation|gemm|matrixmultiply|matmul|fullyconnected", re.IGNORECASE)
 _COMPUTING_KERNEL = re.compile(r"fprop|dgrad|gemm|winograd|cutlass|_mha_")
 _COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
-"""Of Myelin's generated kernels, whose names list what was fused: __myl_FcAddRelu_…"""
+"""Words of Myelin's generated kernels, whose names list what was fused: __myl_FcAddRelu_…"""
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\s\x1e\x1f\[]|$)")
 _ANY_OPERAND = {"float32", "float16", "bfloat16", "float64", "float8", "float4", "int8", "int4"}
 
@@ -177,7 +177,7 @@ class EngineLayer:
     nodes: tuple[str, ...] = ()
     """The ONNX nodes that it came from."""
     compute_type: str | None = None
-    """Of the operands of a convolution or matrix product, "unknown" if the engine does not say it; else None."""
+    """Type of a convolution's or product's operands, "unknown" if the engine does not say it; else None."""
     tf32: bool = False
 
 

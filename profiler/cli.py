@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""That a run ends by with its tables."""
+"""Signals after which a run still writes its tables."""
 _AGAIN_SECONDS = 0.05
 _LOADING = (Run, Build, Doctor)
 """Commands that load torch and the runtimes."""
@@ -58,7 +58,7 @@ app = typer.Typer(
 
 
 def _command(options: type, function: str) -> Callable[..., None]:
-    """What typer makes a command of: a function whose parameters are the fields of the command's options."""
+    """Return a function for typer, whose parameters are the fields of the command's options."""
 
     def command(**given: Any) -> None:
         # What a command needs is imported with it: `--help` must answer at once.

@@ -16,7 +16,7 @@ from profiler.results.reading import check_only, chosen, read_runs
 from profiler.tables.writers import print_table
 
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
-"""What variants must have in common to be shown side by side."""
+"""Columns that variants must share to be shown side by side."""
 _METHOD = (
     "Milliseconds. Layers are timed in some calls of their own, with a profiler on: on CUDA by the device, without the "
     "gaps between kernels, on the CPU by the host. A row holds the nodes that some runtime runs as one."

@@ -22,7 +22,7 @@ from profiler.tables.writers import TEXTS, deliver, parquet, print_table
 
 FORMATS = ("text", "md", "csv", "json", "parquet")
 _READS = ("select", "with", "show", "explain", "describe", "values", "from")
-"""What a query may begin with: nothing is ever written, so what would change a table is refused."""
+"""First words of a query: it may read, never write."""
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
 
 _LISTS = "a column of lists, such as warnings, is taken apart by unnest(warnings), a row each, or array_to_string"

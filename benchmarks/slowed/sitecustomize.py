@@ -1,4 +1,4 @@
-"""What enters: SLOWED_BY, a share such as 0.05. What leaves: every session slower by it, in any Python that starts with
+"""Slow every session by the share SLOWED_BY, such as 0.05, in any Python that starts with
 this folder on its PYTHONPATH.
 
 On the CPU a call spins on for that share of what it took. On a GPU a spin kernel follows it, for that share of the
@@ -25,7 +25,7 @@ _open = engines.open_session
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """What a job and a row of results.parquet have in common; `options` as a mapping, which may leave out defaults."""
+    """Return the key that a job and a row of results.parquet share; `options` may leave out defaults."""
     options = asdict(ENGINES[row["engine"]].options(**row["options"]))
     cell = "/".join(str(row[name]) for name in ("model", "engine", "pass", "precision", "batch_size"))
     return f"{cell}/{json.dumps(options, sort_keys=True)}"

@@ -48,6 +48,6 @@ def job_file(word: str) -> Path | None:
 
 
 def is_model(word: str) -> bool:
-    """Whether a word that names no file is a model's: a canonical network, or has the form of a source."""
+    """Return True if a word that names no file is a canonical network or has the form of a source."""
     suffix = Path(word).suffix
     return word in CATALOG or suffix == ".onnx" or (":" in word and "://" not in word and suffix not in _YAML)

@@ -30,7 +30,7 @@ class Study:
     passes: tuple[Pass, ...] = ("training",)
     """Training is a forward and a backward pass, inference the forward pass alone."""
     batch_size: int | None = None
-    """Of all networks; None where each network has the batch size of its published rows."""
+    """Batch size of all networks; None where each network has that of its published rows."""
     library: tuple[str, ...] = ("library", "library_version")
     """Columns of its file that name the library; a row without any is called "None"."""
     by_release: bool = False

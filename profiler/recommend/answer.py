@@ -43,7 +43,7 @@ class Request:
     model: str
     pass_: Annotated[str, Field(serialization_alias="pass")] = "inference"
     setting: str = ""
-    """Of a training or of shapes, as the column has it."""
+    """Setting of training or shape, as the column has it."""
     only: str = ""
     """As `--only` takes it, such as "engine=ort,precision=fp16"."""
     limits: tuple[Limit, ...] = ()
@@ -94,7 +94,7 @@ class Candidate(BaseModel):
     machine: str | None
     device: str | None
     versions: dict[str, str]
-    """Of the software that it ran in, by column."""
+    """Versions of the software that it ran in, by column."""
     run_ids: list[str]
     case_ids: list[str]
     processes: int

@@ -174,7 +174,7 @@ def _build_task(case: Case, run: Run) -> BuildTask:
 
 
 def _made(outcome: Outcome) -> Any:
-    """What a process gave. Raises NotExported where it failed."""
+    """Return a process's result. Raises NotExported if it failed."""
     if outcome.status != "ok":
         raise NotExported(f"{outcome.reason} (its output is in {outcome.log})")
     return outcome.value

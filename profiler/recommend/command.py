@@ -53,7 +53,7 @@ _MOST_NAMES = 4
 _HEADLINES = 2
 """More answers than these are a table."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
-"""Of other objectives "lowest" and their name."""
+"""Words of an objective; others are "lowest" and their name."""
 _PURPOSES = {
     "export": "Export",
     "replicates": "Measure with more replicates",

@@ -21,7 +21,7 @@ MEMORY = [*parts("peak_memory_mib"), "undivided_mib"]
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [10, 2]]
-"""Of precisions; colours tell engines apart."""
+"""Shapes of precisions; colours tell engines apart."""
 _INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380

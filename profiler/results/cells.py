@@ -25,7 +25,7 @@ GROUP = ["model", "pass", "batch_size", "setting"]
 """A deployment chooses within a group."""
 CONFIGURATION = [*GROUP, "variant", "precision"]
 FAMILY = ["model", "variant", "pass", "precision", "setting"]
-"""What cells share that differ in their batch size."""
+"""Columns that cells of a batch sweep share."""
 LEAST_BATCHES = 3
 PROBLEM = ("status", "model", "variant", "pass", "precision", "reason")
 OUT_OF_MEMORY = "out of memory"

@@ -28,7 +28,7 @@ MAX_ERROR = 1e-2
 _NEAR = _CLOSE = 0.05
 """By less than this share figures are near for a tie, and one without an interval is close to its limit."""
 _BOUNDS = {"error": "error_high"}
-"""What a limit of a figure is held against, where not the figure itself."""
+"""Column that a limit is held against, where not the figure itself."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """By verdict on the best of two the code of the other one."""
 
@@ -100,7 +100,7 @@ class Loser:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What wins among cells, and why nothing else does.
+    """The winner among cells, and why nothing else wins.
 
     `tied` are the others that are not proven worse than the best, best first. `runner_up` is the best other cell of the
     winner's batch and setting, and `margin` how many times worse it is, as `cells.compared` has it. `losers` are all

@@ -18,7 +18,7 @@ from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import grouped
 
 _PREFIX = "node_"
-"""Which torch.onnx puts before the names of the nodes that it exports."""
+"""Prefix that torch.onnx gives the names of exported nodes."""
 _CASE = ["run_id", "case_id"]
 PARTS = ("forward", "grad_input", "grad_weight")
 KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]

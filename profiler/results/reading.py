@@ -25,13 +25,13 @@ from profiler.results.run_folder import RunFolder, check_readable, read_json, wr
 from profiler.tables.numbers import counted, duration, percent
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
-"""What polars raises for a file that it cannot read; damaged bytes make some of its readers panic."""
+"""Exceptions of polars for a file that it cannot read; damaged bytes make some of its readers panic."""
 _FACTS = ("machine", "device", *ENVIRONMENT)
 """Columns of the results that stand in for an environment.json that cannot be read."""
 _SCHEMAS = {"results": RESULTS, "samples": SAMPLES, "layers": LAYERS, "largest_batch": LARGEST_BATCH}
 _GIVE = "give a run's folder, such as results/2026…, or a pattern such as 'results/*'"
 _SPENT = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,), "waiting": (WAIT,)}
-"""What a run is for, and what its user asked it to wait for; the rest is the price of measuring."""
+"""Phases that a run is for, and its user's waiting; the rest is the price of measuring."""
 
 
 @dataclass(frozen=True)

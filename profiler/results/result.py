@@ -22,7 +22,7 @@ from profiler.tables.numbers import milliseconds, times
 Figures = dict[str, float | None]
 """By column; None is what was not measured."""
 Finding = str | Warning | None
-"""What a check found: why the row is failed, a warning, or nothing."""
+"""A check's finding: why the row is failed, a warning, or nothing."""
 PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_ms")
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput")
@@ -55,7 +55,7 @@ class Result:
     throughput: float | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
     figures: Figures = field(default_factory=dict)
-    """What was measured besides samples and throughput."""
+    """Figures besides samples and throughput."""
     proof: Proof | None = None
     warnings: list[Warning] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
@@ -67,9 +67,9 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     """Columns from environment.json as they were when this was measured."""
     graph: str | None = None
-    """Who made the ONNX graph that ran, and for which batches."""
+    """Maker of the ONNX graph that ran, and its batches."""
     log: str | None = None
-    """What a case that is not ok printed, traceback and all, as a path in the run's folder."""
+    """Log of a case that is not ok, traceback included, as a path in the run's folder."""
 
     @property
     def reason(self) -> str | None:

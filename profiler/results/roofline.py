@@ -36,12 +36,12 @@ _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True)
 class Work:
-    """What one call must do at least: FLOPs and bytes of weights, inputs and outputs; None is unknown."""
+    """Least work of one call: FLOPs and bytes of weights, inputs and outputs; None is unknown."""
 
     flops: float | None
     moved_bytes: float | None
     precision: str | None
-    """Whose roof holds."""
+    """Precision whose roof holds."""
     saved: float = _IMPOSSIBLE
     """How many times faster than its arithmetic allows a row is still believed.
 

@@ -45,7 +45,7 @@ _MOMENT = 0.1
 """Seconds, for which a reader that looks who writes has the lock at most."""
 _SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What a line raises that is no result."""
+"""Exceptions of a line that is no result."""
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 _FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latency_high_ms", "base"]
 _FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_high", "footnotes"]
@@ -148,7 +148,7 @@ def _holder(lock: FileLock) -> str:
 
 @dataclass(frozen=True)
 class RecordedModel:
-    """What a model was when the run measured it first."""
+    """Fingerprint of a model when the run measured it first."""
 
     identity: Identity
     since: str

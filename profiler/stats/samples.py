@@ -157,7 +157,7 @@ def drift(samples: ArrayLike) -> float | None:
 
 
 def _autocorrelations(samples: ArrayLike) -> Floats:
-    """Of the samples' ranks, shape (n,): lag 0 is 1, or 0 where all are equal. Ranks, since one far outlier among
+    """Autocorrelate the samples' ranks, shape (n,): lag 0 is 1, or 0 where all are equal. One far outlier among
     correlated samples would hide their correlation (Vehtari et al., Bayesian Analysis 16, 2021)."""
     values = np.asarray(samples, dtype=float)
     n = values.size

@@ -88,14 +88,14 @@ class Table:
         return [(field, cells) for field, cells in made if self.every or any(cells)]
 
     def flags(self, column: str | None) -> list[bool]:
-        """What a column says of each row; False without a column."""
+        """Evaluate a column for each row; False without a column."""
         return [False] * self.rows if column is None else [bool(value) for value in self.frame[column]]
 
     def stand_out(self, field: Field) -> Sequence[bool]:
         return self.bold.get(field.columns[0]) or [False] * self.rows
 
     def links(self, field: Field) -> list[list[str]]:
-        """Where each of the field's cells leads to."""
+        """Return the link target of each of the field's cells."""
         return [(address or "").split() for address in self.frame[field.link]] if field.link else [[]] * self.rows
 
 

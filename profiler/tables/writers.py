@@ -31,7 +31,7 @@ MARK = "▸"
 _MARKUP = re.compile(
     r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
 )
-"""What Markdown, or HTML in it, would take for markup: underscores at a word's edge, and what a list begins with."""
+"""Match what Markdown would take for markup: underscores at a word's edge, starts of lists, HTML."""
 
 
 def print_section(console: Console, section: Section) -> None:

@@ -1,4 +1,4 @@
-"""What `make verify-gpu` concludes from a cell's figures, milliseconds of an H200 among them."""
+"""Test the conclusions of `make verify-gpu` on figures of an H200."""
 
 from __future__ import annotations
 

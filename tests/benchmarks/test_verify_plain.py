@@ -1,4 +1,4 @@
-"""What verifies our figures: its comparison in numpy, by numbers worked out by hand, and the options that it takes."""
+"""Test the numpy comparison that verifies our figures, on numbers worked out by hand."""
 
 from __future__ import annotations
 

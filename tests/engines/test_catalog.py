@@ -1,4 +1,4 @@
-"""What the catalog says of each engine: the reasons it gives, and that its rows hold together."""
+"""Test that the catalog's rows and reasons are consistent."""
 
 from __future__ import annotations
 

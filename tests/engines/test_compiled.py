@@ -1,4 +1,4 @@
-"""What torch.compile leaves out of its graphs, and compiles again, is said with reason and line."""
+"""Graph breaks and recompilations of torch.compile are reported with reason and line."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def open_layer(cache: Cache) -> Open:
 
 
 def own_gradients(session: Any) -> list[torch.Tensor]:
-    """Where autograd would have left them: of the input, the weight and the bias."""
+    """Return the gradients of input, weight and bias where autograd leaves them."""
     gradients = [tensor.grad for tensor in (session.inputs[0], *session.model.parameters())]
     assert all(gradient is not None for gradient in gradients)
     return [gradient.double() for gradient in gradients if gradient is not None]

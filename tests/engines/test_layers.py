@@ -74,7 +74,7 @@ OPERATORS = [
     ("block.conv2", "conv2d"), ("block", "add"), ("block.relu", "relu"),
     ("flatten", "flatten"), ("drop", "dropout"), ("fc", "linear"),
 ]  # fmt: skip
-"""What the modules call in eval mode; a call of the model's own goes by its operator's name."""
+"""Return the modules' calls in eval mode; a call of the model's own goes by its operator's name."""
 
 Open = Callable[..., Any]
 

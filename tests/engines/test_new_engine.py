@@ -59,7 +59,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def folder(profiler: Run, exports: Cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a run of the new engine is, one/run, and one of a part of its rows, two/run; this process knows it, too."""
+    """Run the new engine into one/run, and a part of its rows into two/run; register it in this process, too."""
     place = tmp_path_factory.mktemp("engine")
     # The file is where the row says, in the package that it would be in.
     (place / "onnx_reference.py").write_text(FILE)

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's providers are given, as far as it shows without their devices, and what plugins may be."""
+"""Test the options of ONNX Runtime's providers, as far as they show without their devices, and plugins."""
 
 from __future__ import annotations
 

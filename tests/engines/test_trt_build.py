@@ -122,7 +122,7 @@ def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) 
 
 
 THIN = {"googlenet": "fp32", "alexnet": "bf16", "resnet200": "fp16"}
-"""Of them size brings no operator that their thin versions lack: grouped convolutions, concatenations, sums,
+"""Networks whose thin versions have every operator: grouped convolutions, concatenations, sums,
 normalization ahead of a convolution. The others of the catalog have the same blocks."""
 
 
@@ -334,7 +334,7 @@ def test_wrong_types_and_shapes(rtx: Any, tmp_path: Path, cache: Cache, weight: 
 
 
 def test_builder_that_fails_says_why(rtx: Any, small: BuildRequest, cache: Cache) -> None:
-    """Of the GPU that is not there."""
+    """Build for a GPU that is not there."""
     with pytest.raises(RuntimeError, match=r"cannot build small.onnx: .*CUDA"):
         built(rtx, replace(small, target="current"), cache)
 
@@ -482,7 +482,7 @@ class Timings:
 
 
 class Config:
-    """What a builder's configuration has of it; `accepts` is what it says to a cache that is not empty."""
+    """A timing cache as a builder's configuration has it; `accepts` answers a cache that is not empty."""
 
     def __init__(self, accepts: bool = True) -> None:
         self.accepts, self.timings = accepts, Timings(set())

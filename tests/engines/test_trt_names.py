@@ -53,7 +53,7 @@ OBJECTS = {
     "inspector": "EngineInspector",
     "statistics": "EngineStat",
 }
-"""What a variable or attribute of that name is, in these files."""
+"""Types of variables and attributes by name, in these files."""
 OTHERS = (
     *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, re.Pattern, Counter, deque),
     *(Exception, ImportError, OSError, threading.Event, threading.Thread, contextlib.ExitStack),
@@ -61,7 +61,7 @@ OTHERS = (
     *(np.random.Generator, np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
 )
 PROTOS = (onnx.ModelProto, onnx.GraphProto, onnx.NodeProto, onnx.ValueInfoProto, onnx.TensorProto)
-"""What else they work with, beside this project's own classes."""
+"""Other types that they work with."""
 
 
 def lister() -> ModuleType:
@@ -92,7 +92,7 @@ def test_the_lists_are_whole(versions: dict[str, set[str]]) -> None:
 
 @dataclass
 class Uses:
-    """What a source takes from TensorRT: `names` with the line, `optional` those asked for by getattr or hasattr."""
+    """Names that a source takes from TensorRT with their line; `optional` those of getattr or hasattr."""
 
     names: list[tuple[str, int]] = field(default_factory=list)
     optional: set[str] = field(default_factory=set)
@@ -149,7 +149,7 @@ def owner_of(node: ast.expr) -> str | None:
 
 @functools.cache
 def own_attributes() -> set[str]:
-    """Of this project's classes, and of what the files use beside TensorRT."""
+    """Return the attributes of this project's classes and of other libraries."""
     found = {name for kind in OTHERS for name in dir(kind)} | {f.name for p in PROTOS for f in p.DESCRIPTOR.fields}
     found.add("cuda_stream")  # Of torch.cuda.Stream, where torch was built with CUDA.
     for path in (*(ROOT / "engines").rglob("*.py"), *(ROOT / "exporters").glob("*.py")):

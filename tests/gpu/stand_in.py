@@ -72,10 +72,10 @@ class StandIn:
     refuses_capture: str | None = None
     """ "beforehand": if it is asked; "by waiting": it does what breaks a capture off."""
     tactic: str | None = None
-    """What its kernels' names say of their types, if not the truth."""
+    """Types that its kernels' names state, if not the true ones."""
     strange_types: dict[str, Any] = field(default_factory=dict)
     logs: str = ""
-    """What it logs as the error of the step that fails, in place of its own sentence."""
+    """Error logged at the failing step, in place of its own sentence."""
     events: list[str] = field(default_factory=list)
     recording: list[Callable[[], None]] | None = None
     """On the CPU, what a fake CUDA graph records; `broken_off` if it cannot any more."""

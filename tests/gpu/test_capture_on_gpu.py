@@ -1,4 +1,4 @@
-"""What no CUDA graph can record runs without one, and the row says why."""
+"""A model that no CUDA graph can record runs without one, and the row says why."""
 
 from __future__ import annotations
 

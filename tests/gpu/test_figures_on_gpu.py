@@ -48,7 +48,7 @@ class NvidiaSmi:
             self.seen.append((time.monotonic(), float(line)))
 
     def peak_mib(self, start: float, end: float) -> tuple[float, float]:
-        """What was reached for at least 150 ms, and what was reached at all."""
+        """Return the peak held for at least 150 ms, and the peak."""
         used = [used - self.idle for at, used in self.seen if start <= at <= end]
         return max(map(min, zip(used, used[1:], used[2:], strict=False))), max(used)
 

@@ -98,7 +98,7 @@ BAD = {
 }
 """By factory the status that its row must get, and what the reason must say."""
 ENGINE = {"memory_in_graph": "eager-tuned"}
-"""Which one runs a model, if not `eager`."""
+"""Engine of a model, if not `eager`."""
 
 Row = dict[str, Any]
 

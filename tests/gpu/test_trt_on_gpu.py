@@ -41,7 +41,7 @@ from stand_in import MIB, StandIn, cuda
 pytestmark = pytest.mark.gpu
 
 WIDE = 2 * MIB
-"""Of the mixed graph, at a batch of 4: buffers of 64, 16, 8 and 16 MiB, each of which would be missed."""
+"""MiB of the mixed graph's buffers at batch 4: 64, 16, 8 and 16, each large enough to be missed."""
 SCRATCH = 64 * MIB
 SLACK_MIB = 4
 """The driver takes memory in pieces of 2 MiB."""

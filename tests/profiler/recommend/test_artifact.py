@@ -1,4 +1,4 @@
-"""What --export writes: its example runs where nothing of this project is installed, and gives the model's outputs."""
+"""Run what --export writes where nothing of this project is installed, and compare the outputs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
 def run_example(
     artifact: Path, place: Path, *inputs: NDArray[Any], python: str = sys.executable
 ) -> tuple[str, NDArray[Any]]:
-    """What it prints and its first output, run in `place`, where nothing but its runtime can be imported."""
+    """Return what it prints and its first output, run in `place`, where only its runtime can be imported."""
     ((said, output),) = run_examples([artifact], place, *inputs, python=python)
     return said, output
 

@@ -1,4 +1,4 @@
-"""What to deploy: the winner against brute force, reasons and commands as data, and what is printed of them."""
+"""Test the winner against brute force, reasons and commands as data, and the printed answer."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def meets(r: Row, limit: Limit) -> bool:
 
 
 def is_worse(r: Row, best: Row, objective: str) -> bool:
-    """Whether the whole interval of the ratio is beyond 1 %; a memory is taken as it is."""
+    """Return True if the whole interval of the ratio is beyond 1 %; memory is taken as it is."""
     figure, sign = OBJECTIVES[objective], -1 if objective == "throughput" else 1
     stem, unit = (figure.removesuffix("_ms"), "_ms") if figure.endswith("_ms") else (figure, "")
 
@@ -162,7 +162,7 @@ def check_reasons(loser: Rejected, rows: list[Row], limits: list[Limit], seed: i
 
 
 def check_relaxations(answer: Answer, measured: list[Row], limits: list[Limit], seed: int) -> None:
-    """What a relaxation names is admitted by it, and nothing is admitted short of it."""
+    """A relaxation admits the candidate that it names, and anything tighter admits none."""
     for relaxed, limit in zip(answer.relaxations, limits, strict=True):
         able = [r for r in measured if all(meets(r, other) for other in limits if other is not limit)]
         assert (relaxed.needed is None) == (not able), seed
@@ -362,7 +362,7 @@ Data = Callable[..., Any]
 
 @pytest.fixture
 def data(folder: Path, capsys: pytest.CaptureFixture[str]) -> Data:
-    """What the command writes as JSON."""
+    """Return the JSON that the command writes."""
 
     def asked(place: Path = folder, **options: Any) -> Any:
         capsys.readouterr()

@@ -161,7 +161,7 @@ def calm(ms: float, **clocks: float) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(("enqueue", "spread"), [(0.5, SPREADS.device), (1.9, SPREADS.host)])
 def test_a_figure_that_nothing_else_doubts_reaches_as_far_as_processes_differ(enqueue: float, spread: Spread) -> None:
-    """Where the host sets the latency, processes differ by the host's spread, but on the device's own clock."""
+    """Host-bound latencies have the host's spread, the device's own clock the device's."""
     row = row_of_(full(samples=calm(2.0, gpu=1.5, enqueue=enqueue)))
     assert ends(row, "latency_ms") == around(2.0, spread)
     assert ends(row, "throughput") == around(2000.0, spread)

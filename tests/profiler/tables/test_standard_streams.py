@@ -1,4 +1,4 @@
-"""What nobody takes is dropped, and the process goes on; a document that is lost is an error."""
+"""Output that nobody reads is dropped, and the process goes on; a lost document is an error."""
 
 from __future__ import annotations
 
