@@ -33,8 +33,7 @@ from profiler.machine import (
 )
 from profiler.nvml import Nvml, slowdowns, visible_gpus
 from profiler.options import Doctor as Options
-from profiler.processes.forkserver import libraries
-from profiler.processes.temporary import own_folder
+from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
 from profiler.results.warning_kinds import NO_CUDA_GRAPH

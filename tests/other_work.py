@@ -9,8 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from profiler.processes import trees
-
 SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 900\nwhile time.monotonic() < end: pass"]
 _SPIN_ON_GPU = """
 import time
@@ -32,12 +30,7 @@ def on_processors(count: int) -> Iterator[list[int]]:
     """The numbers of so many processes that spin, which are nobody's children: their shell has ended."""
     script = 'n=$1; shift; while [ $n -gt 0 ]; do "$@" >/dev/null 2>&1 & echo $!; n=$((n - 1)); done'
     command = ["sh", "-c", script, "sh", str(count), *SPIN]
-    adopted = trees.adopts_orphans()
-    trees.adopt_orphans(False)  # As a test before this one may have it, which started the forkserver.
-    try:
-        started = subprocess.run(command, capture_output=True, text=True, check=True)
-    finally:
-        trees.adopt_orphans(adopted)
+    started = subprocess.run(command, capture_output=True, text=True, check=True)
     processes = list(map(int, started.stdout.split()))
     try:
         yield processes

@@ -245,14 +245,13 @@ NOT_WHOLE = {
     # A file of a cache's entry or of an artifact is put into place with its folder, once all of it is there.
     **dict.fromkeys(("exporters.cache", "exporters.flops", "exporters.gradient_reference"), "entry"),
     **dict.fromkeys(("exporters.onnx_export", "exporters.factories", "exporters.weights"), "entry"),
-    "profiler.worker.outputs": "entry",
+    "profiler.worker.parity": "entry",
     **dict.fromkeys(("engines.trt_build", "profiler.report.page"), "entry"),
     **dict.fromkeys(("engines.deployment", "engines.jax_xla", "profiler.recommend.artifact"), "artifact"),
     # Settings of the kernel.
     **dict.fromkeys(("engines.memory_watch", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.run_folder", "profiler.run.watch"), "log"),
-    "profiler.processes.logs": "log",
     # Logs that nobody reads back; and the one place where the others write.
     "profiler.run.command": "log",
     # Never in place of a file that is there: opened with "x".
@@ -293,8 +292,6 @@ def test_files_are_replaced_whole():
 UNPICKLING = {
     # What profiler.measure saved of a live module, for its own workers.
     "exporters.factories": {"torch.load(path, map_location='cpu', weights_only=False)"},
-    # What a worker of this run, which runs the job's code anyway, sends to its parent.
-    "profiler.processes.pipe": {"pickle.loads(data)"},
 }
 """By module the calls that may run code out of a file; nothing that somebody gives as weights or data may."""
 _PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

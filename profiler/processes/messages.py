@@ -14,28 +14,28 @@ Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed"]
 
 @dataclass(frozen=True)
 class Entered:
-    """The child begins a phase: one of engines.base.Phase, or a script's own."""
+    """Begin a phase: one of engines.base.Phase, or a script's own."""
 
     phase: str
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the phase is, in words for the display."""
+    """Tell how far the phase is, in words for the display."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Salvage:
-    """What is not to be lost if the process ends before its function returns; the last one counts."""
+    """Keep a value in case the process ends before its function returns; the last one counts."""
 
     value: Any
 
 
 @dataclass
 class Outcome:
-    """How a call ended. `value` is what the function returned, `salvage` what it had reported to be kept."""
+    """How a call ended: what its function returned, and the last `salvage` that it reported."""
 
     status: Status
     reason: str | None = None
@@ -48,7 +48,7 @@ class Outcome:
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, on time.monotonic()."""
     log: Path | None = None
-    """Where a call printed that did not end well: the whole traceback of an error is there."""
+    """The output of a call that failed, with the traceback of its error."""
 
 
 Message = Entered | Progress | Salvage | Outcome

@@ -1,7 +1,7 @@
 """Call a function in a process of its own, and report how that ended.
 
-A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call, so that no
-figure leaks from one case to the next and no case pays the imports. Whatever happens to the process (an exception, a
+A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call: no figure
+leaks from one case to the next, and no case pays for the imports. Whatever happens to the process (an exception, a
 signal, a hang, no memory left) is data for the caller.
 """
 
@@ -14,56 +14,58 @@ import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from engines.base import Phase, Unsupported
 from exporters.errors import chain, message, sentence
 from exporters.source import ModelError
 from profiler.machine import control_groups
-from profiler.processes import trees
-from profiler.processes.logs import BoundedLog, flush_output, redirect_output
 from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage
-from profiler.processes.pipe import BrokenMessage, Receiver, Sender
-from profiler.processes.temporary import OwnFolder
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
-    *("out of memory", "can't allocate memory", "not enough memory", "Failed to allocate memory"),
+    *(
+        "out of memory",
+        "can't allocate memory",
+        "annot allocate memory",
+        "not enough memory",
+        "Failed to allocate memory",
+    ),
     *("CUDNN_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("std::bad_alloc", "OutOfMemory", "RESOURCE_EXHAUSTED"),
+    *("Failed to allocate memory", "std::bad_alloc", "OutOfMemory", "RESOURCE_EXHAUSTED"),
 )
-PRELOADED = "profiler.worker.preload"
-"""What the forkserver imports."""
+_PRELOADED = "profiler.worker.preload"
+LOG = "PROFILER_FORKSERVER_LOG"
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to all of its processes."""
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
-"""How long a session may take to close, whatever the timeout: everything has been measured, and others wait."""
+"""How long a session may take to close, whatever the timeout: everything has been measured."""
 _EXIT_SECONDS = 10.0
 """How long a process may take to go after its last word, or once it is killed."""
-_FIRST_START_SECONDS = 300.0
-"""How long a forkserver may take to import what it preloads."""
-_START_SECONDS = 60.0
-"""How long it may take to fork a process then, which are milliseconds."""
-_TRIES = 3
-"""How often a process is started, where the forkserver ends meanwhile."""
-_ANSWERED: set[int] = set()
-"""Forkservers that have forked a process, and therefore have imported what they preload."""
+_STARTS = 3
+"""How often a process is started where the forkserver ends meanwhile."""
+_ROUNDS = 20
+_LONGEST = 60
+"""Characters of a temporary folder that the forkserver's socket can be in: its path has 107 bytes (man 7 unix)."""
 _RUNNING: set[int] = set()
-"""The processes of calls that have not ended: what else the forkserver has below it, those that have ended left."""
-_FIRST_TO_GO = 1000
-"""A call's oom_score_adj, which what it starts inherits: man 5 proc_pid_oom_score_adj."""
+"""The processes of calls that have not ended: the forkserver's other children are orphans."""
+_FIRST_TO_GO = "1000"
+"""A call's oom_score_adj, which its children inherit: man 5 proc_pid_oom_score_adj."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _WHILE: Mapping[str, str] = {
     Phase.FORK: " while starting",
     Phase.OPEN: "",  # All of a call that tells no phases.
@@ -77,15 +79,14 @@ _WHILE: Mapping[str, str] = {
     Phase.PROFILE: " while timing its layers",
     Phase.END: " while closing the session",
 }
-"""What a call was doing, at the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class Call:
     """A function, written "package.module:function", that takes (argument, report); where its output goes; its limits.
 
-    `timeout` bounds all phases together but for Phase.BUILD, each of which has `build_timeout`, and Phase.END, which is
-    cut off by itself; both in seconds.
+    `timeout` bounds all phases together except Phase.BUILD, each of which has `build_timeout`, and Phase.END, which has
+    a limit of its own; both in seconds.
     """
 
     function: str
@@ -97,97 +98,46 @@ class Call:
     path: tuple[str, ...] = ()
     """Folders put in front of sys.path, where a user's factories are found."""
     threads: int | None = None
-    """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
+    """Threads that torch computes with; None leaves one a core, which calls side by side must not have."""
     option: str | None = None
-    """What the user raises to give it longer; None is the job's budget."""
+    """The option that gives it longer; None is the job's budget."""
 
 
 def start_forkserver(log: Path) -> None:
     """Start the forkserver if there is none, so that it warms up while the parent does other things."""
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
+    os.environ[LOG] = str(log)
     # Python 3.11's forkserver ignores the parent's sys.path, and swallows the ImportError that follows.
     root = Path(__file__).absolute().parents[2]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # What was installed it finds by itself, and of that, nothing should come before Python's own modules.
+    # An installed package is found without it, and none of those may hide Python's own modules.
     if str(root) not in known and root.name not in ("site-packages", "dist-packages"):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, known)])
-    # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
+    # Python's resource tracker cleans up a killed worker's semaphores, and would say so on the terminal.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
-    _CONTEXT.set_forkserver_preload([PRELOADED])
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if "tempdir" not in config:  # Where its socket is: the next run sweeps it, if this process is killed.
-        folder = OwnFolder(for_sockets=True)
-        config["tempdir"] = folder.path
-        util.Finalize(None, folder.remove, exitpriority=-100)  # As multiprocessing's own: not in what is forked.
-    trees.adopt_orphans()  # Those of a forkserver that a model has ended.
+    if len(tempfile.gettempdir()) > _LONGEST and "tempdir" not in config:
+        config["tempdir"] = folder = tempfile.mkdtemp(dir="/tmp")
+        util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # As multiprocessing's own.
+    _CONTEXT.set_forkserver_preload([_PRELOADED])
     _ensure_forkserver()
 
 
 def _ensure_forkserver() -> None:
-    """Start the forkserver where there is none or it has ended, and wake one that a model has stopped."""
-    _signal_forkserver(signal.SIGCONT)
-    # Ctrl-C and a closed terminal are this process's: that one would answer by a traceback, or end before the tables.
+    """Start the forkserver where there is none or it has ended."""
+    # Ctrl-C and a closed terminal are for the parent: the forkserver would answer with a traceback, or end too early.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
-    # It must import this profiler, whatever lies in the folder in which it was called.
-    own = {"PYTHONSAFEPATH": "1", trees.STARTED_FOR: str(os.getpid())}
-    users = {name: os.environ[name] for name in own if name in os.environ}
+    users = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"  # It must import this profiler, whatever lies in the current folder.
     try:
-        os.environ.update(own)
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for name in own:
-            del os.environ[name]
-        os.environ.update(users)
-
-
-def _forkserver_pid() -> int | None:
-    """The forkserver's, if it lives."""
-    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    with contextlib.suppress(ChildProcessError):
-        if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return pid
-    return None
-
-
-def _signal_forkserver(number: signal.Signals) -> None:
-    if (pid := _forkserver_pid()) is not None:
-        os.kill(pid, number)
-
-
-@contextlib.contextmanager
-def _within_the_time_of_a_start() -> Iterator[None]:
-    """End a forkserver that forks nothing, for which multiprocessing would wait for ever."""
-    pid = _forkserver_pid()
-    seconds = _START_SECONDS if pid in _ANSWERED else _FIRST_START_SECONDS
-    watchdog = threading.Timer(seconds, _signal_forkserver, (signal.SIGKILL,))
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield
-    finally:
-        watchdog.cancel()
-    if pid is not None:
-        _ANSWERED.add(pid)
-
-
-def _is_of_a_call(pid: int) -> bool:
-    """Tell whether a process came of this one's forkserver: whoever calls `measure` starts other processes too.
-
-    A model may have emptied its environment, but not lowered how soon the kernel would end it, which is higher than
-    this process's own.
-    """
-    with contextlib.suppress(OSError):
-        own, its = (int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (os.getpid(), pid))
-        # Looked at first: one that ends has no environment left to read, and still has what it started below it.
-        is_marked = own < its == _FIRST_TO_GO or (
-            f"{trees.STARTED_FOR}={os.getpid()}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        )
-        return is_marked and os.getsid(pid) != os.getsid(0)
-    return False
+        del os.environ["PYTHONSAFEPATH"]
+        if users is not None:
+            os.environ["PYTHONSAFEPATH"] = users
 
 
 class Child:
@@ -197,18 +147,16 @@ class Child:
         self.call = call
         self.phase: str = Phase.FORK
         self.progress = ""
-        """How far the phase is, in words; empty where the child says nothing."""
         self._phase_started = time.monotonic()
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self._seconds: dict[str, float] = {}
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
-        # A process that is killed, or leaves without its exit handlers, clears nothing away.
-        self._folder = OwnFolder()
-        self._log = BoundedLog(call.log)
+        # A killed process clears nothing away; the run's folder, where the forkserver's log is, goes in the end.
+        log = os.environ.get(LOG)
+        self._folder = tempfile.mkdtemp(dir=Path(log).parent if log else None)
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
-        self._receiver = Receiver(self._connection.fileno())
-        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._folder.path))
+        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._folder))
         self._not_started = self._start()
         theirs.close()
         self._started = time.monotonic() - self._phase_started
@@ -216,10 +164,10 @@ class Child:
 
     def _start(self) -> Outcome | None:
         """Start the process; returns how that failed."""
-        for tried in range(1, _TRIES + 1):
+        for tried in range(1, _STARTS + 1):
             try:
                 _ensure_forkserver()
-                with _without_main(), _within_the_time_of_a_start():
+                with _without_main():
                     self.process.start()
             except (OSError, EOFError) as error:
                 reason = sentence(error)
@@ -228,32 +176,26 @@ class Child:
                 assert self.process.pid is not None
                 _RUNNING.add(self.process.pid)
                 return None
-        return Outcome("crashed", f"no process could be started for it, tried {_TRIES} times: {reason}")
+        return Outcome("crashed", f"no process could be started for it, tried {_STARTS} times: {reason}")
 
     def poll(self, timeout: float = 0.0) -> Outcome | None:
         """Take what the child reported; wait up to `timeout` seconds for it. Returns the outcome once it has ended."""
         if self._not_started is not None:
             return self._finish(self._not_started)
-        self._log.trim()
         # What it has forked may hold its pipe open.
         sources: list[Any] = [self._connection, self.process.sentinel]
         ready = multiprocessing.connection.wait(sources, max(0.0, min(timeout, self.remaining())))
         has_ended = self.process.sentinel in ready
         try:
-            for message in self._receiver.messages():
-                if (outcome := self._take(message)) is not None:
-                    # It leaves by itself; what it started (compiler pools) does not.
-                    self._await_exit()
+            while self._connection.poll():
+                if (outcome := self._take(self._connection.recv())) is not None:
+                    self.process.join(_EXIT_SECONDS)  # It leaves by itself; what it started (compiler pools) does not.
                     return self._finish(outcome)
-        except EOFError:
+        except (EOFError, OSError):
             has_ended = True
-        except BrokenMessage as error:
-            return self._finish(Outcome("crashed", f"{error}{self._while()}"))
         if has_ended:
             return self._finish(self._post_mortem())
-        if self.remaining() > 0:
-            return None
-        return self._finish(Outcome("timeout", self._over_the_limit()))
+        return None if self.remaining() > 0 else self._finish(Outcome("timeout", self._over_the_limit()))
 
     def _take(self, message: Message) -> Outcome | None:
         match message:
@@ -275,31 +217,15 @@ class Child:
     def kill(self) -> None:
         """End the process and every process that it started."""
         if (pid := self.process.pid) in _RUNNING:
+            _RUNNING.remove(pid)
             # The group may outlive its leader. A child that leads none yet has started nothing either.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            if self.process.is_alive():
-                self.process.kill()
-            self._await_exit()
-            _RUNNING.remove(pid)
-            # What it left behind is below the forkserver, or below this process where that ended too.
-            if (server := _forkserver_pid()) is not None:
-                trees.end_below(server, _RUNNING)
-            else:
-                trees.end_below(os.getpid(), meant=_is_of_a_call)
-            self._log.trim(done=True)
+            self.process.kill()
+            self.process.join(_EXIT_SECONDS)
+            end_below(forkserver._forkserver._forkserver_pid, _RUNNING)  # type: ignore[attr-defined]
         self._connection.close()
-        self._folder.remove()
-
-    def _await_exit(self) -> None:
-        """Wait until the process has ended, unless that takes too long."""
-        _signal_forkserver(signal.SIGCONT)  # It is the one that knows.
-
-        def wait(seconds: float) -> None:
-            self.process.join(seconds)
-            self._log.trim()
-
-        trees.waited_for(lambda: self.process.exitcode is not None, _EXIT_SECONDS, _TICK_SECONDS, wait)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def remaining(self) -> float:
         """Return how many seconds its phase may still take, below 0 once that is over."""
@@ -338,18 +264,17 @@ class Child:
         return outcome
 
     def _post_mortem(self) -> Outcome:
-        """Why a process ended without a word."""
-        self._await_exit()
+        """Tell why a process ended without a word."""
+        self.process.join(_EXIT_SECONDS)
         code = self.process.exitcode
-        # So multiprocessing calls what it cannot know; the kernel closes what a process has open before that has ended.
-        if code == 255 and trees.waited_for(lambda: _forkserver_pid() is None, 1.0):
-            return Outcome("crashed", f"ended{self._while()} with the forkserver, which forks every process")
         if code is None:
             return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
         name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
         how = f"ended by {name}" if code < 0 else f"exited with code {code}"
+        if code == 255:  # multiprocessing's word for what it cannot know.
+            how += ", or ended with the forkserver"
         return Outcome("crashed", f"{how}{self._while()}")
 
 
@@ -365,8 +290,7 @@ def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> O
 
 
 def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lambda done: None) -> list[Outcome]:
-    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. One that crashes, as what
-    somebody kills does, runs once more.
+    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. A crashed one runs once more.
 
     `tick` is called a few times a second with the number of calls that have ended.
     """
@@ -393,6 +317,60 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
     return [outcomes[index] for index in sorted(outcomes)]
 
 
+def end_below(root: int | None, spared: Collection[int] = ()) -> None:
+    """End every process below `root`, except its `spared` children and what is below those."""
+    for _ in range(_ROUNDS):  # What one of them starts meanwhile is found by the next look.
+        living = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(root).children() if root is not None else ():
+                if child.pid not in spared:
+                    living += [one for one in (child, *child.children(recursive=True)) if _is_alive(one)]
+        for process in living:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if not living:
+            return
+        psutil.wait_procs(living, timeout=0.5)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def end_with_parent(end: bool = True) -> None:
+    """Have the kernel kill this process as soon as the thread that started it ends, or no longer."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if end else 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends, so that it can be found and ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value))
+
+
+def redirect_output(log: Path) -> None:
+    """Send both outputs, those of C libraries too, into a log: the terminal belongs to the parent."""
+    flush_output()
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+def flush_output() -> None:
+    """Write out what Python and C have buffered."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
     """Keep a process from running the parent's main file first, which may be a user's script that measures."""
@@ -409,18 +387,17 @@ def _without_main() -> Iterator[None]:
 
 
 def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
-    """The child's first and last function."""
+    """Run the call: the child's first and last function."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINALS)
-    # This process is to end with the forkserver, and the forkserver with the parent: it does once nobody else holds the
-    # pipe by which it knows that the parent lives, and every child has been given a copy of that.
-    trees.end_with_parent()
+    # The forkserver ends with the parent once nobody else holds the pipe that tells it so; every child has a copy.
+    end_with_parent()
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    trees.adopt_orphans()  # So that those of a call that has ended are known: they alone are the forkserver's.
-    report: Report = Sender(connection.fileno())
+    adopt_orphans()  # So that the forkserver's are those of calls that have ended.
+    report: Report = connection.send
     try:
         with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_GO))
+            Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
         redirect_output(call.log)
         faulthandler.enable()  # A crash in C leaves the Python stack in the log.
         os.environ.update(call.environment)
@@ -439,10 +416,7 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
 
 
 def _leave(report: Report, outcome: Outcome) -> NoReturn:
-    """Report the outcome and end the process without exit handlers or destructors: runtimes abort or hang in them.
-
-    Whoever reports from an exit handler, as coverage does, therefore reports nothing of a child.
-    """
+    """Report the outcome and end the process without exit handlers or destructors: runtimes abort or hang in them."""
     code = 1
     try:
         try:
@@ -450,25 +424,25 @@ def _leave(report: Report, outcome: Outcome) -> NoReturn:
         except Exception as error:
             report(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}"))
         code = 0
-    finally:  # Whatever a model has made of its outputs, the outcome is told.
+    finally:
         flush_output()
-        ctypes.CDLL(None).fflush(None)
         os._exit(code)
 
 
 def explain(error: BaseException) -> Outcome:
-    """What an error means for the case in which it was raised; the traceback goes into the log."""
+    """Turn an error into the outcome of its call; the traceback goes into the log."""
     if isinstance(error, Unsupported):
         return Outcome("unsupported", str(error))
     out_of_memory = _out_of_memory(error)
     if not isinstance(error, ModelError) or error.__cause__ is not None:
-        _print(error)
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
     text = str(error) if isinstance(error, ModelError) else sentence(out_of_memory or error)
     return Outcome("oom" if out_of_memory else "failed", text)
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
-    """The error, or one that it followed, that means that memory ran out: a type for it is not what every library has.
+    """Return the error, or one that it followed, that means that memory ran out; not every library has a type for it.
 
     What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
     """
@@ -478,16 +452,8 @@ def _out_of_memory(error: BaseException) -> BaseException | None:
     return None
 
 
-def _print(error: BaseException) -> None:
-    """Its traceback, into the log, wherever a model has sent what is printed."""
-    for file in (sys.__stderr__, sys.stderr):
-        with contextlib.suppress(Exception):
-            traceback.print_exception(error, file=file)
-            return
-
-
 def _oom_kills() -> int:
-    """How many processes of this control group (version 2 or 1) the kernel has killed because memory ran out."""
+    """Count the processes of this control group (version 2 or 1) that the kernel killed because memory ran out."""
     for file in (folder / name for folder in control_groups() for name in ("memory.events", "memory.oom_control")):
         with contextlib.suppress(OSError, ValueError):
             return int(dict(line.split() for line in file.read_text().splitlines()).get("oom_kill", 0))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import json
 import os
 import re
 import secrets
 import socket
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from filelock import FileLock, Timeout
 
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, open_regular, write_whole
@@ -28,7 +27,6 @@ from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
 from profiler.machine import host_and_user
-from profiler.processes.file_lock import FileLock
 from profiler.results import columns, warning_kinds
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, efficiency, largest, not_measured
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
@@ -114,11 +112,13 @@ def _unsealed(line: bytes) -> str | None:
 def writing(folder: Path) -> Iterator[None]:
     """Be the only process that writes into a run's folder. Raises ConfigError if another does, or the disk is full."""
     lock = FileLock(folder / _LOCK)
-    who = {"pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
-    if not lock.take(fcntl.LOCK_EX, who):
-        time.sleep(_MOMENT)
-    if not lock.take(fcntl.LOCK_EX, who):
-        raise ConfigError(f"{folder}: {_holder(lock)} measures into it; wait until that ends, or end it")
+    try:
+        lock.acquire(timeout=_MOMENT)
+    except Timeout:
+        raise ConfigError(f"{folder}: {_holder(folder)} measures into it; wait until that ends, or end it") from None
+    with contextlib.suppress(OSError):
+        who = {"pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+        (folder / _LOCK).write_text(json.dumps(who))
     try:
         yield
     except OSError as error:
@@ -127,22 +127,31 @@ def writing(folder: Path) -> Iterator[None]:
         advice = f"the journal keeps what has been measured: make room, then go on with: {resuming(folder)}"
         raise ConfigError(f"{error.filename or folder}: {error.strerror}; {advice}") from None
     finally:
-        lock.close()
+        lock.release()
 
 
 def writer(folder: Path) -> str | None:
     """Name the other process that measures into the folder, like "process 7, since 2026-01-02 12:00 UTC,", if any."""
-    if not (folder / _LOCK).exists():
+    if not (folder / _LOCK).exists() or _who(folder).get("pid") == os.getpid():
         return None
-    lock = FileLock(folder / _LOCK)
     try:
-        return None if lock.take(fcntl.LOCK_SH) or lock.who().get("pid") == os.getpid() else _holder(lock)
-    finally:
-        lock.close()
+        with FileLock(folder / _LOCK, timeout=_MOMENT):
+            return None
+    except Timeout:
+        return _holder(folder)
+    except OSError:  # Nobody writes into a folder that may only be read.
+        return None
 
 
-def _holder(lock: FileLock) -> str:
-    who = lock.who()
+def _who(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        who = json.loads((folder / _LOCK).read_text())
+        return who if isinstance(who, dict) else {}
+    return {}
+
+
+def _holder(folder: Path) -> str:
+    who = _who(folder)
     return f"process {who['pid']}, since {who['since']}," if {"pid", "since"} <= set(who) else "another process"
 
 

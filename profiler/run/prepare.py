@@ -22,9 +22,9 @@ from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, ModelEntry
 from profiler.machine import available_memory_mib, usable_cores
+from profiler.processes.forkserver import own_folder
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
-from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import RunFolder
 from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
 

@@ -32,30 +32,28 @@ from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
-from profiler.worker.outputs import Aligned, Reference, align, can_grow, grown, read_reference, without_padding
-from profiler.worker.parity import NOT_FINITE, WRONG, Difference, compare, figures, judge, spread
+from profiler.worker import parity
+from profiler.worker.parity import NOT_FINITE, WRONG, Difference, Pair, Reference
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, static_graph
 
 _TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8"}
 _TYPES |= {f"amp-{half}": _TYPES[half] for half in ("fp16", "bf16")}
-_NONE = np.empty(0)
 _FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
-"""Of a list of reasons in a warning."""
+"""Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
-"""Of a case's time, which comparing more items than REFERENCE_ITEMS may take."""
+"""Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
 _FLOOR = 1e-6
 _TIMES = 3
-"""A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
+"""A step may be this many times as far from fp64 as the same step at its precision on the CPU."""
 _NOTABLE = 0.01
 """Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a case may take to compare further items: it took `spent` seconds so far, must end in `left`, and one call
-    takes `call`."""
+    """Time for comparing further items: a case took `spent` seconds, must end in `left`, and a call takes `call`."""
 
     spent: float = 0.0
     left: float = 0.0
@@ -78,19 +76,21 @@ def verify(
 
     Outputs are compared over further items than the batch's as far as `allowance` goes.
     """
-    case = task.case
-    if case.pass_ == "inference" and task.prepared.reference is not None:
+    case, model = task.case, task.prepared
+    if case.pass_ == "inference" and model.reference is not None:
         _check_outputs(task, session, outputs, result, allowance)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
-    result.warnings += remarks(case, proof) + left_in_float(task.prepared.quantized, proof)
-    result.warnings += _exported(task)
-    if (graph := task.prepared.onnx.get(graph_of(case))) and graph.kept:
+    result.warnings += [*remarks(case, proof), *left_in_float(model.quantized, proof), *_exported(task)]
+    if (graph := model.onnx.get(graph_of(case))) and graph.kept:
         result.warnings.append(Warning("kept-float", f"{graph.kept} stayed float32 between casts"))
     result.take(mismatch(case, proof))
+
+
+# Outputs.
 
 
 def _check_outputs(
@@ -98,35 +98,33 @@ def _check_outputs(
 ) -> None:
     """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with.
 
-    Those of the batch that was measured are judged by themselves first, so that further items hide nothing.
+    The measured batch is judged by itself first, so that further items hide nothing.
     """
     case, model, other = task.case, task.prepared, task.prepared.other
-    names, seeding = session.output_names() if isinstance(session, Named) else [], how_seeded(model.specs)
-    runs, reference = [list(outputs)], _reference(model)
-    aligned, differences = _compared(case, case.source, model, reference, runs, names)
-    finding = judge(case.precision, differences, seeding)
-    grows = case.batch_size < reference.items and any(can_grow(aligned, outputs, reference, case.batch_size))
-    is_alike = not isinstance(finding, str) and not aligned.apart and not model.changed
-    if grows and is_alike and isinstance(session, Feedable):
+    names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
+    runs, reference, seeding = [list(outputs)], _reference(model), how_seeded(model.specs)
+    pairs, differences, apart = _compared(case, case.source, model, reference, runs, names)
+    finding = parity.judge(case.precision, differences, seeding)
+    grows = any(parity.can_grow(pair, outputs, reference, case.batch_size) for pair in pairs)
+    if grows and not apart and not isinstance(finding, str) and isinstance(session, Feedable):
         runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
         for run in _further_runs(task, session, reference.items, allowance, result):
             if [array.shape for array in run] != [array.shape for array in outputs]:  # They depend on values.
                 break
             runs.append(run)
-        aligned, differences = _compared(case, case.source, model, reference, runs, names)
-        finding = judge(case.precision, differences, seeding)
-    result.take(explained(case, model, finding, differences, aligned.apart))
-    apart = aligned.apart
+        pairs, differences, apart = _compared(case, case.source, model, reference, runs, names)
+        finding = parity.judge(case.precision, differences, seeding)
+    result.take(explained(case, model, finding, differences, apart))
     if other is not None:
-        aligned, differences = _compared(case, case.reference or case.source, other, _reference(other), runs, names)
-        apart = [*apart, *(one for one in aligned.apart if one not in apart)]
+        source = case.reference or case.source
+        pairs, differences, more = _compared(case, source, other, _reference(other), runs, names)
+        apart = list(dict.fromkeys([*apart, *more]))
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
-    if not differences:
-        return
-    result.reference = (other or model).reference_name(reference_of((case.reference or case.source).kind)[1])
-    weights, distinct = has_own_weights(case.source), distinct_items(model.specs)
-    result.figures |= figures(differences, aligned.outputs, aligned.reference, weights, distinct)
+    if differences:
+        result.reference = (other or model).reference_name(reference_of((case.reference or case.source).kind)[1])
+        distinct = distinct_items(model.specs)
+        result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct)
 
 
 def _further_runs(
@@ -149,7 +147,7 @@ def _further_runs(
 
 def _reference(model: Prepared) -> Reference:
     assert model.reference is not None
-    return read_reference(model.reference, model.reference_batch, model.reference_items)
+    return parity.read_reference(model.reference, model.reference_batch, model.reference_items)
 
 
 def _compared(
@@ -159,67 +157,65 @@ def _compared(
     reference: Reference,
     runs: Sequence[Sequence[Array]],
     names: Sequence[str],
-) -> tuple[Aligned, list[Difference]]:
-    """The outputs of all runs next to a model's reference, and how far they are from it."""
-    names = names or [str(number) for number in range(len(runs[0]))]
-    aligned = align(runs[0], names, reference.first, source.outputs, case.batch_size, reference.batch)
-    aligned = grown(aligned, runs, reference, case.batch_size)
-    ours, truth = (without_padding(arrays, model.specs) for arrays in (aligned.outputs, aligned.reference))
-    differences = compare(ours, truth, aligned.names, aligned.by_item)
-    if any(spec.data is not None for spec in model.specs):  # Whose items may be one that repeats.
-        return aligned, differences
-    whole = without_padding([reference.rows.get(name, _NONE) for name in aligned.names], model.specs)
-    pairs = zip(differences, whole, strict=True)
-    return aligned, [replace(each, spread=spread(array, len(array))) for each, array in pairs]
+) -> tuple[list[Pair], list[Difference], list[str]]:
+    """Pair the outputs of all runs with a model's reference, without padding, and measure how far apart they are."""
+
+    def bare(array: Array) -> Array:
+        return parity.without_padding(array, model.specs)
+
+    pairs, apart = parity.align(runs[0], names, reference.first, source.outputs, case.batch_size, reference.batch)
+    pairs = parity.grown(pairs, runs, reference, case.batch_size)
+    pairs = [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs]
+    differences = parity.compare(pairs)
+    if not any(spec.data is not None for spec in model.specs):  # Else one item may repeat.
+        rows = [bare(reference.rows.get(pair.name, np.empty(0))) for pair in pairs]
+        spreads = [parity.spread(array, len(array)) for array in rows]
+        differences = [replace(each, spread=spread) for each, spread in zip(differences, spreads, strict=True)]
+    return pairs, differences, apart
 
 
 def _some(reasons: Sequence[str]) -> str:
-    """The first of the reasons, and how many more there are."""
-    return "; ".join([*reasons[:_NAMED], *([f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else [])])
+    more = [f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
+    return "; ".join([*reasons[:_NAMED], *more])
 
 
 def explained(
     case: Case, model: Prepared, finding: Finding, differences: Sequence[Difference], apart: Sequence[str] = ()
 ) -> Finding:
-    """The finding on a row's outputs, with what the model itself does that makes them differ from the reference's."""
+    """Add to the finding on a row's outputs what the model itself does that makes them differ from the reference's."""
     if finding is None:
         return None
-    if model.changed:
-        why = f"forward changes its input {model.changed} in place, so each call gets another: clone it first"
-    elif apart:
+    is_far = getattr(finding, "kind", "") == "inaccurate" or any(each.error >= WRONG for each in differences)
+    if apart:
         why = f"{apart[0]}: the model's `outputs: [NAME]` limits the comparison to outputs whose shape does not vary"
-    elif (case.engine, case.precision) == ("eager", "fp32") and _is_far(finding, differences):
-        why = (
-            "the reference is PyTorch's too, so probably an item's output depends on the others of its batch (batch "
-            "norm in training mode?), or on earlier calls"
-        )
+    elif (case.engine, case.precision) == ("eager", "fp32") and is_far:
+        why = "the reference is PyTorch's too: an item's output may depend on others of its batch, or on earlier calls"
     else:
         return finding
     return f"{finding}; {why}" if isinstance(finding, str) else replace(finding, text=f"{finding.text}; {why}")
 
 
-def _is_far(finding: Finding, differences: Sequence[Difference]) -> bool:
-    """Whether it is of an error, rather than of what is not finite or of zeros."""
-    if isinstance(finding, Warning):
-        return finding.kind == "inaccurate"
-    return any(difference.wrong is None and difference.error >= WRONG for difference in differences)
+# Gradients.
 
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
-    head, items = task.case.training.head, reference_items(task.case.batch_size)
-    what = "outputs are" if head == "logits" else "loss is"
+    case, seeding = task.case, how_seeded(task.prepared.specs)
+    head, items = case.training.head, reference_items(case.batch_size)
+    not_finite = f"the {'outputs are' if head == 'logits' else 'loss is'} not finite"
     is_finite = all(np.isfinite(output).all() for output in outputs)
     reference = task.prepared.gradients.get((head, items), "none was made")
-    if not has_checked_gradients(task.case) or not isinstance(reference, GradientReference):
-        dropout = "dropout is on, so they differ in every iteration"
-        why = f"there is no reference: {reference}" if has_checked_gradients(task.case) else dropout
-        result.take(Warning("unchecked-gradients", why) if is_finite else f"the {what} not finite")
+    if not has_checked_gradients(case):
+        reference = "dropout is on, so they differ in every iteration"
+    elif isinstance(reference, str):
+        reference = f"there is no reference: {reference}"
+    if isinstance(reference, str):
+        result.take(Warning("unchecked-gradients", reference) if is_finite else not_finite)
         return
     truth = Gradients.read(reference.path)
     if not is_finite and np.isfinite(truth.result).all():
-        result.fail(f"the {what} not finite")
-    elif doubt := judge_reference(truth, how_seeded(task.prepared.specs)):
+        result.fail(not_finite)
+    elif doubt := judge_reference(truth, seeding):
         result.take(doubt)
     else:
         _check_gradients(task, session, reference, truth, result)
@@ -239,7 +235,9 @@ def _check_gradients(
     output = output[:items] if output.ndim else output
     result.reference = "step-fp64-cpu"
     if unlike(output, truth.result):
-        result.take(judge(case.precision, compare([output], [truth.result]), how_seeded(task.prepared.specs)))
+        result.take(
+            parity.judge(case.precision, parity.compare([Pair(output, truth.result)]), how_seeded(task.prepared.specs))
+        )
         return
     found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
@@ -248,10 +246,7 @@ def _check_gradients(
 
 
 def judge_reference(truth: Gradients, seeding: str) -> Finding:
-    """What makes a reference worthless: a loss or gradients that are not finite, or all gradients zero.
-
-    `seeding` says how inputs come about.
-    """
+    """Tell what makes a reference worthless: a loss or gradients that are not finite, or all gradients zero."""
     if truth.result.ndim == 0 and not np.isfinite(truth.result):
         return f"the loss is not finite, and the reference's in fp64 is not either: {seeding}"
     bad = [name for name, norm in truth.norms.items() if not np.isfinite(norm)]
@@ -264,7 +259,7 @@ def judge_reference(truth: Gradients, seeding: str) -> Finding:
 
 
 def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]) -> Finding:
-    """What the errors of loss and gradients say of a row: wrong, or further off than usual.
+    """Tell what the errors of loss and gradients say of a row: wrong, or further off than usual.
 
     `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
     """
@@ -291,39 +286,37 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     if found.gradient <= usual:
         return None
     error = f"relative L2 error {numbers.error(found.gradient)} to fp64"
-    reason = f"{error}, usual at {precision} is below {numbers.error(usual)} for this model"
-    return Warning("inaccurate-gradients", reason)
+    return Warning("inaccurate-gradients", f"{error}, usual at {precision} is below {numbers.error(usual)} here")
 
 
 def _or_zero(error: float) -> float:
-    """A reference that is not finite itself says nothing of what is usual."""
+    """Return 0 for a reference that is not finite itself: it says nothing of what is usual."""
     return error if np.isfinite(error) else 0.0
 
 
+# Proof.
+
+
 def mismatch(case: Case, proof: Proof) -> str | None:
-    """What of the proof contradicts the case's request; None if nothing does."""
-    wrong = []
-    requested = _TYPES.get(case.precision)
-    types = proof.compute_types
-    if types is None:
-        wrong.append(f"asked for {case.precision}, and the engine does not say in which types it computed")
-    elif requested is not None and _strays(case, types) and not _mixed(case, types):
-        wrong.append(f"asked for {case.precision}, computed in {_counts(types)}")
+    """Name what of the proof contradicts the case's request; None if nothing does."""
+    types, options = proof.compute_types, case.options
+    strays = _strays(case, types or {})
     asked = proof.provider or _PROVIDERS[case.device]
     elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != asked}
-    if elsewhere:
-        wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}")
-    if bool(proof.tf32) != (case.precision == "tf32"):
-        wrong.append(f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}")
-    if case.options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback:
-        wrong.append("no CUDA graph was captured")
-    if case.options.get("cudnn") is False and proof.cudnn:
-        wrong.append("cuDNN was on")
-    return "; ".join(wrong) or None
+    no_graph = options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback
+    contradictions = {
+        f"asked for {case.precision}, and the engine does not say in which types it computed": types is None,
+        f"asked for {case.precision}, computed in {_counts(types or {})}": strays and not _mixed(case, types or {}),
+        f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}": elsewhere,
+        f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}": bool(proof.tf32) != (case.precision == "tf32"),
+        "no CUDA graph was captured": no_graph,
+        "cuDNN was on": options.get("cudnn") is False and proof.cudnn,
+    }
+    return "; ".join(text for text, holds in contradictions.items() if holds) or None
 
 
 def remarks(case: Case, proof: Proof) -> list[Warning]:
-    """Warnings for what is no contradiction but should be known."""
+    """Warn of what is no contradiction but should be known."""
     warnings = []
     types = proof.compute_types
     if case.calibrated is False and ENGINES[case.engine].needs == "onnx":
@@ -354,21 +347,19 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
 
 
 def _exported(task: Task) -> list[Warning]:
-    """The warning that a graph is for one batch size or one shape only, and why."""
+    """Warn that a graph is for one batch size or one shape only, and say why."""
     graph = graph_of(task.case)
     why = task.prepared.failures.get(graph)
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
-    shape = " ".join(shape_words(task.case.shape))
     only = f"batch size {task.case.batch_size} only, since with a free one"
     if static_graph(graph) in task.prepared.onnx:
-        only = f"{shape} only, since with free sizes"
-    reason = f"the graph is for {only} {why.salvage or why.reason}"
-    return [Warning("static-graph", reason)]
+        only = f"{' '.join(shape_words(task.case.shape))} only, since with free sizes"
+    return [Warning("static-graph", f"the graph is for {only} {why.salvage or why.reason}")]
 
 
 def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:
-    """The warning that of a user's Q/DQ file more was computed in float than the file leaves in float.
+    """Warn that more of a user's Q/DQ file was computed in float than the file leaves in float.
 
     `quantized` are how many convolutions and products the file has, and how many of them it quantizes.
     """
@@ -382,15 +373,18 @@ def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:
 
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
-    """How many convolutions and products were computed in another type than the one that was asked for."""
-    return {name: count for name, count in types.items() if name not in (_TYPES.get(case.precision), "unknown")}
+    """Count the convolutions and products in another type than the one asked for; `native` asks for none."""
+    asked = _TYPES.get(case.precision)
+    return {name: count for name, count in types.items() if asked and name not in (asked, "unknown")}
 
 
 def _mixed(case: Case, types: Mapping[str, int]) -> bool:
-    """Whether strays are to be expected: with a Q/DQ graph the runtime decides what it computes in int8, and not every
-    operator has an integer kernel; torchao quantizes only linear layers. Without a single one, int8 or fp8 did not
-    happen. A user's model may itself compute a few products in fp32, such as rotary embeddings, or as torch's plain
-    attention does."""
+    """Tell whether strays are to be expected.
+
+    With a Q/DQ graph the runtime decides what it computes in int8, and not every operator has an integer kernel;
+    torchao quantizes only linear layers. Without a single one, int8 or fp8 did not happen. A user's model may itself
+    compute a few products in fp32, such as rotary embeddings, or as torch's plain attention does.
+    """
     if case.precision in EIGHT_BITS:
         return types.get(_TYPES[case.precision], 0) > 0
     strays = _strays(case, types)

@@ -1,7 +1,7 @@
 """Judge whether other work had the processors, or the card, while a case was measured.
 
-The rule and its reasons are in docs/method.md. Whether the machine is quiet before anything is measured is the same
-question: `reasons(read().since(before))` is empty.
+The rule and its reasons are in docs/method.md. The machine is quiet before anything is measured where
+`reasons(read().since(before))` is empty.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from profiler.tables.numbers import percent
 
 _OTHERS, _STEAL, _DELAYED = 0.05, 0.02, 0.05
 CARD = 0.05
-"""From this share of a GPU's time on that others have, it is disturbed."""
+"""A GPU is disturbed from this share of its time on that others have."""
 _EVIDENCE_S = 5 * TICK_S
 """What others had must be longer than this: the kernel counts in ticks, and a few of them are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
-"""Kinds of a GPU's row whose latency is the host's too, or cannot be told from it."""
+"""Warnings of a GPU's row whose latency is the host's too, or cannot be told from it."""
 _POLL_S = 0.1
 
 
@@ -38,11 +38,11 @@ class CardLoad:
 
     @property
     def share(self) -> float:
-        """What others had of it: while the case was measured, or before where no more is known."""
+        """What others had of it while the case was measured, or before where no more is known."""
         return (self.before if self.others is None else self.others) or 0.0
 
     def reasons(self) -> list[str]:
-        """What other work did to the GPU; empty where it was as good as left alone."""
+        """Say what other work did to the GPU; empty where it was as good as left alone."""
         if self.share >= CARD:
             used = f"{percent(self.share)} % of the GPU's time"
             return [f"other processes took {used}" if self.others is not None else f"others had {used} before the case"]
@@ -68,7 +68,7 @@ class Card:
         self._ours = (self._nvml.pids() or frozenset()) - self._there
 
     def load(self, since: float) -> CardLoad:
-        """What others did since then (time.time()); not while something is timed."""
+        """Return what others did since then (time.time()); not while something is timed."""
         newcomers = (self._nvml.pids() or frozenset()) - self._there - self._ours
         strangers, used = self._there | newcomers, self._nvml.used_by(since)
         seen = bool(strangers) and used is not None
@@ -77,23 +77,23 @@ class Card:
 
 
 def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool:
-    """Whether a busy processor makes a row doubtful: always on the CPU.
+    """Tell whether a busy processor makes a row doubtful: always on the CPU.
 
-    On a GPU not where calls take as long behind each other as alone, queued before they start ("gpu"): then the queue
-    never ran dry, and no figure that is compared is the host's.
+    On a GPU it does not where calls take as long behind each other as alone, queued before they start ("gpu"): then
+    the queue never ran dry, and no figure that is compared is the host's.
     """
     return device == "cpu" or "gpu" not in clocks or not _HELD_UP_BY_THE_HOST.isdisjoint(kinds)
 
 
 def share(loads: Sequence[Load], card: CardLoad | None = None) -> float | None:
-    """The column `disturbance`: the largest of the shares that others, the hypervisor and waiting for them had."""
+    """Return the column `disturbance`: the largest share that others, the hypervisor and waiting for them had."""
     found = [value for load in loads for value in _shares(load) if value is not None]
     found += [card.share] if card is not None and card.share else []
     return min(max(found), 1.0) if found else None
 
 
 def disturbed(loads: Sequence[Load], card: CardLoad | None = None) -> list[Warning]:
-    """The warning that other work had the GPU or the processors; `loads` are of the headline clock and the others."""
+    """Warn that other work had the GPU or the processors; `loads` are of the headline clock and the others."""
     if card is not None and (found := card.reasons()):
         return [Warning("disturbed", " and ".join(found))]
     for load, when in zip(loads, ("", " while the other clocks were sampled"), strict=False):
@@ -103,13 +103,13 @@ def disturbed(loads: Sequence[Load], card: CardLoad | None = None) -> list[Warni
 
 
 def reasons(load: Load) -> list[str]:
-    """What other work did to the processors in that time; empty where they were as good as left alone."""
+    """Say what other work did to the processors in that time; empty where they were as good as left alone."""
     found = []
     others, steal, delay = (value or 0.0 for value in _shares(load))
     if others >= _OTHERS:
         which = f"{load.processors} processors" if load.processors > 1 else "the one processor"
         found.append(f"other processes took {percent(others)} % of {which}")
-    if delay >= _DELAYED and delay > others:  # Of the two the column has this one.
+    if delay >= _DELAYED and delay > others:  # The column has the larger one.
         found.append(f"threads waited {percent(min(delay, 1.0))} % of the time for other processes")
     if steal >= _STEAL:
         found.append(f"the hypervisor took {percent(steal)} % of the processors' time")
@@ -117,9 +117,9 @@ def reasons(load: Load) -> list[str]:
 
 
 def _shares(load: Load) -> tuple[float | None, float | None, float | None]:
-    """What others and the hypervisor had, and how long our threads waited for others; 0 for what is no evidence.
+    """Return what others and the hypervisor had, and how long our threads waited for others; 0 for no evidence.
 
-    The last one in seconds per second, as far as others ran: what our threads waited for each other is no disturbance.
+    The last one is in seconds per second, as far as others ran: threads that wait for each other are no disturbance.
     """
     others, steal, delay = load.others, load.steal, None
     if others is not None:

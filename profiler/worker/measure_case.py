@@ -1,17 +1,21 @@
-"""Measure one case in a process of its own: open, warm up, sample, check, and time its layers."""
+"""Measure one case in a process of its own: open, warm up, sample, check, and time its layers.
+
+Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
+process that uses the device meanwhile would be counted in.
+"""
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
+from engines.base import Array, Job, Memory, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options, float_part
 from engines.memory_watch import HostMeter
 from exporters.errors import sentence
@@ -22,7 +26,6 @@ from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
-from profiler.worker.memory import DeviceMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, make_job
 
@@ -53,7 +56,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a case is measured with, and whom to tell of it."""
+    """The tools that measure a case, and the parent that is told of it."""
 
     nvml: Nvml
     host: HostMeter
@@ -81,18 +84,19 @@ def measure_case(task: Task, report: Report) -> Result:
 
 
 def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
-    """Clock and meters; called before anything else touches the device."""
+    """Open clock and meters, before anything else touches the device."""
     nvml = Nvml(task.gpu)
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
     phases.enter(Phase.CONTEXT)
     card = disturbance.Card(nvml)
-    if task.case.device == "cpu":
-        return Bench(nvml, host, device, card, CpuClock(), report, phases)
-    torch.cuda.init()
-    torch.cuda.synchronize()
-    device.context_created()
-    card.opened()
-    return Bench(nvml, host, device, card, CudaClock(), report, phases)
+    clock: Clock = CpuClock()
+    if task.case.device == "cuda":
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        device.context_created()
+        card.opened()
+        clock = CudaClock()
+    return Bench(nvml, host, device, card, clock, report, phases)
 
 
 def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) -> Result:
@@ -193,7 +197,7 @@ def _add_memory(case: Case, session: Session, device: DeviceMeter, result: Resul
 
 
 def _least_work(task: Task, copied_bytes: int) -> Figures:
-    """What a call must compute and move at least, where its FLOPs could be counted."""
+    """Return what a call must compute and move at least, where its FLOPs could be counted."""
     cost, case = task.prepared.cost, task.case
     flops, weights = cost.flops(case.pass_), cost.weight_bytes(case.precision)
     if flops is None:
@@ -202,12 +206,12 @@ def _least_work(task: Task, copied_bytes: int) -> Figures:
 
 
 def _left(task: Task, bench: Bench) -> float:
-    """Seconds that the timeout still leaves for taking figures."""
+    """Return the seconds that the timeout still leaves for taking figures."""
     return max(task.budget.timeout * _GUARD - bench.phases.spent(), 0.01)
 
 
 def _profile(session: Session, result: Result, enough: bool) -> None:
-    """Add the layers, or a warning why there are none: they are no reason to lose what was measured."""
+    """Add the layers, or a warning why there are none; what was measured stays."""
     if not enough:
         result.warnings.append(Warning("no-layers", "budget.timeout leaves no time to profile them"))
         return
@@ -227,7 +231,74 @@ def _profile(session: Session, result: Result, enough: bool) -> None:
 
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:
-    """The arrays' size on the device: floats, which the host holds as float32, are of the precision's type there."""
+    """Return the arrays' size on the device, where floats have the precision's type."""
     is_module = ENGINES[case.engine].needs == "torch"
     half = (float_part(case.precision, case.device) if is_module else case.precision) in ("fp16", "bf16")
     return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)
+
+
+# Memory.
+
+
+class DeviceMeter:
+    """Reads device memory at a case's boundaries: before CUDA, with the context, with the model, and at the end."""
+
+    def __init__(self, used_mib: Callable[[], float | None]) -> None:
+        self._used_mib = used_mib
+        self._baseline = used_mib()
+        self.context_mib: float | None = None
+        self._loaded: float | None = None
+        self._peak: float | None = None
+
+    def context_created(self) -> None:
+        """Call once the CUDA context exists and nothing else."""
+        self.context_mib = self._step(self.read())
+
+    def loaded(self) -> None:
+        """Call once the model is on the device and has not run yet."""
+        self._loaded = self.read()
+
+    def read(self) -> float | None:
+        """Call at any boundary: the peak may be there."""
+        used = self._used_mib()
+        if used is not None:
+            self._peak = max(used, self._peak or 0.0)
+        return used
+
+    def parts(self, declared: Memory) -> Figures:
+        """Return what adds up to the peak: context, weights, gradients, optimizer, activations and other.
+
+        `other` is slack, which the engine's allocator holds unused, and library: loaded kernels, and the handles of
+        cuDNN and cuBLAS. Activations that an engine does not declare are what was added after loading, by the first
+        run and the search for algorithms.
+        """
+        peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
+        if activations is None and self._peak is not None and self._loaded is not None:
+            activations = max(self._peak - self._loaded, 0.0)
+        parts = {"context_mib": self.context_mib, **declared_parts(declared), "activations_mib": activations}
+        if peak is not None and None not in (self.context_mib, parts["weights_mib"], activations):
+            other = peak - sum(part for part in parts.values() if part is not None)
+            library = None if slack is None else other - slack
+            parts |= {"other_mib": other, "slack_mib": slack, "library_mib": library}
+        return parts | {
+            "peak_memory_mib": peak,
+            "baseline_mib": self._baseline,
+            "torch_allocated_mib": _mib(declared.torch_allocated),
+            "torch_reserved_mib": _mib(declared.torch_reserved),
+        }
+
+    def _step(self, used: float | None) -> float | None:
+        return None if used is None or self._baseline is None else used - self._baseline
+
+
+def declared_parts(declared: Memory) -> Figures:
+    """Return what an engine can say on any device: weights, gradients and optimizer."""
+    return {
+        "weights_mib": _mib(declared.weights),
+        "gradients_mib": _mib(declared.gradients),
+        "optimizer_mib": _mib(declared.optimizer),
+    }
+
+
+def _mib(size: int | None) -> float | None:
+    return None if size is None else size / MIB

@@ -1,18 +1,27 @@
-"""Compare outputs with the reference's, places that are not finite first, and judge how far apart they are."""
+"""Keep reference outputs, pair a session's outputs with them, and judge how far apart they are."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from engines.base import Array, Warning
+from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
+from exporters.inputs import TensorSpec, padding
 from profiler.results.result import Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
+from profiler.worker.task import USUAL, Taken
 
+_NAME_CHARACTERS = 500
+_FURTHER = "+"
+"""Begins the keys of further items."""
 _USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1, "fp8": 2e-1}
 """int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
 weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
@@ -20,7 +29,6 @@ weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03,
 blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
-
 NOT_FINITE: Mapping[str, Mapping[str, str]] = {
     "outputs": {"fp16": "; fp16 ends at 65,504, bf16 does not"},
     "gradients": {
@@ -28,7 +36,163 @@ NOT_FINITE: Mapping[str, Mapping[str, str]] = {
         "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
     },
 }
-"""By what is not finite, and the precision, why that may be; goes behind the sentence that says so."""
+"""Likely causes by what is not finite and precision, behind the sentence that says so."""
+
+
+# Reference outputs in a file.
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Outputs to compare with: `first` of a run of `batch` items, and `rows` of all `items` where these come first."""
+
+    first: Mapping[str, Array]
+    rows: Mapping[str, Array]
+    batch: int
+    items: int
+
+
+def write_outputs(
+    path: Path,
+    names: Sequence[str],
+    arrays: Sequence[Array],
+    taken: Taken = USUAL,
+    further: Mapping[int, Array] = MappingProxyType({}),
+) -> None:
+    """Save a reference's outputs of its first run with their names, and by number the `further` items of some.
+
+    The number of items `taken` goes next to them.
+    """
+    path.with_suffix(".facts").write_text(json.dumps([taken.items, taken.batch]))
+    # A member of a zip file has a name of 65,535 bytes at most, which ends at a NUL.
+    shown = ["".join(filter(str.isprintable, name))[:_NAME_CHARACTERS] for name in names]
+    keys = [f"{number} {name}" for number, name in enumerate(shown)]
+    members = dict(zip(keys, arrays, strict=True)) | {_FURTHER + keys[place]: rows for place, rows in further.items()}
+    np.savez(path, **members)  # type: ignore[arg-type]
+
+
+def read_taken(path: Path) -> Taken:
+    """Return how many items were taken."""
+    return Taken(*json.loads(path.with_suffix(".facts").read_text()))
+
+
+def read_outputs(path: Path, further: bool = False) -> dict[str, Array]:
+    """Return the outputs of the first run, or the `further` items."""
+    with np.load(path) as file:
+        keys = [key for key in file.files if key.startswith(_FURTHER) == further]
+        return {key.partition(" ")[2]: file[key] for key in keys}
+
+
+def read_reference(path: Path, batch: int, items: int) -> Reference:
+    """Return everything that `write_outputs` saved, of `items` that ran `batch` at a time."""
+    first = read_outputs(path)
+    rows = {name: array for name, array in first.items() if array.shape[:1] == (batch,)}
+    if items > batch:
+        rows = {name: np.concatenate([rows[name], array]) for name, array in read_outputs(path, further=True).items()}
+    return Reference(first, rows, batch, items)
+
+
+# Pairs of outputs.
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An output, the session's number `place`, beside the reference's of the same shape; `by_item` if the first axis is
+    the items'."""
+
+    ours: Array
+    truth: Array
+    name: str = ""
+    place: int = 0
+    by_item: bool = False
+
+
+def align(
+    outputs: Sequence[Array],
+    names: Sequence[str],
+    reference: Mapping[str, Array],
+    wanted: Sequence[str | int],
+    batch: int,
+    reference_batch: int,
+) -> tuple[list[Pair], list[str]]:
+    """Pair the `wanted` outputs, or all, with the reference's: as many items as both have.
+
+    Outputs go by name, or by their order where there are as many as the reference has under other names. The second
+    list says of others why they cannot be compared, as where a shape depends on the values.
+
+    Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
+    """
+    by_name = _by_name(outputs, names, reference)
+    known, places, pairs, apart = list(reference), list(by_name), list[Pair](), list[str]()
+    for name in (known[place] for place in chosen(wanted, known)):
+        truth, ours = reference[name], by_name.get(name)
+        if ours is None:
+            apart.append(f"{name} is not among the outputs at this batch size")
+            continue
+        by_item = ours.shape[:1] == (batch,) and truth.shape[:1] == (reference_batch,)
+        common = _common(ours, truth, batch, reference_batch)
+        if common is not None:
+            pairs.append(Pair(*common, name, places.index(name), by_item))
+        elif by_item:
+            raise ValueError(f"output {name} has shape {ours.shape}, the reference {truth.shape}")
+        else:
+            apart.append(f"{name} has shape {ours.shape}, the reference's is {truth.shape}")
+    return pairs, apart
+
+
+def _by_name(outputs: Sequence[Array], names: Sequence[str], reference: Mapping[str, Array]) -> dict[str, Array]:
+    by_name = dict(zip(names, outputs, strict=True))
+    # An exporter gives an output another name where an input has its own.
+    if set(names) != set(reference) and len(outputs) == len(reference):
+        by_name = dict(zip(reference, outputs, strict=True))
+    if not set(by_name) & set(reference):
+        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+    return by_name
+
+
+def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tuple[Array, Array] | None:
+    """Return the items that both have, along each axis that is the batch or a multiple of it; None if nothing fits."""
+    if ours.ndim != truth.ndim:
+        return None
+    # The first items of a batch, one after another, are those of a smaller batch.
+    if any(a != b and a * reference_batch != b * batch for a, b in zip(ours.shape, truth.shape, strict=True)):
+        return None
+    shared = tuple(slice(min(sizes)) for sizes in zip(ours.shape, truth.shape, strict=True))
+    return ours[shared], truth[shared]
+
+
+def can_grow(pair: Pair, outputs: Sequence[Array], reference: Reference, batch: int) -> bool:
+    """Tell whether further runs can give the pair more items."""
+    rows = reference.rows.get(pair.name)
+    return rows is not None and outputs[pair.place].shape == (batch, *rows.shape[1:])
+
+
+def grown(pairs: Sequence[Pair], runs: Sequence[Sequence[Array]], reference: Reference, batch: int) -> list[Pair]:
+    """Give the outputs that have their items first those of all runs; only what has all of them stays `by_item`."""
+    items, found = min(len(runs) * batch, reference.items), []
+    for pair in pairs:
+        if can_grow(pair, runs[0], reference, batch):
+            ours = np.concatenate([run[pair.place] for run in runs])[:items]
+            pair = replace(pair, ours=ours, truth=reference.rows[pair.name][:items], by_item=True)
+        found.append(pair)
+    most = max((len(pair.ours) for pair in found if pair.by_item), default=0)
+    return [replace(pair, by_item=pair.by_item and len(pair.ours) == most) for pair in found]
+
+
+def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
+    """Return an output with zeros at tokens of padding, where what a runtime computes means nothing.
+
+    In ModernBERT's sliding windows without a token, PyTorch's attention gives zeros and its exported graph a mean: the
+    outputs there are 3e-3 apart, at all other tokens 3e-7.
+    """
+    tokens = padding(specs, array.shape)
+    if tokens.any():
+        array = array.copy()
+        array[tokens] = 0
+    return array
+
+
+# Differences.
 
 
 @dataclass(frozen=True)
@@ -36,17 +200,17 @@ class Difference:
     """How far one output is from the reference's; `wrong` says where one is not finite and the other is not alike."""
 
     error: float
-    """The relative L2 error; where the reference is zero the distance itself, and of exact values (token ids, classes)
-    the share of places that differ."""
+    """The relative L2 error; the distance itself where the reference is zero, and the share of places that differ where
+    values are exact (token ids, classes)."""
     largest: float | None = None
-    """The largest absolute error; of exact values there is none."""
+    """The largest absolute error; exact values have none."""
     wrong: str | None = None
     doubts_reference: bool = False
     exact: bool = False
     is_zero: bool = False
-    """Whether the reference is zero everywhere, so that what computes nothing agrees with it."""
+    """The reference is zero everywhere, so that what computes nothing agrees with it."""
     name: str = ""
-    """Which output it is, where there are several."""
+    """The output, where there are several."""
     spread: float | None = None
     """How far the reference's items are from each other (`spread`); None where that is not known."""
     items: tuple[float, ...] = ()
@@ -59,60 +223,58 @@ class Difference:
 
     @property
     def hides_inputs(self) -> bool:
-        """Whether all that depends on the inputs could be wrong at this error."""
+        """Tell whether everything that depends on the inputs could be wrong at this error."""
         return self.spread is not None and self.judged >= WRONG * self.spread
 
 
 def spread(truth: Array, items: int) -> float | None:
-    """How far an output's items are from their mean, relative to its size (L2); None of a single item, of exact values,
-    and of an output whose first axis is not the items'."""
+    """Return how far an output's items are from their mean, relative to its size (L2).
+
+    None for a single item, exact values, and an output whose first axis is not the items'.
+    """
     if items < 2 or truth.shape[:1] != (items,) or is_exact(truth) or not np.isfinite(truth).all():
         return None
     return relative_l2(np.broadcast_to(truth.mean(axis=0, dtype=np.float64), truth.shape), truth)
 
 
-def compare(
-    outputs: Sequence[Array], reference: Sequence[Array], names: Sequence[str] = (), by_item: Sequence[bool] = ()
-) -> list[Difference]:
-    """Measure the difference of each output, of arrays that `profiler.worker.outputs.align` has given the same shapes.
-
-    `by_item` tells whose first axis is the items'; any other output is one item.
-    """
-    several = len(outputs) > 1 and names
-    called = [f"output {name}" for name in (names if several else range(len(outputs)))]
-    by_item = by_item or [False] * len(outputs)
-    found = [_difference(*each) for each in zip(called, outputs, reference, by_item, strict=True)]
-    return [replace(each, name=name) for each, name in zip(found, called, strict=True)] if several else found
+def compare(pairs: Sequence[Pair]) -> list[Difference]:
+    """Measure the difference of each pair."""
+    several = len(pairs) > 1
+    found = []
+    for number, pair in enumerate(pairs):
+        name = f"output {pair.name if several and pair.name else number}"
+        found.append(replace(_difference(name, pair), name=name if several and pair.name else ""))
+    return found
 
 
-def _difference(name: str, ours: Array, truth: Array, by_item: bool) -> Difference:
-    is_zero, pairs = not truth.any(), list(zip(ours, truth, strict=True)) if by_item else []
+def _difference(name: str, pair: Pair) -> Difference:
+    ours, truth = pair.ours, pair.truth
+    is_zero, rows = not truth.any(), list(zip(ours, truth, strict=True)) if pair.by_item else []
     if is_exact(truth):
-        items = tuple(_share_apart(*pair) for pair in pairs)
+        items = tuple(_share_apart(*row) for row in rows)
         return Difference(_share_apart(ours, truth), exact=True, is_zero=is_zero, items=items)
     wrong, doubts_reference = _not_alike(name, ours, truth)
     if wrong is not None:
         return Difference(float("nan"), float("nan"), wrong, doubts_reference)
     here, there = finite(ours, truth)
-    largest, items = float(np.max(np.abs(here - there), initial=0.0)), tuple(relative_l2(*pair) for pair in pairs)
+    largest, items = float(np.max(np.abs(here - there), initial=0.0)), tuple(relative_l2(*row) for row in rows)
     return Difference(relative_l2(ours, truth), largest, is_zero=is_zero, items=items)
 
 
 def _share_apart(ours: Array, truth: Array) -> float:
-    """The share of places that differ."""
     return float(np.mean(ours != truth)) if truth.size else 0.0
 
 
 def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
-    """What is wrong with places that are not finite, None if both sides are alike, and whether the reference is."""
+    """Say what is wrong with places that are not finite, None if both sides are alike, and whether the reference is."""
     nan, usable = np.count_nonzero(np.isnan(truth)), np.count_nonzero(np.isfinite(truth))
     if truth.size and (not usable or nan > truth.size / 2):
         what = f"NaN in {numbers.percent(nan / truth.size)} %" if nan > truth.size / 2 else "not finite in 100 %"
         return f"nothing can be compared: the reference itself is {what} of {name}", True
-    pairs = unlike(ours, truth)
-    if not pairs:
+    kinds = unlike(ours, truth)
+    if not kinds:
         return None, False
-    places = ", ".join(f"{got} where the reference has {wanted} in {count:,}" for (got, wanted), count in pairs.items())
+    places = ", ".join(f"{got} where the reference has {wanted} in {count:,}" for (got, wanted), count in kinds.items())
     sentence = f"the outputs are wrong where they are not finite: {name} has {places} of {truth.size:,} places"
     if usable >= truth.size / 2:
         return sentence, False
@@ -121,25 +283,21 @@ def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
 
 
 def figures(
-    differences: Sequence[Difference],
-    outputs: Sequence[Array],
-    reference: Sequence[Array],
-    real_weights: bool,
-    distinct: int | None = None,
+    differences: Sequence[Difference], pairs: Sequence[Pair], real_weights: bool, distinct: int | None = None
 ) -> Figures:
     """Return the errors of items, and how often the first output's top class agrees; None where there is none.
 
     The error of an item is the largest over its outputs; an output without items counts for every item. After
-    `distinct` items the inputs repeat.
-    Top-1 agreement is given only for two-dimensional outputs of floats and real weights: with seeded ones it says
-    nothing about accuracy.
+    `distinct` items the inputs repeat. Top-1 agreement needs two-dimensional outputs of floats and real weights: with
+    seeded ones it says nothing about accuracy.
     """
     agreement = None
     largest = [difference.largest for difference in differences if difference.largest is not None]
-    if real_weights and reference and reference[0].ndim == 2 and not differences[0].exact:
-        agreement = float(np.mean(outputs[0].argmax(axis=1) == reference[0].argmax(axis=1)))
-    errors = item_errors(differences)[:distinct]
-    # np.max keeps a NaN, which max() would lose.
+    if real_weights and pairs and pairs[0].truth.ndim == 2 and not differences[0].exact:
+        agreement = float(np.mean(pairs[0].ours.argmax(axis=1) == pairs[0].truth.argmax(axis=1)))
+    items = max([1, *(len(difference.items) for difference in differences)])
+    each = [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
+    errors = (np.max(each, axis=0) if each else np.zeros(1))[:distinct]  # A NaN stays one, which max() would lose.
     return {
         "rel_l2_error": _finite(np.median(errors)),
         "rel_l2_error_high": _finite(upper_bound(errors)),
@@ -149,27 +307,19 @@ def figures(
     }
 
 
-def item_errors(differences: Sequence[Difference]) -> Array:
-    """Return the largest error over the outputs of each item; a NaN stays one."""
-    items = max([1, *(len(difference.items) for difference in differences)])
-    each = [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
-    return np.max(each, axis=0) if each else np.zeros(1)
-
-
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
 def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Finding:
-    """What the differences say of a row: wrong, unusual for the precision, or nothing at all.
+    """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all.
 
     `seeding` says how inputs come about, for a reference that is zero or not finite.
     """
     for difference in differences:
         if difference.wrong is not None:
-            if difference.doubts_reference:
-                return f"{difference.wrong}: {seeding}"
-            return difference.wrong + NOT_FINITE["outputs"].get(precision, "")
+            hint = f": {seeding}" if difference.doubts_reference else NOT_FINITE["outputs"].get(precision, "")
+            return difference.wrong + hint
     worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
     of = f" of {worst.name}" if worst.name else ""
     what = f"relative L2 error {numbers.error(worst.judged)}{of}"

@@ -1,11 +1,12 @@
 """Import torch and onnxruntime in the forkserver as it starts, without touching a device.
 
-Imported only by the forkserver. Its output goes to a log, and an import that fails is remembered for the probe, since
-the forkserver itself would swallow it.
+Only the forkserver imports it. Its output goes to a log, and the probe tells of an import that failed, which the
+forkserver itself would swallow.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -14,35 +15,33 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
-from profiler.processes import trees
-from profiler.processes.logs import redirect_output
 from profiler.processes.messages import Report
+from profiler.processes.process import LOG, adopt_orphans, end_below, end_with_parent, redirect_output
 
 PID = os.getpid()
 ERROR: str | None = None
 
-trees.take_all_along()
-trees.end_with_parent()  # Only once all is imported it looks whether anybody is left to fork for.
-if os.environ.get(trees.STARTED_FOR, str(os.getppid())) != str(os.getppid()):
-    os._exit(0)
+adopt_orphans()
+atexit.register(lambda: end_below(PID) if os.getpid() == PID else None)
+warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid", UserWarning)  # Of an orphan.
+end_with_parent()  # The forkserver looks for its parent only once all is imported.
 try:
-    redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
+    redirect_output(Path(os.environ.get(LOG, os.devnull)))
 except FileNotFoundError:  # Its parent was interrupted meanwhile, and has cleared the log's folder away.
     os._exit(0)
-
-faulthandler.enable()  # Of a library that aborts as it is imported the log has the place.
-
-if log := os.environ.get("PROFILER_FORKSERVER_LOG"):
+faulthandler.enable()  # The log has the place where a library aborts as it is imported.
+if log := os.environ.get(LOG):
     # What imports write into the temporary folder, or choose there for good, goes with the run's own.
     os.environ["TMPDIR"] = tempfile.tempdir = str(Path(log).parent)
 
 # Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-# Of a slice of a card torch would ask CUDA; of the card it asks NVML.
+# torch would ask CUDA about a slice of a card; it asks NVML about the card.
 _SLICES = os.environ.pop("CUDA_VISIBLE_DEVICES") if os.environ.get("CUDA_VISIBLE_DEVICES", "")[:4] == "MIG-" else None
 
 try:
@@ -71,13 +70,13 @@ except Exception:
     ERROR = traceback.format_exc()
     traceback.print_exc(file=sys.stderr)
 finally:
-    trees.end_with_parent(False)  # A thread may have started it, and end before the last call.
+    end_with_parent(False)  # A thread may have started it, and end before the last call.
     if _SLICES is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = _SLICES
 
 
 def probe(_: None, report: Report) -> dict[str, Any]:
-    """What the libraries say of themselves, asked in a forked process; fails where the preload did not happen."""
+    """Return the libraries' versions and devices, asked in a forked process; fails where the preload did not happen."""
     if ERROR is not None:
         raise RuntimeError(f"the forkserver could not import what it preloads:\n{ERROR}")
     if os.getpid() == PID:

@@ -2,70 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import ctypes
+import importlib
+import inspect
+import math
+import re
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import nn
 
 import engines
-from engines.base import BuiltAhead, Job, Unsupported
+from engines.base import Array, BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
 from engines.catalog import ENGINES, Device, Options, reference_of
+from engines.memory_watch import HostMeter
 from engines.requirements import explain, missing
-from exporters.cache import Cache
+from exporters.cache import Cache, code_of, file_sha256
+from exporters.calls import chosen
+from exporters.errors import message, sentence
 from exporters.flops import Cost, cached_cost, quantized_products
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec, dimensions_of, input_specs
+from exporters.inputs import (
+    TensorSpec,
+    described,
+    dimensions_of,
+    distinct_items,
+    fixed_batch,
+    how_seeded,
+    input_specs,
+    numpy_dtype,
+    seeded_inputs,
+)
 from exporters.int8 import PLACEMENTS, quantize
 from exporters.onnx_export import Export, ExportError, export_onnx, fp32_graph, refused_graphs, to_fp16
 from exporters.onnx_files import check_onnx, read_onnx
-from exporters.source import Identity, ModelSource
-from exporters.weights import cached_state, identified, identify
+from exporters.source import Identity, ModelError, ModelSource, digest
+from exporters.weights import cached_state, checked, identified, identify, source_key
+from profiler.machine import available_memory_mib
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
-from profiler.worker.outputs import read_facts, read_outputs
-from profiler.worker.reference_outputs import cached_reference
-from profiler.worker.task import Prepared, Task, check_inputs, is_for_one_batch, make_job, own_graphs
+from profiler.worker import parity
+from profiler.worker.task import (
+    MOST_REFERENCE_ITEMS,
+    REFERENCE_ITEMS,
+    Prepared,
+    Taken,
+    Task,
+    check_inputs,
+    is_for_one_batch,
+    make_job,
+    own_graphs,
+    usual_items,
+)
+
+_CPU_SECONDS = 60.0
+"""What the reference outputs of a model may take on the CPU: all of a catalog's networks need less."""
+_FURTHER_SECONDS = 10.0
+"""What items beyond those of the first run may take."""
+_FURTHER_BYTES = 2**27
+"""Bound of the outputs of all items, where the first run's are not more by themselves."""
+_MEMORY_SHARE = 0.8
+"""Share of the memory that is available: others are prepared at the same time."""
+_OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
+"""What torch, numpy and ONNX Runtime say of an index that is too large: the inputs' values are at fault."""
 
 
 def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: Report) -> Prepared:
-    """Identity, input shapes, fp32 weights and reference outputs of a model, those on one of the devices.
+    """Make identity, input shapes, fp32 weights and reference outputs of a model.
 
     Raises exporters.source.ModelError, and Unsupported where the engine that makes reference outputs is not installed.
     """
-    source, devices, root = argument
+    source, _, root = argument
     cache = Cache(root)
-    check_source(source)
+    _check_source(source)
     specs, source = tuple(input_specs(source)), identified(source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
-    reference = cached_reference(source, specs, state, devices, cache)
-    changed, taken = read_facts(reference)
-    outputs = tuple(array.shape for array in read_outputs(reference).values())
-    quantized = (0, 0) if source.onnx is None else quantized_products(read_onnx(source.onnx).graph)
-    failures = refusals(source, specs)
+    reference = cached_reference(source, specs, state, cache)
+    failures = {name: Outcome("failed", why) for name, why in refused_graphs(source, specs).items()}
     return Prepared(
         specs,
         state,
         reference,
-        outputs,
-        changed,
-        taken,
+        tuple(array.shape for array in parity.read_outputs(reference).values()),
+        parity.read_taken(reference),
         onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
-        quantized=quantized,
+        quantized=(0, 0) if source.onnx is None else quantized_products(read_onnx(source.onnx).graph),
     )
 
 
-def refusals(source: ModelSource, specs: Sequence[TensorSpec]) -> dict[str, Outcome]:
-    """By precision why the file that a job gives for it cannot run."""
-    return {precision: Outcome("failed", why) for precision, why in refused_graphs(source, specs).items()}
-
-
-def check_source(source: ModelSource) -> None:
-    """What can be said of a model before it is made: an ONNX file, and what its reference outputs need.
-
-    Raises exporters.source.ModelError for the file, and Unsupported where the engine that makes them is not installed.
-    """
+def _check_source(source: ModelSource) -> None:
+    """Check an ONNX file, and that the engine that makes reference outputs is installed, before anything is made."""
     if source.onnx is not None:
         check_onnx(source.onnx)
     maker = ENGINES[reference_of(source.kind)[0]]
@@ -74,7 +108,7 @@ def check_source(source: ModelSource) -> None:
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
-    """What the model is now. Raises exporters.source.ModelError."""
+    """Tell what the model is now. Raises exporters.source.ModelError."""
     return identify(argument[0])
 
 
@@ -84,8 +118,8 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
 
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], report: Report) -> Cost:
-    """What the model must compute and read at least, in training too if the third argument says so, there with the
-    gradient of its input if the fourth does."""
+    """Count what the model must compute and read at least, in training too if the third argument says so, there with
+    the gradient of its input if the fourth does."""
     source, prepared, trains, of_input, root = argument
     # FLOPs are the same in every precision's graph.
     free = {name: export.path for name, export in prepared.onnx.items() if not is_for_one_batch(name)}
@@ -96,8 +130,8 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
 def prepare_gradients(
     argument: tuple[ModelSource, Prepared, str, int, bool, Sequence[str], Sequence[int], Path], report: Report
 ) -> GradientReference:
-    """What the first training step gives in fp64 over that many items, with the gradient of the input if the fifth
-    argument says so, and how far from it the same step is at the precisions and batch sizes."""
+    """Take the first training step in fp64 over that many items, with the gradient of the input if the fifth argument
+    says so, and measure how far from it the same step is at the precisions and batch sizes."""
     source, prepared, head, items, of_input, precisions, batches, root = argument
     assert prepared.state is not None, "what trains is a torch module"
     return cached_gradients(
@@ -106,7 +140,7 @@ def prepare_gradients(
 
 
 def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:
-    """The exported graph, of any batch size or of that one; of a model with a graph of its own one made of that.
+    """Export the graph, for any batch size or for that one; a model with a graph of its own gives one made of that.
 
     Raises exporters.source.ModelError.
     """
@@ -124,13 +158,147 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
 
 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:
-    """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
+    """Build the case's engine into its cache, so that the builder's memory does not count as the case's."""
     return engines.build(task.case.engine, _job(task, report))
 
 
 def _job(task: Task, report: Report) -> Job[Options]:
-    """What an engine opens ahead of the process that measures."""
+    """Make the job that an engine opens ahead of the process that measures."""
     check_inputs(task)
     if task.case.device == "cuda":
         torch.cuda.init()
     return make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What a session returned in its first run and, by number, for further items; the seconds and MiB that it took."""
+
+    names: Sequence[str]
+    arrays: Sequence[Array]
+    further: Mapping[int, Array]
+    taken: Taken
+    seconds: float
+    mib: float
+
+
+def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache) -> Path:
+    """Return the file of the reference outputs, made once for all runs.
+
+    Raises ModelError, and Unsupported where the engine that makes them cannot run.
+    """
+    code = [*code_of("inputs.py", "calls.py"), file_sha256(Path(parity.__file__))]
+    engine = importlib.import_module(reference_of(source.kind)[1].module)
+    key = digest([source_key(source), *code, str(REFERENCE_ITEMS), str(MOST_REFERENCE_ITEMS), str(engine.__version__)])
+
+    def produce(path: Path) -> None:
+        found = _take_outputs(source, specs, state)
+        parity.write_outputs(path, found.names, found.arrays, found.taken, found.further)
+
+    return cache.entry("reference", key, ".npz", checked(source, produce))[0]
+
+
+def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None) -> _Outputs:
+    """Run as many items as the CPU can afford, which one item tells where the batch is free."""
+    usual, least = usual_items(specs), fixed_batch(specs) or 1
+    if usual == least:
+        return _run(source, specs, state, usual)
+    try:
+        first = _run(source, specs, state, least, goes_on=False)
+    except ModelError:  # Some models cannot run a single item.
+        return _run(source, specs, state, usual)
+    items = affordable(first.seconds, first.mib, available_memory_mib())
+    return first if items == least else _run(source, specs, state, items)
+
+
+def _run(
+    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int, goes_on: bool = True
+) -> _Outputs:
+    """Run a batch in the engine that the catalog names for references, and further ones where it `goes_on`."""
+    engine, reference = reference_of(source.kind)
+    inputs = tuple(seeded_inputs(specs, batch))
+    job = Job(
+        *(source, "inference", reference.precision, batch, "cpu", reference.options, inputs, state, source.onnx),
+        specs=tuple(specs),
+    )
+    session: Session | None = None
+    try:
+        session = engines.open_session(engine, job)
+        meter = HostMeter()
+        is_measured, start = meter.start_measuring(), time.perf_counter()
+        session.run(ignore)
+        arrays = session.outputs()
+        seconds = time.perf_counter() - start
+        mib = _given_back(meter) if is_measured else 0.0
+        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(arrays))]
+        if not arrays:
+            raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
+        chosen(source.outputs, names)
+    except (ModelError, Unsupported):
+        raise
+    except Exception as error:
+        raise _no_reference(source, error, specs, getattr(session, "model", None)) from error
+    arrays = [array.copy() for array in arrays]  # They may be where the next run writes.
+    further = _further(session, specs, arrays, batch, seconds) if goes_on else {}
+    items = batch + next((len(rows) for rows in further.values()), 0)
+    return _Outputs(names, arrays, further, Taken(items, batch), seconds, mib)
+
+
+def _further(
+    session: Session, specs: Sequence[TensorSpec], arrays: Sequence[Array], batch: int, seconds: float
+) -> dict[int, Array]:
+    """Return further items by number of the outputs that have their items first; none where a shape varies."""
+    assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
+    runs = _runs(batch, seconds, sum(array.nbytes for array in arrays), distinct_items(specs))
+    rows: dict[int, list[Array]] = {n: [] for n, array in enumerate(arrays) if array.shape[:1] == (batch,)}
+    try:
+        for first in range(batch, runs * batch if rows else 0, batch):
+            session.feed(seeded_inputs(specs, batch, first=first))
+            session.run(ignore)
+            outputs = session.outputs()
+            if [array.shape for array in outputs] != [array.shape for array in arrays]:
+                return {}
+            for number, taken in rows.items():
+                taken.append(outputs[number].copy())
+    except Exception:  # Those of the first run are there.
+        traceback.print_exc()
+        return {}
+    return {number: np.concatenate(taken) for number, taken in rows.items() if taken}
+
+
+def affordable(seconds: float, mib: float, available_mib: float | None) -> int:
+    """Return the batch size that the CPU can afford, if an item takes so many seconds and MiB: 8, 4, 2, or 1."""
+    items, most = REFERENCE_ITEMS, _MEMORY_SHARE * (math.inf if available_mib is None else available_mib)
+    while items > 1 and (items * seconds > _CPU_SECONDS or items * mib > most):
+        items //= 2
+    return items
+
+
+def _runs(batch: int, seconds: float, size: int, distinct: int | None) -> int:
+    """Return how many batches of so many seconds and bytes are affordable: 64 items, or half as often 32, 16, …."""
+    runs = max(min(MOST_REFERENCE_ITEMS, distinct or MOST_REFERENCE_ITEMS) // batch, 1)
+    while runs > 1 and (runs * seconds > _FURTHER_SECONDS or runs * size > _FURTHER_BYTES):
+        runs //= 2
+    return runs
+
+
+def _given_back(meter: HostMeter) -> float:
+    """Return the MiB that a call had at its peak and no longer has: more items take more of them, weights stay."""
+    with contextlib.suppress(AttributeError):  # The C library keeps small blocks otherwise; not each has this.
+        ctypes.CDLL(None).malloc_trim(0)
+    peak, now = meter.peak_mib(), meter.now_mib()
+    return 0.0 if peak is None or now is None else max(peak - now, 0.0)
+
+
+def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], model: object) -> ModelError:
+    """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
+    why = sentence(error)
+    if _OF_VALUES.search(why + message(error)) and any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
+        why += f"; {how_seeded(specs)}"
+    if "device" in message(error):
+        why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
+    else:
+        why += f"; given: {described(specs)}"
+        if isinstance(error, TypeError) and isinstance(model, nn.Module):
+            why += f", and forward takes {', '.join(inspect.signature(model.forward).parameters)}"
+    return source.error(f"its reference outputs cannot be made: {why}")

@@ -1,7 +1,4 @@
-"""Measure a device's roofs, peak FLOP/s by precision and bandwidth, and tell whether the machine was quiet meanwhile.
-
-profiler.results.roofline says what they are for.
-"""
+"""Measure a device's roofs: peak FLOP/s by precision, and bandwidth. profiler.results.roofline judges rows by them."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ if TYPE_CHECKING:
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
-"""Of timing a kernel; a case's own sampling time if that is shorter. A kernel of which fewer than two calls fit is not
+"""Time for a kernel; a case's own sampling time if that is shorter. A kernel of which two calls do not fit is not
 tried."""
 
 
 def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
-    """The precisions whose roofs a run needs, fp32 first: all on a GPU, where they are cheap, else the cases'."""
+    """Return the precisions whose roofs a run needs, fp32 first: all on a GPU, where they are cheap."""
     if device == "cuda":
         return ("fp32", "tf32", "fp16", "bf16")
     requested = {case.precision.removeprefix("amp-") for case in cases}
@@ -50,7 +47,7 @@ class Measured:
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
-    """The roofs of this process's device, each the best of many calls; (device, precisions, seconds a kernel).
+    """Measure the roofs of this process's device, each the best of many calls; (device, precisions, seconds a kernel).
 
     A roof whose measurement fails is left out, and the log says why.
     """
@@ -59,34 +56,32 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
         nvml = Nvml(visible_gpus()[0].uuid)
         time.sleep(UTILIZATION_SECONDS)
         used = nvml.utilization()
-        roofs = _roofs(device, precisions, seconds)
+        roofs = _roofs(device, precisions, min(seconds, _SECONDS))
         return Measured(roofs, used is not None and used < CARD and not slowdowns(nvml.read().reasons or 0))
     before = processor.read()
-    roofs = _roofs(device, precisions, seconds)
+    roofs = _roofs(device, precisions, min(seconds, _SECONDS))
     load = processor.read().since(before)
     return Measured(roofs, load.others is not None and not reasons(load))
 
 
 def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[str, float]:
     clock: Clock = CudaClock() if device == "cuda" else CpuClock()
-    seconds = min(seconds, _SECONDS)
     roofs: dict[str, float] = {}
-
-    def add(name: str, measure: Callable[[], float]) -> None:
+    measures: dict[str, Callable[[], float]] = {
+        **{f"{each}_tflops": partial(_tflops, clock, device, each, seconds) for each in precisions},
+        "cache_mib": _gpu_cache_mib if device == "cuda" else cpu_cache_mib,
+        "copy_gb_s": lambda: _copy_gb_s(clock, device, roofs.get("cache_mib", 0.0), seconds),
+    }
+    for name, measure in measures.items():
         try:
             roofs[name] = measure()
         except Exception:
             traceback.print_exc()
-
-    for precision in precisions:
-        add(f"{precision}_tflops", lambda: _tflops(clock, device, precision, seconds))  # noqa: B023 -- called at once
-    add("cache_mib", _gpu_cache_mib if device == "cuda" else cpu_cache_mib)
-    add("copy_gb_s", lambda: _copy_gb_s(clock, device, roofs.get("cache_mib", 0.0), seconds))
     return widened(roofs)
 
 
 def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> float:
-    """The best rate over kernels of growing size; a kind's rate so far tells which would take too long."""
+    """Return the best rate over kernels of growing size; a kind's rate so far tells which would take too long."""
     import torch
 
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -105,7 +100,7 @@ def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> flo
 
 
 def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, Callable[[], Run]]]:
-    """Kinds, FLOPs and makers of products, and on the CPU of convolutions too.
+    """Yield kinds, FLOPs and makers of products, and on the CPU of convolutions too.
 
     torch's products are no roof there: on an AMD EPYC (Zen 5) MKL multiplies fp32 at 110 to 220 GFLOP/s where oneDNN's
     convolutions in NHWC reach 510, which is the two cores' peak. A GPU's products come within a few percent of its
@@ -132,8 +127,7 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
 
 
 def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -> float:
-    """A copy between two buffers, each far larger than the cache: 1 GiB on a GPU, and on both an eighth of what is free
-    at most."""
+    """Copy between two buffers, each far larger than the cache: 1 GiB on a GPU, at most an eighth of what is free."""
     import torch
 
     free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib() or 8192.0
@@ -144,7 +138,7 @@ def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -
 
 
 def _best_ms(clock: Clock, run: Run, seconds: float) -> float:
-    """The shortest call of many after a warm-up: a busy machine can only lengthen a call."""
+    """Return the shortest call of many after a warm-up: a busy machine can only lengthen a call."""
     warm = clock.time_calls(run, 1)[clock.headline][0]
     calls = max(_FEWEST, min(_MOST, int(seconds * 1000 / max(warm, 1e-6))))
     return min(clock.time_calls(run, calls)[clock.headline])
@@ -157,10 +151,7 @@ def _gpu_cache_mib() -> float:
 
 
 def cpu_cache_mib(root: Path = Path("/sys/devices/system/cpu")) -> float:
-    """The last-level caches of this process's processors together, as the kernel lists them.
-
-    Raises LookupError if it does not.
-    """
+    """Add up the last-level caches of this process's processors. Raises LookupError if the kernel lists none."""
     sizes: dict[tuple[int, str], float] = {}
     for cache in root.glob("cpu[0-9]*/cache/index*"):
         if int(cache.parts[-3].removeprefix("cpu")) in os.sched_getaffinity(0):

@@ -23,7 +23,7 @@ Now = Callable[[], float]
 Read = Callable[[], processor.Reading]
 
 _SHORT_MS = 0.05
-"""Shorter calls are timed in blocks that last as long: below this, recording the events shows in the interval."""
+"""Shorter calls are timed in blocks that last this long: below it, recording the events shows in the interval."""
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
@@ -34,14 +34,13 @@ ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _IN_THE_LOOP = "in the back-to-back loop"
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
-"""How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
+"""Shares of a CUDA case's sampling seconds; on the CPU there is one clock, which has them all."""
 
 
 class Runnable(Protocol):
-    """The one thing of a session that is timed."""
+    """What is timed of a session."""
 
-    def run(self, mark: Mark) -> None:
-        """See engines.base.Session."""
+    def run(self, mark: Mark) -> None: ...
 
 
 @dataclass
@@ -57,7 +56,7 @@ class Measurement:
 
 
 def first_run(session: Runnable, clock: Clock) -> float:
-    """Seconds of the very first call, to finished work: lazy loading, algorithm search and graph capture are in it."""
+    """Return the seconds of the very first call, to finished work, with lazy loading, algorithm search and capture."""
     start = time.perf_counter()
     session.run(clock.mark)
     clock.synchronize()
@@ -67,8 +66,8 @@ def first_run(session: Runnable, clock: Clock) -> float:
 def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> tuple[float, bool]:
     """Run until two consecutive windows agree within 2 %; returns milliseconds per call, and whether they did.
 
-    At least 10 calls and 200 ms; where one call is slower than that, as on a CPU, one call. At most half the budget's
-    seconds: if the last two windows disagree then, and there was time for more, the case is not steady.
+    It takes at least 10 calls and 200 ms, or one call that is slower than that, and at most half the budget's seconds:
+    if the last two windows disagree then, and there was time for more, the case is not steady.
     """
     start = now()
     last = _window(session, clock, 1, now)
@@ -235,24 +234,24 @@ def host_bound(samples: Samples) -> list[Warning]:
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event:
         return []
-    has_gaps = gpu and event / gpu > 1.05
-    is_slow = set_by_host(event, gpu, enqueue)
-    per_call = f"{milliseconds(event)} a call"
-    if gpu and has_gaps and is_slow:
-        return [Warning("host-bound", f"of {per_call} the device works {milliseconds(gpu)}")]
-    if gpu and has_gaps:
+    is_slow, per_call = set_by_host(event, gpu, enqueue), f"{milliseconds(event)} a call"
+    if gpu and event / gpu > 1.05:
+        if is_slow:
+            return [Warning("host-bound", f"of {per_call} the device works {milliseconds(gpu)}")]
         return [Warning("queue-bound", f"{per_call} with more calls queued behind it, {milliseconds(gpu)} alone")]
     if enqueue is None or not is_slow:
         return []
-    if not gpu:
-        return [Warning("host-bound", f"of {per_call} the host enqueues for {milliseconds(enqueue)}")]
-    text = f"enqueueing takes {milliseconds(enqueue)} of the device's {milliseconds(gpu)}; a slower host would show"
+    text = f"of {per_call} the host enqueues for {milliseconds(enqueue)}"
+    if gpu:
+        text = f"enqueueing takes {milliseconds(enqueue)} of the device's {milliseconds(gpu)}; a slower host would show"
     return [Warning("host-bound", text)]
 
 
 def waited(samples: Samples, loop_ms: float) -> list[Warning]:
-    """The same of calls that are timed on the host, which starts each on an idle device: a loop of them, `loop_ms` a
-    call, waits once. Only a loop that is slower contradicts them."""
+    """Warn of the same for calls that are timed on the host, which starts each on an idle device.
+
+    A loop of them, `loop_ms` a call, waits once. Only a loop that is slower contradicts them.
+    """
     call_ms, enqueue = median(samples["host"]) or 0.0, median(samples["enqueue"]) or 0.0
     if call_ms < loop_ms:
         return inconsistent(call_ms, "in the median", loop_ms, _IN_THE_LOOP)
@@ -265,7 +264,7 @@ def waited(samples: Samples, loop_ms: float) -> list[Warning]:
 
 
 def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[Warning]:
-    """The warning that two figures of a call contradict each other by over 10 %, as after bursts of other work.
+    """Warn that two figures of a call contradict each other by over 10 %, as after bursts of other work.
 
     On a GPU those are the median by events and a call's time in the back-to-back loop, on the CPU the median and what
     the throughput is made of: the loop, or the samples' mean.
@@ -276,7 +275,7 @@ def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[W
 
 
 def parts_contradict(samples: Samples, whole: str) -> list[Warning]:
-    """The same where an iteration's parts, all the other samples, come to something else than its whole."""
+    """Warn that an iteration's parts, all the other samples, come to something else than its whole."""
     inner = {name: values for name, values in samples.items() if name not in (whole, "enqueue")}
     parts = {name.removeprefix(f"{whole}_"): median(values) or 0.0 for name, values in inner.items()}
     whole_ms, sum_ms = median(samples.get(whole, [])), sum(parts.values())
@@ -291,7 +290,7 @@ def _contradict(one: float, other: float) -> bool:
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:
-    """Milliseconds per call of one window of calls."""
+    """Return the milliseconds per call of one window of calls."""
     clock.synchronize()
     start = now()
     for _ in range(calls):

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -141,14 +140,6 @@ def test_a_model_that_fails_is_a_row(notebook: Any, code: str, name: str, why: s
     assert (row["model"], row["status"]) == (name, "failed")
     assert why in row["reason"]
     assert samples.collect().is_empty()
-
-
-@pytest.mark.usefixtures("forkserver")
-def test_a_process_with_a_forkserver_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["__main__"])
-    with pytest.raises(profiler.ConfigError, match="has a forkserver of multiprocessing already"):
-        profiler.measure("resnet18", output=tmp_path / "runs")
-    assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.usefixtures("forkserver")

@@ -1,7 +1,5 @@
 """Give every suite of faults one seed and one size, and add up what they tried in one table.
 
-A suite takes the fixture `soak`, runs its trials, and says what came of them by one call at its end:
-
     def test_configs(soak):
         tried = raised = 0
         for rng in soak.trials(800):        # 800 in CI, 800 * N with PROFILER_SOAK=N; a random.Random of its own each
@@ -9,13 +7,9 @@ A suite takes the fixture `soak`, runs its trials, and says what came of them by
             raised += prints_a_traceback(odd_config(rng))
         soak.count("configs", tried=tried, survived=tried - raised, tracebacks=raised)
 
-`count` adds to the row of that kind, then fails the test unless all survived and every other number is 0; so collect
-what a message should name and assert it before; `faults` names the kinds of faults tried, whose number is in the table.
-Several tests and files may add to one kind. Without a loop of trials, `soak.times(n)` is n, times PROFILER_SOAK. Choose
-n so that a file takes some seconds in CI, in which each kind of fault is tried. Trial i of a test has the same random
-numbers in every run of the same PROFILER_SEED, however many there are; `rng.trial` is i.
-
-`make soak` prints the table at its end and writes it to build/soak.md.
+`count` fails the test unless all survived and every other number is 0; assert what a message should name before it.
+Trial i of a test has the same random numbers in every run of the same PROFILER_SEED; `rng.trial` is i. `make soak`
+prints the table at its end and writes it to build/soak.md.
 """
 
 from __future__ import annotations
@@ -29,9 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from robustness.forked_runs import Runs, forked_runs
-
-from exporters.cache import Cache
 
 SIZE = int(os.environ.get("PROFILER_SOAK", "1"))
 SEED = int(os.environ.get("PROFILER_SEED", "20261122"))
@@ -52,7 +43,6 @@ class Count:
     orphans: int = 0
     hangs: int = 0
     code_run: int = 0
-    """How often code ran that nobody had allowed."""
 
 
 class Trial(random.Random):
@@ -68,38 +58,23 @@ class Soak:
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._item = request.node
-
-    @property
-    def is_large(self) -> bool:
-        """Whether more is tried than with the other tests."""
-        return SIZE > 1
+        self.is_large = SIZE > 1
 
     def times(self, few: int, soak: float | None = None) -> int:
-        """How many trials: `few` with the other tests; in a soak PROFILER_SOAK times as many, or times `soak`."""
+        """Return `few` with the other tests; in a soak PROFILER_SOAK times as many, or times `soak`."""
         return few if not self.is_large else max(1, round((few if soak is None else soak) * SIZE))
 
     def trials(self, few: int, soak: float | None = None) -> Iterator[Trial]:
-        """Random numbers for each trial."""
+        """Yield random numbers for each trial."""
         return (Trial(self._item.name, number) for number in range(self.times(few, soak)))
 
     def count(
         self, kind: str, tried: int, survived: int | None = None, faults: Iterable[str] = (), **found: int
     ) -> None:
-        """Add to the table's row of that kind; all are taken to have survived where that is not said.
-
-        `faults` are the names of what differs by more than its numbers, `found` the other fields of Count. Raises
-        AssertionError where one is not 0, or not all survived.
-        """
+        """Add to the table's row of that kind; all are taken to have survived where that is not said."""
         count = Count(tried, tried if survived is None else survived, **found)
         self._item.user_properties.append((_PROPERTY, [kind, asdict(count), sorted(set(faults))]))
         assert count == Count(tried, tried), f"{kind}, seed {SEED}: {count}"
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory, exports: Cache) -> Iterator[Runs]:
-    """What starts commands at once, each in a process of its own: see forked_runs.py."""
-    with forked_runs(tmp_path_factory.mktemp("runs"), exports) as runs:
-        yield runs
 
 
 @pytest.fixture
@@ -138,14 +113,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _table(rows: dict[str, Counter[str]], faults: dict[str, set[str]]) -> str:
     names = list(Count.__dataclass_fields__)
-    everything = Counter[str]()
-    for count in rows.values():
-        everything.update(count)
-    lines = [
-        ["kind", "faults", *(name.replace("_", " ") for name in names)],
-        ["---", "---:", *["---:"] * len(names)],
-        *([kind, str(len(faults[kind]) or ""), *(f"{rows[kind][name]:,}" for name in names)] for kind in sorted(rows)),
-        ["all", str(sum(map(len, faults.values()))), *(f"{everything[name]:,}" for name in names)],
+    lines = [["kind", "faults", *(name.replace("_", " ") for name in names)], ["---"] + ["---:"] * (len(names) + 1)]
+    lines += [
+        [kind, str(len(faults[kind]) or ""), *(f"{rows[kind][name]:,}" for name in names)] for kind in sorted(rows)
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(f"| {' | '.join(map(str.ljust, line, widths))} |\n" for line in lines)

@@ -10,22 +10,22 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from exporters.catalog import Conv2d, Linear
 from exporters.inputs import declared_inputs
 from exporters.source import ModelSource, digest
 from exporters.weights import given, source_key
 
-SCALARS = ("", "a", "a\nb", "1", "True", "null", "date(2024, 1, 1)", "\udc80", 0, 1, -1, 2**70, 1.5, 1e300, True, False)
-ODD = (None, float("inf"), date(2024, 1, 1), "datetime.date(2024, 1, 1)", b"a", "b'a'", {"a", "b"}, {"b", "c"})
+VALUES = ("", "a", "a\nb", "1", "True", "null", "date(2024, 1, 1)", "\udc80", 0, 1, -1, 2**70, 1.5, True, False, None,
+          float("inf"), date(2024, 1, 1), "date(2024,1,1)", b"a", "b'a'", {"a", "b"}, {"b", "c"})  # fmt: skip
 
 
 def value(draw: random.Random, depth: int = 0) -> Any:
     """What YAML can have as the value of an option."""
     kind = draw.randrange(6 if depth < 3 else 4)
-    if kind < 3:
-        return draw.choice(SCALARS)
-    if kind == 3:
-        return copy.copy(draw.choice(ODD))
+    if kind < 4:
+        return copy.copy(draw.choice(VALUES))
     if kind == 4:
         return [value(draw, depth + 1) for _ in range(draw.randrange(3))]
     keys = draw.sample([1, "1", "a", "b", None, 2.5, True, date(2024, 1, 1)], draw.randrange(4))
@@ -52,23 +52,19 @@ def spelled(thing: Any) -> str:
 
 
 def turned(thing: Any) -> Any:
-    """The same, its mappings and sets in another order."""
+    """The same, its mappings in another order."""
     if isinstance(thing, dict):
         return {key: turned(each) for key, each in reversed(thing.items())}
-    if isinstance(thing, list):
-        return [turned(each) for each in thing]
-    return copy.copy(thing)
+    return [turned(each) for each in thing] if isinstance(thing, list) else copy.copy(thing)
 
 
 def test_different_models_have_different_keys_and_the_same_one_has_one(soak: Any) -> None:
     by_key: dict[str, str] = {}
     for draw in soak.trials(150):
         each = source(draw)
-        key = source_key(each)
-        said = spelled([each.network or "", repr(each.layer), each.options])
+        key, said = source_key(each), spelled([each.network or "", repr(each.layer), each.options])
         assert by_key.setdefault(key, said) == said
-        assert source_key(replace(each, options=turned(each.options))) == key
-        assert source_key(copy.deepcopy(each)) == key
+        assert source_key(replace(each, options=turned(each.options))) == source_key(copy.deepcopy(each)) == key
     assert len(set(by_key.values())) == len(by_key) > 50
     soak.count("cache keys", tried=soak.times(150))
 
@@ -94,9 +90,18 @@ def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path: Pat
     for draw in soak.trials(100):
         weights = tmp_path / f"{draw.trial}.pt"
         weights.write_bytes(draw.choice([b"", b"a", b"b", b"\n", b"ab"]))
-        known = ModelSource("m", network="alexnet", weights=weights, key=draw.choice([None, "", "a"]))
-        known = replace(known, prefix=draw.choice(["", "a", "a.", "\n"]))
-        said = (weights.read_bytes(), known.key, known.prefix)
+        key, prefix = draw.choice([None, "", "a"]), draw.choice(["", "a", "a.", "\n"])
+        said = (weights.read_bytes(), key, prefix)
+        known = ModelSource("m", network="alexnet", weights=weights, key=key, prefix=prefix)
         assert keys.setdefault(source_key(known), said) == said
     assert len(set(keys.values())) == len(keys)
     soak.count("cache keys", tried=soak.times(100))
+
+
+@pytest.mark.parametrize("found", [{"survived": 1}, {"rows_lost": 1}, {"orphans": 2}, {"code_run": 1}])
+def test_what_was_lost_fails_its_test_and_trials_can_be_repeated(request: Any, soak: Any, found: Any) -> None:
+    first = [rng.random() for rng in soak.trials(3)]
+    assert first == [rng.random() for rng in soak.trials(5)][: len(first)]
+    with pytest.raises(AssertionError, match="seed"):
+        soak.count("nothing", tried=2, **found)
+    request.node.user_properties.clear()

@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from robustness.forked_runs import Run, Runs
+from robustness.command_runs import Run
 
 from profiler.errors import ConfigError
 from profiler.results.reading import read_runs
@@ -40,22 +42,17 @@ SECONDS = 600
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 PARTS = ("a worker", "the forkserver", "the tracker")
 CHAINS, KILLS_A_CHAIN, SIDE_BY_SIDE = (1, 2.2), (3, 10), (1, 6)
-AS_A_USER, ITS_KILLS = 10, 5
-"""In a soak the runs of every tenth chain are started as a user starts them, and killed while they import, too."""
 
 
 @dataclass
 class Chain:
     """Runs in one folder, killed and resumed, and what was found wrong with them."""
 
-    runs: Runs
     folder: Path
     rng: random.Random
     durations: dict[bool, float]
-    """Seconds that a run takes that nobody kills, by whether it was begun before: the last one's and a quarter more."""
-    as_a_user: bool = False
+    """Seconds that a run takes that nobody kills, as far as is known, by whether it was begun before."""
     kills: list[str] = field(default_factory=list)
-    """What was sent to what, and when."""
     ended: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """By run the rows that had ended, by case."""
     touched: set[Path] = field(default_factory=set)
@@ -70,24 +67,22 @@ class Chain:
 
     def once(self) -> None:
         """Start or resume the run, kill something of it, and look at what is left."""
-        path, started = self._unfinished(), time.time()
-        run = self._start(path)
-        before = {path: dict(rows) for path, rows in self.ended.items()}
-        delay = self.rng.uniform(0, self.durations[path is not None])
-        time.sleep(delay)
+        path = next((each for each in self._begun() if len(journal(each)) < ROWS), None)
+        run, before = self._start(path), {path: dict(rows) for path, rows in self.ended.items()}
+        time.sleep(delay := self.rng.uniform(0, self.durations[path is not None]))
         killed = "nothing"
-        if run.code is None:
-            rows = sum(len(journal(path)) for path in self._begun())
-            killed = self._kill_part(run) if self.rng.random() < 0.4 else self._kill_whole(run)
-            if killed != "nothing":
-                self._note(f"{killed}\t{delay:.2f} s\t{rows} rows")
+        if run.code is not None:
+            self.durations[path is not None] = delay
         else:
-            self.durations[path is not None] = 1.25 * (run.ended - started)
+            killed = self._kill_part(run) if self.rng.random() < 0.4 else self._kill_whole(run)
+        if killed != "nothing":
+            self.kills.append(killed)
+            with (self.folder.parent / "kills.txt").open("a") as file:
+                file.write(f"{self.folder.name}\t{killed}\t{delay:.2f} s\n")
         self._look(run, killed)
         for path, rows in before.items():
-            for case, row in rows.items():
-                if row["status"] == "ok" and self.ended[path].get(case) != row:
-                    self.problems.append(("rows_lost", f"{path.name}: {case} after {killed}"))
+            lost = [case for case, row in rows.items() if row["status"] == "ok" and self.ended[path].get(case) != row]
+            self.problems += [("rows_lost", f"{path.name}: {case} after {killed}") for case in lost]
 
     def finish(self) -> None:
         """Resume whatever has not been finished, and compare its tables with what had ended."""
@@ -95,29 +90,15 @@ class Chain:
             if len(table := rows_of(path)) < ROWS:
                 self._look(self._start(path), "nothing")
                 table = rows_of(path)
-            lines = journal(path)
             missing = set(self.ended[path]) ^ set(table)
-            twice = {case for case, rows in lines.items() if sum(row["status"] == "ok" for row in rows) > 1}
-            wrong = {case for case, row in table.items() if row["status"] != "ok" and path not in self.touched}
-            for case in missing | twice | wrong:
-                self.problems.append(("rows_lost", f"{path.name}: {case}, {len(table)} rows"))
-            if len(table) != ROWS:
-                self.problems.append(("rows_lost", f"{path.name}: {len(table)} rows"))
-
-    def _note(self, kill: str) -> None:
-        self.kills.append(kill)
-        with (self.folder.parent / "kills.txt").open("a") as file:
-            file.write(f"{self.folder.name}\t{kill}\n")
-
-    def _unfinished(self) -> Path | None:
-        """The run to go on with; None begins a new one."""
-        return next((each for each in self._begun() if len(journal(each)) < ROWS), None)
+            twice = {c for c, rows in journal(path).items() if sum(row["status"] == "ok" for row in rows) > 1}
+            wrong = {c for c, row in table.items() if row["status"] != "ok" and path not in self.touched}
+            lost = [*missing, *twice, *wrong, *(["too few"] if len(table) != ROWS else [])]
+            self.problems += [("rows_lost", f"{path.name}: {case}, {len(table)} rows") for case in lost]
 
     def _start(self, path: Path | None) -> Run:
         arguments = ["job.yaml"] if path is None else ["--resume", str(path)]
-        # A cache that is empty at first, or one that all share.
-        cache = str((self.folder if self.as_a_user else self.folder.parent) / "cache")
-        return self.runs.start(*arguments, cwd=self.folder, as_a_user=self.as_a_user, PROFILER_CACHE=cache)
+        return Run(*arguments, cwd=self.folder, PROFILER_CACHE=str(self.folder / "cache"))
 
     def _begun(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("results/*/bench.yaml"))
@@ -139,12 +120,11 @@ class Chain:
         if self.rng.random() < 0.3:  # As a terminal does it: all of its processes, and twice.
             whom = "all processes"
             for _ in range(2):
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, getattr(signal, name))
-                except ProcessLookupError:
-                    break
                 time.sleep(self.rng.uniform(0, 0.2))
-        run.signal(getattr(signal, name))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(run.pid, getattr(signal, name))
         return f"{name} to {whom}"
 
     def _look(self, run: Run, killed: str) -> None:
@@ -152,26 +132,13 @@ class Chain:
         whole = killed.endswith(("the run", "all processes"))
         allowed = {0, 1, 130, *(-getattr(signal, name) for name in ENDS)} if whole else {0, 1}
         if code is None:
-            self.problems.append(("hangs", f"{killed}: {processes(run)} {run.out[-500:]}"))
-            run.signal(signal.SIGKILL)
-        elif code not in ({0} if killed == "nothing" and not self.touched else allowed):
+            self.problems.append(("hangs", f"{killed}: {run.out[-500:]}"))
+            os.kill(run.pid, signal.SIGKILL)
+        elif code not in ({0} if killed == "nothing" and not self.touched else allowed) or "Traceback" in run.err:
             self.problems.append(("tracebacks", f"{killed}: code {code}: {run.out[-300:]} {run.err[-1500:]}"))
-        elif "Traceback" in run.err:
-            self.problems.append(("tracebacks", f"{killed}: {run.err[-1500:]}"))
         if left := run.left_behind():
             self.problems.append(("orphans", f"{killed}: {left}"))
-        for path in self._begun():
-            self.ended[path] = {case: rows[-1] for case, rows in journal(path).items()}
-
-
-def processes(run: Run) -> list[str]:
-    """What each process of a run waits in."""
-    found = []
-    for pid in (run.pid, *run.others()):
-        with contextlib.suppress(OSError):
-            files = (Path(f"/proc/{pid}/{name}").read_text().strip() for name in ("comm", "wchan"))
-            found.append(f"{pid} {run.part(pid)}: {' '.join(files)}")
-    return found
+        self.ended |= {path: {case: rows[-1] for case, rows in journal(path).items()} for path in self._begun()}
 
 
 def journal(run: Path) -> dict[str, list[dict[str, Any]]]:
@@ -179,11 +146,9 @@ def journal(run: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     file = run / "journal.jsonl"
     for line in file.read_bytes().splitlines() if file.exists() else []:
-        try:
+        with contextlib.suppress(ValueError):  # The last one, that a kill cut off.
             row = json.loads(line)
-        except ValueError:  # The last one, that a kill cut off.
-            continue
-        found.setdefault(row["case_id"], []).append(row)
+            found.setdefault(row["case_id"], []).append(row)
     return found
 
 
@@ -219,27 +184,17 @@ def workplace(folder: Path) -> Path:
     return folder
 
 
-def seconds_of_a_run(runs: Runs, folder: Path, as_a_user: bool) -> float:
-    """How long one takes that nobody kills, with nothing in the cache."""
+def test_whatever_is_killed_no_row_is_lost(soak, tmp_path: Path) -> None:
     start = time.monotonic()
-    run = runs.start("job.yaml", cwd=workplace(folder), as_a_user=as_a_user, PROFILER_CACHE=str(folder))
+    run = Run("job.yaml", cwd=workplace(tmp_path / "whole"), PROFILER_CACHE=str(tmp_path / "whole"))
     assert run.wait(SECONDS) == 0, run.out + run.err
-    return time.monotonic() - start
-
-
-def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, tmp_path: Path) -> None:
-    size = soak.is_large
-    kinds = (False, True)[: 1 + size]
-    durations = [
-        dict.fromkeys((False, True), seconds_of_a_run(runs, tmp_path / f"whole-{kind}", kind)) for kind in kinds
-    ]
+    duration = time.monotonic() - start
 
     def chain(rng: Any) -> Chain:
-        as_a_user = size and rng.trial % AS_A_USER == 0
         place = workplace(tmp_path / str(rng.trial))
-        done = Chain(runs, place, rng, durations[as_a_user], as_a_user)
+        done = Chain(place, rng, dict.fromkeys((False, True), duration))
         try:
-            done.until(ITS_KILLS if as_a_user else KILLS_A_CHAIN[size])
+            done.until(KILLS_A_CHAIN[soak.is_large])
         except Exception as error:  # The other chains go on.
             done.problems.append(("tracebacks", f"of the chain itself: {error!r}"))
         if done.problems:
@@ -248,7 +203,7 @@ def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, tmp_path: Path) -> 
             shutil.rmtree(place)
         return done
 
-    with ThreadPoolExecutor(SIDE_BY_SIDE[size]) as pool:
+    with ThreadPoolExecutor(SIDE_BY_SIDE[soak.is_large]) as pool:
         chains = list(pool.map(chain, soak.trials(*CHAINS)))
     problems = [problem for done in chains for problem in done.problems]
     print(*(text for _, text in problems), sep="\n")
@@ -258,10 +213,10 @@ def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, tmp_path: Path) -> 
     soak.count("kills of a run or a part of it", len(kills), survived, faults, **found)
 
 
-def test_the_process_that_looks_at_the_libraries_may_be_killed(runs: Runs, tmp_path: Path) -> None:
+def test_the_process_that_looks_at_the_libraries_may_be_killed(tmp_path: Path) -> None:
     place = workplace(tmp_path / "place")
     (place / "wait").touch()  # So that it does not end before there was time to look.
-    run, killed = runs.start("job.yaml", cwd=place, PROFILER_CACHE=str(tmp_path / "cache")), False
+    run, killed = Run("job.yaml", cwd=place, PROFILER_CACHE=str(tmp_path / "cache")), False
     while not killed:
         assert run.code is None, run.err
         for pid in (pid for pid in run.others() if run.part(pid) == "a worker"):
@@ -277,24 +232,29 @@ def test_the_process_that_looks_at_the_libraries_may_be_killed(runs: Runs, tmp_p
 # Side by side.
 
 
+def waited(found: Callable[[], Any]) -> Any:
+    end = time.monotonic() + SECONDS
+    while not (value := found()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return value
+
+
 def read_until_the_end(run: Run, path: Path, beside: Run) -> tuple[int, list[str]]:
     """How often the folder could be read while the run was going on, and what was wrong with what it held.
 
     The run waits after its first row until that was read and the one beside it has ended.
     """
-    looks, wrong, seen = 0, [], set[str]()
+    looks, wrong, seen = 0, list[str](), set[str]()
     while run.code is None:
         if looks and beside.code is not None:
             (path.parents[1] / "wait").unlink(missing_ok=True)
         time.sleep(0.01)  # Two cores measure meanwhile.
         try:
             found = read_runs([path]).results.collect()
-        except ConfigError as error:
-            if seen or ("nothing yet" not in str(error) and "ended before" not in str(error)):
-                wrong.append(str(error))
-            continue
         except Exception as error:
-            wrong.append(repr(error))
+            early = isinstance(error, ConfigError) and re.search("nothing yet|ended before", str(error))
+            wrong += [] if early and not seen else [repr(error)]
             continue
         looks += 1
         cases = set(found["case_id"])
@@ -304,38 +264,22 @@ def read_until_the_end(run: Run, path: Path, beside: Run) -> tuple[int, list[str
     return looks, wrong
 
 
-def folder_of(place: Path) -> Path:
-    """The run's folder, once it holds a job."""
-    end = time.monotonic() + SECONDS
-    while not (found := list(place.glob("results/*/bench.yaml"))):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found[0].parent
-
-
-def wait_for_rows(path: Path, count: int) -> None:
-    end = time.monotonic() + SECONDS
-    while len(journal(path)) < count:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def test_who_reads_sees_whole_rows_and_one_writes(soak, runs: Runs, tmp_path: Path) -> None:
-    tried, wrong, twice = 0, [], 0
+def test_who_reads_sees_whole_rows_and_one_writes(soak, tmp_path: Path) -> None:
+    tried, wrong, twice = 0, list[str](), 0
     for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))
         (place / "wait").touch()
-        variables = {"PROFILER_CACHE": str(tmp_path / "cache"), "AS_IF_QUIET": "yes"}
-        first = runs.start("job.yaml", cwd=place, **variables)
-        path = folder_of(place)
-        wait_for_rows(path, rng.randint(0, 1))
-        beside = runs.start("--resume", str(path), cwd=place, **variables)
+        variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
+        first, count = Run("job.yaml", cwd=place, **variables), rng.randint(0, 1)
+        path = waited(lambda: [*place.glob("results/*/bench.yaml")])[0].parent  # noqa: B023
+        waited(lambda: len(journal(path)) >= count)  # noqa: B023
+        beside = Run("--resume", str(path), cwd=place, **variables)
         looks, problems = read_until_the_end(first, path, beside)
         if beside.wait(SECONDS) != 2 or "measures into it" not in beside.err:
             problems.append(f"beside: {beside.code} {beside.err[-500:]}")
         if first.code != 0 or not looks:
             problems.append(f"first: {first.code}, {looks} looks: {first.err[-500:]}")
-        both = [runs.start("--resume", str(path), "--retry", cwd=place, **variables) for _ in range(2)]
+        both = [Run("--resume", str(path), cwd=place, **variables) for _ in range(2)]
         codes = [each.wait(SECONDS) for each in both]
         if not set(codes) <= {0, 2} or 0 not in codes or any("Traceback" in each.err for each in both):
             problems.append(f"two: {codes} {both[0].err[-500:]} {both[1].err[-500:]}")

@@ -1,13 +1,14 @@
-"""Real processes that return, raise, print, crash, hang and run out of memory, and what their parent makes of each."""
+"""Real processes that return, raise, print, crash, hang, fork and run out of memory, and what becomes of each."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 
 from profiler.processes import process
+from profiler.processes.forkserver import own_folder, sweep
 from profiler.processes.process import Call, Child, explain, run_all, run_one
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 
 FUNCTIONS = '''
@@ -41,21 +44,15 @@ from engines.base import Unsupported
 from exporters.source import ModelError
 from profiler.processes.messages import Entered, Progress, Salvage
 
-DEADLINE = 600  # A partner that never comes must not hang the test.
-
 
 def wait_for(path):
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + 600  # A partner that never comes must not hang the test.
     while not Path(path).exists():
         assert time.monotonic() < end, f"{path} did not appear"
         time.sleep(0.01)
 
-
 def returns(argument, report):
-    return {"got": argument}
-
-def preloaded(_, report):
-    return PRELOADED
+    return argument
 
 def raises(message, report):
     raise ValueError(message)
@@ -71,14 +68,23 @@ def prints(_, report):
     print("python-stderr", file=sys.stderr)
     os.write(1, b"descriptor-1\\n")
     os.write(2, b"descriptor-2\\n")
-    return "done"
-
-def prints_by_libc(_, report):
     ctypes.CDLL(None).puts(b"libc-stdout")
 
 def gets_signal(number, report):
     report(Entered("warm-up"))
     os.kill(os.getpid(), number)
+
+def ends_in_mid_message(_, report):
+    report(Salvage("kept"))
+    os.write(report.__self__.fileno(), b"\\0\\0\\0\\xff of which there is no more")
+    os._exit(3)
+
+def leaves_a_copy_with_the_pipe(_, report):
+    report(Salvage("kept"))
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    os._exit(5)
 
 def hang(report):
     report(Progress("hangs"))
@@ -111,28 +117,18 @@ class EndsWhenFreed:
 
 KEPT = []
 
-def ends_in_an_exit_handler(argument, report):
+def ends_in_an_exit_handler(how, report):
     """Neither Python's exit handlers may run nor C's, among which the destructors of static objects are."""
-    kind, how, told = argument
-
-    def end():
-        Path(told).touch()
-        end_by(how)
-
-    if kind == "atexit":
-        atexit.register(end)
-    elif kind == "static":
-        KEPT.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: end()))
-        ctypes.CDLL(None).__cxa_atexit(KEPT[0], None, None)  # Which is how C++ registers destructors.
-    else:
-        KEPT.append(EndsWhenFreed(how))  # Freed with the interpreter's modules.
-        multiprocessing.util.Finalize(None, end, exitpriority=1)
+    atexit.register(end_by, how)
+    KEPT.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: end_by(how)))
+    ctypes.CDLL(None).__cxa_atexit(KEPT[0], None, None)  # Which is how C++ registers destructors.
+    KEPT.append(EndsWhenFreed(how))  # Freed with the interpreter's modules.
+    multiprocessing.util.Finalize(None, end_by, (how,), exitpriority=1)
     return "measured"
 
-def raises_with_what_ends_when_freed(argument, report):
-    error, how = argument
+def raises_with_what_ends_when_freed(how, report):
     held = EndsWhenFreed(how)
-    raise Unsupported(error)
+    raise Unsupported("not on this machine")
 
 def closes_by(how, report):
     report(Salvage("measured"))
@@ -140,21 +136,14 @@ def closes_by(how, report):
     end_by(how)
 
 def leaves_files(how, report):
-    folder = tempfile.mkdtemp()
-    Path(folder, "left").touch()
     KEPT.append(tempfile.NamedTemporaryFile())
-    KEPT.append(tempfile.TemporaryDirectory())
-    KEPT.append(multiprocessing.util.get_temp_dir())
+    Path(tempfile.mkdtemp(), "left").touch()
     subprocess.run(["mktemp"], check=True)  # As compilers and C++ libraries do: by the environment.
     report(Salvage(tempfile.gettempdir()))
     if how == "hang":
         hang(report)
     if how != "return":
         end_by(how)
-
-def compilers_headers(_, report):
-    from torch._inductor.codecache import _HEADER_DIR
-    return _HEADER_DIR, os.path.dirname(os.environ["PROFILER_FORKSERVER_LOG"])
 
 def memory_error(_, report):
     raise MemoryError
@@ -177,35 +166,25 @@ def model_without_memory(_, report):
 
 def who(_, report):
     return {
-        "pid": os.getpid(), "group": os.getpgid(0), "session": os.getsid(0), "parent": os.getppid(),
+        "preloaded": PRELOADED, "pid": os.getpid(), "group": os.getpgid(0), "session": os.getsid(0),
         "variable": os.environ.get("GIVEN_TO_THE_CHILD"), "oom_score_adj": Path("/proc/self/oom_score_adj").read_text(),
     }
 
 def meets(argument, report):
     """Returns once its partner is there too: only where both run at the same time."""
-    index, mine, theirs = argument
+    mine, theirs = argument
     Path(mine).touch()
     wait_for(theirs)
-    return index
+    return mine
 
-def waits_for_file(argument, report):
-    index, path = argument
-    wait_for(path)
-    return index
-
-def makes_file(argument, report):
-    index, path = argument
-    Path(path).touch()
-    return index
+def alone(path, report):
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # Raises where another one is at it.
+    os.unlink(path)
 
 def writes_pid_and_hangs(path, report):
     Path(path + ".new").write_text(str(os.getpid()))
     os.replace(path + ".new", path)
     time.sleep(600)
-
-def alone(path, report):
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # Raises where another one is at it.
-    os.unlink(path)
 
 def gets_signals(given, report):
     path, numbers = given
@@ -216,9 +195,32 @@ def gets_signals(given, report):
     if started < len(numbers):
         os.kill(os.getpid(), numbers[started])
     return started
+
+def becomes_a_daemon(how, report):
+    """By two forks; the second one starts others, and so does the call, in sessions of their own."""
+    read, write = os.pipe()
+    own = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            os.write(write, f"{os.getpid()} {other.pid}".encode())
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    report(Salvage([own.pid, *map(int, os.read(read, 100).split())]))
+    if how == "hang":
+        hang(report)
+    if how != "return":
+        end_by(how)
+
+def ends_the_forkserver(_, report):
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
 '''
 
 Calls = Callable[..., Call]
+ENDS = ("SIGABRT", "SIGSEGV", "hang")
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +250,7 @@ class Clock:
         monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
 
     def once_it_hangs(self, seconds: float) -> Callable[[Child], None]:
-        """What looks at a child and puts the clock forward once that says that it hangs."""
+        """Look at a child, and put the clock forward once that says that it hangs."""
 
         def look(child: Child) -> None:
             self.now += seconds * (child.progress == "hangs")
@@ -262,7 +264,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def ends(pid: int, within: float = 600) -> bool:
-    """Whether the process is gone, or is so within some seconds; one that is not is killed: no test leaves it."""
+    """Tell whether the process is gone, or is so within some seconds; one that is not is killed: no test leaves it."""
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -274,92 +276,76 @@ def ends(pid: int, within: float = 600) -> bool:
     return True
 
 
-def test_value_comes_back(call: Calls) -> None:
-    outcome = run_one(call("returns", {"shape": (2, 3)}))
-    assert (outcome.status, outcome.reason, outcome.value) == ("ok", None, {"got": {"shape": (2, 3)}})
-    assert {"fork", "open"} <= outcome.seconds.keys()
+RAISED = r"ValueError: no luck at .*/child_functions.py:\d+ \(`raise ValueError\(message\)`\)"
+OUTCOMES: list[tuple[str, Any, str, str, str]] = [
+    ("returns", {"shape": (2, 3)}, "ok", "", ""),
+    ("raises", "no\nluck", "failed", RAISED, "in raises"),
+    ("model_error", "what is wrong", "failed", "what is wrong", ""),
+    ("unsupported", "what is wrong", "unsupported", "what is wrong", ""),
+    ("prints", None, "ok", "", "descriptor-1"),
+    ("gets_signal", signal.SIGKILL, "crashed", "ended by SIGKILL while warming up", ""),
+    ("gets_signal", signal.SIGSEGV, "crashed", "ended by SIGSEGV while warming up", "in gets_signal"),
+    ("ends_in_mid_message", None, "crashed", "exited with code 3", ""),
+    ("leaves_a_copy_with_the_pipe", None, "crashed", "exited with code 5", ""),
+    *[(name, None, "oom", ".+", "Traceback") for name in ("memory_error", "huge_tensor", "breaks_off")],
+    ("model_without_memory", None, "oom", "the factory raised RuntimeError: can't allocate memory", "Traceback"),
+    *[("raises_with_what_ends_when_freed", how, "unsupported", "not on this machine", "") for how in ENDS],
+    *[("ends_in_an_exit_handler", how, "ok", "", "") for how in ENDS],
+]
+"""Function, argument, status, pattern of the reason, and what the log holds."""
+VALUES = {"returns": {"shape": (2, 3)}, "ends_in_an_exit_handler": "measured"}
+PRINTED = ["descriptor-1", "descriptor-2", "libc-stdout", "python-stderr", "python-stdout"]
 
 
-def test_exception_is_a_reason_and_its_traceback_stands_in_the_log(call: Calls) -> None:
-    outcome = run_one(made := call("raises", "no\nluck"))
-    place = f"{made.path[0]}/child_functions.py:37 (`raise ValueError(message)`)"
-    assert (outcome.status, outcome.reason) == ("failed", f"ValueError: no luck at {place}")
+@pytest.mark.parametrize(("function", "argument", "status", "reason", "logged"), OUTCOMES)
+def test_what_happens_to_a_process_is_data(
+    call: Calls, capfd: pytest.CaptureFixture[str], function: str, argument: Any, status: str, reason: str, logged: str
+) -> None:
+    outcome = run_one(made := call(function, argument))
     log = made.log.read_text()
-    assert "Traceback" in log
-    assert "in raises" in log
-
-
-@pytest.mark.parametrize(("function", "status"), [("model_error", "failed"), ("unsupported", "unsupported")])
-def test_expected_errors_give_their_message_alone(call: Calls, function: str, status: str) -> None:
-    outcome = run_one(made := call(function, "what is wrong"))
-    assert (outcome.status, outcome.reason) == (status, "what is wrong")
-    assert made.log.read_text() == ""
-
-
-def test_output_goes_to_the_log(call: Calls, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_one(made := call("prints")).value == "done"
-    assert sorted(made.log.read_text().split()) == ["descriptor-1", "descriptor-2", "python-stderr", "python-stdout"]
+    assert outcome.status == status, outcome.reason
+    assert re.fullmatch(reason, outcome.reason or "")
+    assert outcome.value == VALUES.get(function)
+    assert outcome.salvage == ("kept" if "exited" in reason else None)
+    assert logged in log
+    assert bool(log) == bool(logged)
+    assert function != "prints" or sorted(log.split()) == PRINTED
+    assert {"fork", "open"} <= outcome.seconds.keys()
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_c_libraries_have_buffered_is_in_the_log(call: Calls) -> None:
-    run_one(made := call("prints_by_libc"))
-    assert made.log.read_text() == "libc-stdout\n"
-
-
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL"])
-def test_signal_is_a_crash_with_its_name(call: Calls, name: str) -> None:
-    outcome = run_one(call("gets_signal", int(signal.Signals[name])))
-    assert outcome.status == "crashed"
-    assert name in (outcome.reason or "")
-    assert "while warming up" in (outcome.reason or "")
-
-
-def test_hang_ends_at_the_timeout_and_keeps_what_was_reported(call: Calls, clock: Clock) -> None:
-    outcome = run_one(call("hangs_in", "measure", timeout=2, build_timeout=600), clock.once_it_hangs(2.1))
-    assert outcome.status == "timeout"
-    assert "while measuring" in (outcome.reason or "")
-    assert "2 s" in (outcome.reason or "")
-    assert (outcome.salvage, outcome.phase) == ({"host": [1.0, 2.0]}, "measure")
-    assert "measure" in outcome.seconds
-
-
-def test_hang_while_building_ends_at_the_build_timeout(call: Calls, clock: Clock) -> None:
-    outcome = run_one(call("hangs_in", "build", timeout=600, build_timeout=1), clock.once_it_hangs(1.1))
-    assert outcome.status == "timeout"
-    assert "while building" in (outcome.reason or "")
+@pytest.mark.parametrize(
+    ("phase", "limits", "reason"),
+    [
+        ("measure", {"timeout": 2, "build_timeout": 600}, "ended after 2 s while measuring; raise budget.timeout"),
+        ("build", {"timeout": 600, "build_timeout": 1}, "ended after 1 s while building or compiling"),
+    ],
+)
+def test_a_hang_ends_at_its_limit_and_keeps_what_was_reported(
+    call: Calls, clock: Clock, phase: str, limits: dict[str, float], reason: str
+) -> None:
+    outcome = run_one(call("hangs_in", phase, **limits), clock.once_it_hangs(2.1))
+    assert (outcome.status, outcome.phase, outcome.salvage) == ("timeout", phase, {"host": [1.0, 2.0]})
+    assert (outcome.reason or "").startswith(reason)
+    assert phase in outcome.seconds
 
 
 def test_progress_is_told_until_the_phase_ends_and_a_build_is_not_in_the_timeout(
     call: Calls, clock: Clock, tmp_path: Path
 ) -> None:
-    there = tmp_path / "there"
-    seen: list[tuple[str, str]] = []
+    there, seen = tmp_path / "there", []
 
     def look(child: Child) -> None:
-        if (child.phase, child.progress) not in seen:
-            seen.append((child.phase, child.progress))
+        seen.append((child.phase, child.doing))
         if seen[-1] == ("build", "building 45 %"):
-            assert child.doing == "building 45 %"
             clock.now += 3
             there.touch()
         if seen[-1][0] == "load":
-            assert child.doing == "load"
             there.with_name("there-too").touch()
 
     outcome = run_one(call("tells_progress", str(there), timeout=2, build_timeout=600), look)
     assert outcome.status == "ok", outcome.reason
-    assert ("build", "building 45 %") in seen
-    assert ("load", "") in seen
-    assert outcome.salvage is None
-
-
-@pytest.mark.parametrize("function", ["memory_error", "huge_tensor", "model_without_memory", "breaks_off"])
-def test_want_of_memory_is_oom(call: Calls, function: str) -> None:
-    outcome = run_one(made := call(function))
-    assert outcome.status == "oom", outcome.reason
-    assert outcome.reason
-    assert "Traceback" in made.log.read_text()
+    assert {("build", "building 45 %"), ("load", "load")} <= set(seen)
 
 
 def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> None:
@@ -375,26 +361,6 @@ def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> No
     assert explain(RuntimeError(where + "CUDA failure 2: out of memory ; GPU=0")).status == "oom"
 
 
-ENDS = ("SIGABRT", "SIGSEGV", "hang")
-
-
-@pytest.mark.parametrize("kind", ["atexit", "static", "interpreter"])
-@pytest.mark.parametrize("how", ENDS)
-def test_a_child_runs_no_exit_handlers_or_destructors(call: Calls, tmp_path: Path, kind: str, how: str) -> None:
-    child = Child(call("ends_in_an_exit_handler", (kind, how, str(tmp_path / "told"))))
-    while (outcome := child.poll(1)) is None:
-        pass
-    assert (outcome.status, outcome.value) == ("ok", "measured"), outcome.reason
-    assert child.process.exitcode == 0
-    assert not (tmp_path / "told").exists()
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_an_error_is_told_before_what_its_frames_hold_is_freed(call: Calls, how: str) -> None:
-    outcome = run_one(call("raises_with_what_ends_when_freed", ("not on this machine", how)))
-    assert (outcome.status, outcome.reason) == ("unsupported", "not on this machine")
-
-
 @pytest.mark.parametrize("how", ENDS)
 def test_closing_has_a_limit_of_its_own_and_is_told_by_its_phase(
     call: Calls, monkeypatch: pytest.MonkeyPatch, how: str
@@ -403,80 +369,59 @@ def test_closing_has_a_limit_of_its_own_and_is_told_by_its_phase(
         monkeypatch.setattr(process, "_CLOSE_SECONDS", 1.0)
     outcome = run_one(call("closes_by", how))
     reason = "closing the session took more than 1 s" if how == "hang" else f"ended by {how} while closing the session"
-    assert (outcome.phase, outcome.reason) == ("end", reason)
-    assert outcome.salvage == "measured"
+    assert (outcome.phase, outcome.reason, outcome.salvage) == ("end", reason, "measured")
 
 
 @pytest.mark.parametrize("how", ["return", *ENDS])
-def test_nothing_stays_in_the_temporary_folder(
-    call: Calls, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    made = call("leaves_files", how, timeout=2)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    outcome = run_one(made, clock.once_it_hangs(3))
-    assert outcome.salvage.startswith(str(temporary))
-    assert list(temporary.iterdir()) == []
+def test_nothing_stays_of_a_call(call: Calls, clock: Clock, how: str) -> None:
+    files, daemon = (
+        run_one(call(name, how, timeout=2), clock.once_it_hangs(3)) for name in ("leaves_files", "becomes_a_daemon")
+    )
+    assert files.status == daemon.status == {"return": "ok", "hang": "timeout"}.get(how, "crashed")
+    assert not Path(files.salvage).exists()
+    assert len(daemon.salvage) == 3
+    assert all(map(ends, daemon.salvage))
 
 
-def test_what_imports_choose_in_the_temporary_folder_goes_with_the_forkserver(call: Calls) -> None:
-    headers, folder = run_one(call("compilers_headers")).value
-    assert headers.startswith(folder)
-
-
-def test_child_leads_a_session_of_its_own(call: Calls) -> None:
-    ids = run_one(call("who", environment={"GIVEN_TO_THE_CHILD": "yes"})).value
-    assert ids["pid"] == ids["group"] == ids["session"] != os.getpid()
-    assert ids["parent"] not in (os.getpid(), 1)  # The forkserver.
-    assert ids["variable"] == "yes"
-    assert ids["oom_score_adj"].strip() == "1000"
-
-
-def test_every_call_has_a_process_of_its_own(call: Calls) -> None:
-    assert len({outcome.value["pid"] for outcome in run_all([call("who") for _ in range(3)], 3)}) == 3
-
-
-def test_libraries_are_there_before_the_child_imports_anything(call: Calls) -> None:
-    assert run_one(call("preloaded")).value == {
-        "torch": True,
-        "onnxruntime": True,
-        "profiler.worker.measure_case": True,
-    }
+def test_a_child_leads_a_session_and_has_all_imports(call: Calls) -> None:
+    outcomes = run_all([call("who", environment={"GIVEN_TO_THE_CHILD": "yes"}) for _ in range(3)], 3)
+    assert len({outcome.value["pid"] for outcome in outcomes}) == 3
+    for ids in (outcome.value for outcome in outcomes):
+        assert ids["pid"] == ids["group"] == ids["session"] != os.getpid()
+        assert (ids["variable"], ids["oom_score_adj"].strip()) == ("yes", "1000")
+        assert all(ids["preloaded"].values()), ids["preloaded"]
 
 
 def test_as_many_run_side_by_side_as_there_are_slots(call: Calls, tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in "abcd"]
-    pairs = [(0, files[0], files[1]), (1, files[1], files[0]), (2, files[2], files[3]), (3, files[3], files[2])]
     ticks: list[int] = []
+    pairs = [(files[0], files[1]), (files[1], files[0]), (files[2], files[3]), (files[3], files[2])]
     outcomes = run_all([call("meets", pair) for pair in pairs], 2, ticks.append)
-    assert [outcome.value for outcome in outcomes] == [0, 1, 2, 3]
+    assert [outcome.value for outcome in outcomes] == files
     assert ticks == sorted(ticks)
     assert ticks[-1] == 4
+    alone = run_all([call("alone", str(tmp_path / "lock")) for _ in range(4)], 1)
+    assert [outcome.status for outcome in alone] == ["ok"] * 4, alone
 
 
 @pytest.mark.parametrize(
     ("numbers", "status", "value"),
     [([signal.SIGKILL], "ok", 1), ([signal.SIGSEGV], "ok", 1), ([signal.SIGTERM] * 2, "crashed", None)],
 )
-def test_what_crashes_runs_once_more(
-    call: Calls, tmp_path: Path, numbers: list[int], status: str, value: int | None
-) -> None:
-    (outcome,) = run_all([call("gets_signals", (str(tmp_path / "starts"), [int(each) for each in numbers]))], 1)
+def test_what_crashes_runs_once_more(call: Calls, tmp_path: Path, numbers: Any, status: str, value: int | None) -> None:
+    (outcome,) = run_all([call("gets_signals", (str(tmp_path / "starts"), [*map(int, numbers)]))], 1)
     assert (outcome.status, outcome.value) == (status, value), outcome
 
 
-def test_no_more_run_than_there_are_slots(call: Calls, tmp_path: Path) -> None:
-    outcomes = run_all([call("alone", str(tmp_path / "lock")) for _ in range(4)], 1)
-    assert [outcome.status for outcome in outcomes] == ["ok"] * 4, outcomes
-
-
-def test_outcomes_keep_the_order_of_the_calls(call: Calls, tmp_path: Path) -> None:
-    path = str(tmp_path / "made-by-the-second")
-    outcomes = run_all([call("waits_for_file", (0, path)), call("makes_file", (1, path)), call("raises", "x")], 2)
-    assert [outcome.value for outcome in outcomes] == [0, 1, None]
-    assert outcomes[2].status == "failed"
+def test_side_by_side_only_a_call_that_has_ended_loses_what_it_started(call: Calls, tmp_path: Path) -> None:
+    running = Child(call("becomes_a_daemon", "hang"))
+    while not running._salvage:
+        assert running.poll(1) is None
+    ended = run_one(call("becomes_a_daemon", "return"))
+    assert all(map(ends, ended.salvage))
+    assert all(Path(f"/proc/{pid}").exists() for pid in running._salvage)
+    running.kill()
+    assert all(map(ends, running._salvage))
 
 
 def test_interrupt_leaves_no_child(call: Calls, tmp_path: Path) -> None:
@@ -491,37 +436,40 @@ def test_interrupt_leaves_no_child(call: Calls, tmp_path: Path) -> None:
     assert all(ends(int(file.read_text())) for file in files)
 
 
-@pytest.mark.slow
-def test_a_call_is_known_while_it_ends() -> None:
-    """A zombie, as what is about to become one, has no environment that could be read."""
-    script = f"echo {process._FIRST_TO_GO} > /proc/self/oom_score_adj"
-    with subprocess.Popen(["sh", "-c", script], start_new_session=True) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert process._is_of_a_call(child.pid)
-    with subprocess.Popen(["true"], start_new_session=True) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert not process._is_of_a_call(child.pid), "somebody else's"
-
-
 PARENT = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from profiler.processes import process
-from profiler.processes.process import Call, Child, start_forkserver
+from profiler.processes.process import Call, Child, run_one, start_forkserver
 
 folder = Path(sys.argv[1])
-process._CONTEXT.set_forkserver_preload = lambda names: None  # It need not import torch to outlive its parent.
+preload = process._CONTEXT.set_forkserver_preload
+process._CONTEXT.set_forkserver_preload = lambda names: preload(["without_libraries"])
 start_forkserver(folder / "parent-forkserver.log")
-child = Child(Call("child_functions:hangs_in", "measure", folder / "parent-child.log", path=(str(folder),)))
-while child.phase != "measure":
+
+def call(name, argument=None):
+    return Call(f"child_functions:{name}", argument, folder / "parent-child.log", path=(str(folder),))
+
+ended, after = run_one(call("ends_the_forkserver")), run_one(call("returns", "figures"))
+child = Child(call("becomes_a_daemon", "hang"))
+while child.progress != "hangs":
     assert child.poll(1) is None
-print(child.process.pid, flush=True)
+print(json.dumps([ended.status, ended.reason, after.value, [child.process.pid, *child._salvage]]), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
+"""
+LIKE_PRELOAD = """
+import atexit, os
+from profiler.processes.process import adopt_orphans, end_below
+
+adopt_orphans()
+PID = os.getpid()
+atexit.register(lambda: end_below(PID) if os.getpid() == PID else None)
 """
 
 
-def test_killed_parent_leaves_no_worker(functions: Path, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(functions: Path, tmp_path: Path) -> None:
+    (functions / "without_libraries.py").write_text(LIKE_PRELOAD)
+    path = os.pathsep.join([str(ROOT), str(functions), os.environ.get("PYTHONPATH", "")])
     # A file, since a pipe would be held open by whatever outlives the parent.
     with (tmp_path / "said").open("w+") as said:
         done = subprocess.run(
@@ -534,4 +482,43 @@ def test_killed_parent_leaves_no_worker(functions: Path, tmp_path: Path) -> None
         said.seek(0)
         text = said.read()
     assert done.returncode == -signal.SIGKILL, text
-    assert ends(int(text))
+    status, reason, value, pids = json.loads(text)
+    assert (status, value) == ("crashed", "figures"), reason
+    assert "ended with the forkserver" in reason
+    assert len(pids) == 4
+    assert all(map(ends, pids))
+
+
+def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> None:
+    torch = "import os, time; os.symlink(str(os.getpid()), 'pid'); time.sleep(600)"
+    (tmp_path / "torch.py").write_text(torch)
+    run = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import profiler.worker.preload'])"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    parent = subprocess.Popen([sys.executable, "-c", run], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    while not (tmp_path / "pid").is_symlink():
+        assert parent.poll() is None
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    assert ends(int((tmp_path / "pid").readlink().name))
+
+
+def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    code = "import os; from profiler.processes.forkserver import own_folder\n"
+    code += "with own_folder() as folder: print(folder, flush=True); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    left = Path(done.stdout.strip())
+    sweep()
+    assert left.exists(), "it is new"
+    os.utime(left / "lock", (0, 0))
+    (tmp_path / "profiler-scratch-abcd1234").symlink_to(left.parent / "users")
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "lock").touch()
+    with own_folder() as mine:
+        os.utime(mine / "lock", (0, 0))
+        sweep()
+        assert mine.exists()
+        assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["profiler-scratch-abcd1234", "users"]

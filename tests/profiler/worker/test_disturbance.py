@@ -17,73 +17,48 @@ def load(seconds: float = 2.0, processors: int = 2, **more: float) -> Load:
     return Load(seconds, processors, **given)
 
 
-def test_a_quiet_machine_carries_no_mark() -> None:
-    assert disturbed([QUIET, QUIET]) == []
-    assert share([QUIET]) == 0.02
-
-
-def test_where_nothing_is_known_nothing_is_said() -> None:
-    assert disturbed([Load(2.0)]) == []
-    assert share([Load(2.0)]) is None
+TOOK, WAITED = "other processes took {} % of 2 processors", "threads waited {} % of the time for other processes"
+STOLE = "the hypervisor took 3 % of the processors' time"
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("given", "texts", "most"),
     [
-        (load(others=0.48), "other processes took 48 % of 2 processors"),
-        (load(others=0.05), "other processes took 5 % of 2 processors"),
-        (load(others=0.3, processors=1), "other processes took 30 % of the one processor"),
-        (load(steal=0.03, stolen_s=0.12), "the hypervisor took 3 % of the processors' time"),
+        (QUIET, [], 0.02),
+        (Load(2.0), [], None),
+        (load(others=0.48), [TOOK.format(48)], 0.48),
+        (load(others=0.05), [TOOK.format(5)], 0.05),
+        (load(others=0.3, processors=1), ["other processes took 30 % of the one processor"], 0.3),
+        (load(steal=0.03, stolen_s=0.12), [STOLE], 0.03),
+        (load(others=0.1, steal=0.03, stolen_s=0.1), [TOOK.format(10), STOLE], 0.1),
         # One busy process among 64 processors is no matter, unless it is in the way of one of our threads.
-        (load(others=1 / 64, processors=64, delayed=0.5), "threads waited 50 % of the time for other processes"),
+        (load(others=1 / 64, processors=64, delayed=0.5), [WAITED.format(50)], 0.5),
+        (load(others=1 / 64, processors=64, delayed=0.04), [], 0.04),
+        # The column's share is among the reasons; waiting counts only as far as others ran.
+        (load(others=0.51, delayed=0.97), [TOOK.format(51), WAITED.format(97)], 0.97),
+        (load(others=0.51, delayed=3.0), [TOOK.format(51), WAITED.format(100)], 1.0),
+        (load(others=0.51, delayed=0.4), [TOOK.format(51)], 0.51),
+        (load(others=0.1, delayed=0.9), [TOOK.format(10), WAITED.format(20)], 0.2),
+        (load(others=0.0, delayed=0.5), [], 0.0),  # Our own threads waited for each other.
+        (load(others=0.049), [], 0.049),
+        (load(others=0.02, delayed=0.9), [], 0.04),
+        (load(seconds=0.05, others=0.4, delayed=0.4), [], 0.0),  # 40 ms of two processors: a few ticks.
+        (load(seconds=0.05, steal=0.3, stolen_s=0.03), [], 0.0),
+        (load(steal=0.009, stolen_s=0.1), [], 0.009),
     ],
 )
-def test_what_disturbs(given: Load, text: str) -> None:
-    assert reasons(given) == [text]
-
-
-def test_the_share_that_decides_between_takes_is_among_the_reasons() -> None:
-    took, waited = "other processes took 51 % of 2 processors", "threads waited {} % of the time for other processes"
-    assert reasons(load(others=0.51, delayed=0.97)) == [took, waited.format(97)]
-    assert reasons(load(others=0.51, delayed=3.0)) == [took, waited.format(100)]
-    assert reasons(load(others=0.51, delayed=0.4)) == [took]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        load(others=0.049),
-        load(others=1 / 64, processors=64, delayed=0.04),
-        load(others=0.0, delayed=0.5),  # Our own threads waited for each other.
-        load(others=0.02, delayed=0.9),
-        load(seconds=0.05, others=0.4),  # 40 ms of two processors: a few ticks.
-        load(seconds=0.05, steal=0.3, stolen_s=0.03),
-        load(steal=0.009, stolen_s=0.1),
-    ],
-)
-def test_what_does_not(given: Load) -> None:
-    assert reasons(given) == []
-
-
-def test_the_share_is_the_largest_and_waiting_counts_only_as_far_as_others_ran() -> None:
-    assert share([load(others=0.1, steal=0.2, stolen_s=0.1, delayed=0.05)]) == 0.2
-    assert share([load(others=0.1, delayed=0.9)]) == 0.2
-    assert share([load(others=0.0, delayed=0.9)]) == 0.0
-
-
-def test_a_few_ticks_are_no_share_of_a_short_time() -> None:
-    assert share([load(seconds=0.05, others=0.4, delayed=0.4, steal=0.2, stolen_s=0.02)]) == 0.0
+def test_what_disturbs_and_by_how_much(given: Load, texts: list[str], most: float | None) -> None:
+    assert reasons(given) == texts
+    assert share([given]) == (most if most is None else pytest.approx(most))
+    assert disturbed([given]) == [Warning("disturbed", " and ".join(texts))] * bool(texts)
 
 
 def test_it_is_said_of_the_headline_clock_first() -> None:
     busy, quiet = load(others=0.48), load()
-    assert disturbed([busy, busy]) == [Warning("disturbed", "other processes took 48 % of 2 processors")]
-    text = "other processes took 48 % of 2 processors while the other clocks were sampled"
+    assert disturbed([busy, busy]) == [Warning("disturbed", TOOK.format(48))]
+    text = f"{TOOK.format(48)} while the other clocks were sampled"
     assert disturbed([quiet, busy]) == [Warning("disturbed", text)]
     assert share([quiet, busy]) == share([busy, quiet]) == 0.48
-    both = load(others=0.1, steal=0.03, stolen_s=0.1)
-    text = "other processes took 10 % of 2 processors and the hypervisor took 3 % of the processors' time"
-    assert disturbed([both]) == [Warning("disturbed", text)]
 
 
 @pytest.mark.parametrize(

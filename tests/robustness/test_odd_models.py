@@ -1,0 +1,69 @@
+"""Each odd model gets its status, and the good models between them their figures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+from robustness.command_runs import Run
+from robustness.conftest import SIZE
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+SECONDS = 800 if SIZE == 1 else 1200  # On cores that a soak keeps busy.
+
+
+def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
+    """Write a job of all models, a good one after every fourth; returns by model the statuses that are right."""
+    from robustness import odd_models as odd
+
+    entries = {name: f'"odd_models:{name}"' for name in odd.WHEN_BUILT}
+    entries |= {name: f'"{name}:make"' for name in odd.WHEN_IMPORTED}
+    right = dict(odd.WHEN_BUILT)
+    for source in (odd.WHEN_IMPORTED, odd.MODELS):
+        right |= {name: statuses for name, (_, statuses) in source.items()}
+    for name in odd.MODELS:
+        when = rng.choice((odd.AT_ONCE, odd.MEASURED))
+        entries[name] = f'"odd_models:make", options: {{name: {name}, when: "{when}"}}'
+    order = rng.sample([*entries], len(entries))
+    for place in range(len(entries) // 4):
+        order.insert(4 + 5 * place, f"good{place}")
+        entries[f"good{place}"], right[f"good{place}"] = '"odd_models:good"', ("ok",)
+    folder.mkdir()
+    (folder / "odd_models.py").write_text((HERE / "odd_models.py").read_text())
+    for name, (text, _) in odd.WHEN_IMPORTED.items():
+        (folder / f"{name}.py").write_text(text)
+    listed = "\n".join(f"  - {{name: {name}, input: [8], factory: {entries[name]}}}" for name in order)
+    (folder / "job.yaml").write_text(
+        f"models:\n{listed}\nengines: [eager]\ndevice: cpu\nbatch_sizes: [2]\n"
+        f"budget: {{seconds: 0.02, min_samples: 3, repeats: 0}}\n"
+    )
+    return right
+
+
+def test_each_gets_its_status_and_good_ones_their_figures(soak, tmp_path: Path) -> None:
+    tried, wrong, found = 0, [], {"tracebacks": 0, "orphans": 0, "hangs": 0}
+    for rng in soak.trials(1, 0.08):
+        folder = tmp_path / str(rng.trial)
+        right = workplace(folder, rng)
+        hanging = [name for name, statuses in right.items() if "timeout" in statuses]
+        run = Run("job.yaml", cwd=folder, hanging=hanging, PROFILER_CACHE=str(folder / "cache"))
+        found["hangs"] += (code := run.wait(SECONDS)) is None
+        found["orphans"] += len(left := run.left_behind())
+        found["tracebacks"] += "Traceback" in run.err
+        print(rng.trial, code, left, run.err[-3000:], run.out[-300:])
+        (path,) = folder.glob("results/*")
+        rows = {row["model"]: row for row in pl.read_parquet(path / "results.parquet").to_dicts()}
+        tried += len(right)
+        for name, statuses in right.items():
+            row = rows.get(name, {"status": "no row", "reason": None})
+            is_right = row["status"] in statuses and (row["status"] == "ok" or row["reason"])
+            if name.startswith("good"):
+                is_right = is_right and row["latency_ms"] > 0 and row["rel_l2_error"] < 1e-5
+            if not is_right:
+                wrong.append(f"{rng.trial} {name}: {row['status']}, {str(row['reason'])[:300]}")
+    print(*wrong, sep="\n")
+    faults = [name for name in right if not name.startswith("good")]
+    soak.count("odd models, good ones between", tried, tried - len(wrong), faults, **found)
