@@ -645,7 +645,7 @@ def test_references_are_made_for_what_will_be_compared_and_nothing_else(
     assert (set(both.own), set(one.own)) == ({"fp32", "bf16"}, {"fp32"})
     of_input, cost = made["asked"].gradients["cross-entropy", 2], made["asked"].cost
     assert isinstance(of_input, GradientReference) and cost.inference is not None and cost.training is not None
-    assert cost.training.item == 3 * cost.inference.item
+    assert cost.training == 3 * cost.inference
     names = [Gradients.read(reference.path).samples for reference in (both, of_input)]
     assert ["input" in each for each in names] == [False, True]
     reason = made["Logits"].gradients["cross-entropy", 2]
