@@ -33,7 +33,7 @@ from profiler.processes.process import Call, run_one
 from profiler.recommend.answer import Answer
 from profiler.results.reading import Run, json_object
 from profiler.results.reasons import amount
-from profiler.results.run_folder import RunFolder, check_readable, without_foreign_code
+from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import open_display
@@ -93,7 +93,6 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
         raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if path.is_file():
-        check_readable(path)
         source, folders = _source(load_config(path, device), row, path, trust_code)
     elif row["model"] in CATALOG and row["model_kind"] in (None, "canonical"):
         source, folders = ModelSource(row["model"]), ()

@@ -24,9 +24,6 @@ Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 GROUP = ["model", "pass", "batch_size", "setting"]
 """A deployment chooses within a group."""
 CONFIGURATION = [*GROUP, "variant", "precision"]
-FAMILY = ["model", "variant", "pass", "precision", "setting"]
-"""Columns that cells of a batch sweep share."""
-LEAST_BATCHES = 3
 PROBLEM = ("status", "model", "variant", "pass", "precision", "reason")
 OUT_OF_MEMORY = "out of memory"
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
@@ -34,6 +31,7 @@ OK = pl.col("status") == "ok"
 _OWN_VERSIONS = {e.version.column for e in ENGINES.values() if e.version and e.version.from_proof}
 _NOT_OF_BASES = {"options", "calibrated", *_OWN_VERSIONS}
 """Columns of `by` that tell configurations apart, whose base may have other values."""
+_SEARCH = ["run_id", "model", "variant", "pass", "precision", "setting"]
 _NOT_MERGED = {"run_id", "case_id", "replicate", "warnings"}
 _SUMMED, _ANY = ("samples", "error_items"), ("throttled",)
 CELLS: dict[str, pl.DataType] = {
@@ -97,20 +95,6 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
     return pl.DataFrame(figures).fill_nan(None).with_columns(pl.Series("verdict", verdicts, pl.String))
 
 
-def efficiency(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a batch of each family of three or more: an item's latency, the share of the best rate, why none."""
-    several = pl.len().over(FAMILY) >= LEAST_BATCHES, OK.any().over(FAMILY)
-    rate = pl.col("throughput")
-    found = cells.filter(pl.col("model_kind").ne_missing("layer"), *several).with_columns(
-        ms_per_item=pl.col("latency_ms") / pl.col("batch_size"),
-        efficiency=rate / rate.max().over(FAMILY),
-        note=why_not(),
-    )
-    figures = ["latency_ms", "latency_low_ms", "latency_high_ms", "ms_per_item", "throughput", "efficiency"]
-    found = found.with_row_index("place").sort(pl.col("place").min().over(FAMILY), "batch_size")
-    return found.select(*FAMILY, "batch_size", *figures, "peak_memory_mib", "gpu_ms", "note", "footnotes")
-
-
 def largest(tries: pl.DataFrame) -> pl.DataFrame:
     """Return a row a configuration: the largest batch that fits, null if none does, and the smallest that does not."""
     size = pl.col("batch_size")
@@ -118,7 +102,7 @@ def largest(tries: pl.DataFrame) -> pl.DataFrame:
     refused = ~OK & (size > most.fill_null(0))
     first = refused & (size == size.filter(refused).min())
     why = pl.when(pl.col("reason").str.starts_with("not tried")).then("reason").otherwise(why_not())
-    return tries.group_by("run_id", *FAMILY, maintain_order=True).agg(
+    return tries.group_by(_SEARCH, maintain_order=True).agg(
         largest=most,
         peak_memory_mib=pl.col("peak_memory_mib").filter(OK & (size == most)).first(),
         refused=size.filter(first).first(),

@@ -21,7 +21,7 @@ from profiler.results.cells import cells as merge
 from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
 from profiler.results.result import WAIT, printable
 from profiler.results.row import ENVIRONMENT, flat_environment
-from profiler.results.run_folder import RunFolder, check_readable, read_json, writer
+from profiler.results.run_folder import RunFolder, open_run_file, read_json, writer
 from profiler.tables.numbers import counted, duration, percent
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
@@ -150,7 +150,6 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     """Return the tables of what a run's journal holds, as `RunFolder.frames`, and sentences on what is lacking."""
     run = RunFolder(folder)
     environment, who = run.read_environment(), writer(folder)
-    check_readable(folder / "bench.yaml")
     try:
         results = run.results()
     except OSError as error:
@@ -205,46 +204,37 @@ def json_object(text: str | None) -> dict[str, Any]:
     return dict(printable(json.loads(text or "{}")))
 
 
-def _nothing(folder: Path) -> str:
-    if who := writer(folder):
-        return f"{who} has measured nothing yet; give another run's folder"
-    return f"this run was ended before it had measured anything; finish it: {resuming(folder)}"
-
-
 def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]:
     """Give every run's folder in the order given, patterns expanded. Raises ConfigError where there is none."""
     if not addresses:
         raise ConfigError(f"no run is given; {_GIVE}")
     for given in map(str, addresses):
         address = given.rstrip("/") or given
-        if glob.has_magic(address) and not Path(address).is_dir():
-            yield from _matching(address, notes)
-        else:
-            _check_folder(Path(address))
-            yield address
+        is_pattern = glob.has_magic(address) and not Path(address).is_dir()
+        found = sorted(filter(Path.is_dir, map(Path, glob.glob(address)))) if is_pattern else [Path(address)]  # noqa: PTH207
+        problems = {folder: why for folder in found if (why := _problem(folder))}
+        if not is_pattern and problems:
+            raise ConfigError(f"{address}: {problems[found[0]]}")
+        if len(problems) == len(found):
+            raise ConfigError(f"{address}: no folder with a results.parquet matches; {_GIVE}")
+        notes += [f"left out: {folder}: {why}" for folder, why in problems.items()]
+        yield from (str(folder) for folder in found if folder not in problems)
 
 
-def _matching(pattern: str, notes: list[str]) -> list[str]:
-    found = []
-    for folder in sorted(filter(Path.is_dir, map(Path, glob.glob(pattern)))):  # noqa: PTH207 -- any anchor
-        try:
-            _check_folder(folder)
-            found.append(str(folder))
-        except ConfigError as error:
-            notes.append(f"left out: {error}")
-    if not found:
-        raise ConfigError(f"{pattern}: no folder with a results.parquet matches; {_GIVE}")
-    return found
-
-
-def _check_folder(folder: Path) -> None:
+def _problem(folder: Path) -> str:
+    """Say why a folder holds no run; "" if it does."""
     if not folder.exists():
-        raise ConfigError(f"{folder}: there is no such folder; {_GIVE}")
-    if not (folder / "results.parquet").is_file() and not is_unfinished(folder):
-        raise ConfigError(f"{folder}: not a run folder (no results.parquet); {_GIVE}")
+        return f"there is no such folder; {_GIVE}"
     journal = folder / "journal.jsonl"
-    if not (folder / "results.parquet").is_file() and not (journal.is_file() and journal.stat().st_size):
-        raise ConfigError(f"{folder}: {_nothing(folder)}")
+    if (folder / "results.parquet").is_file() or (journal.is_file() and journal.stat().st_size):
+        return ""
+    return _nothing(folder) if is_unfinished(folder) else f"not a run folder (no results.parquet); {_GIVE}"
+
+
+def _nothing(folder: Path) -> str:
+    if who := writer(folder):
+        return f"{who} has measured nothing yet; give another run's folder"
+    return f"this run was ended before it had measured anything; finish it: {resuming(folder)}"
 
 
 def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame]:
@@ -260,8 +250,8 @@ def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame]:
 
 def _scan(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
     """Open a table lazily, with the columns of `schema` alone. Raises ConfigError for one that is no such table."""
-    check_readable(Path(path))
     try:
+        open_run_file(Path(path)).close()
         frame = pl.scan_parquet(path, glob=False)
         found = frame.collect_schema()
     except UNREADABLE as error:

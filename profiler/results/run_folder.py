@@ -28,7 +28,7 @@ from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
 from profiler.machine import host_and_user
 from profiler.results import columns, warning_kinds
-from profiler.results.cells import CONFIGURATION, OK, PROBLEM, efficiency, largest, not_measured
+from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
 from profiler.results.layers import layer_rows
 from profiler.results.result import Result, printable
@@ -55,14 +55,6 @@ def open_run_file(path: Path) -> io.BufferedReader:
     if os.path.commonpath([folder, target]) != folder:
         raise OSError(errno.EPERM, "it is a link that leads out of the run's folder", str(path))
     return open_regular(Path(target))
-
-
-def check_readable(path: Path) -> None:
-    """Raise ConfigError where `open_run_file` cannot open a file of a run."""
-    try:
-        open_run_file(path).close()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give another run") from None
 
 
 def read_text(path: Path) -> str:
@@ -337,8 +329,6 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
     }
     if "layer" in results["model_kind"]:
         tables["layer-passes"] = layer_rows(results)
-    if not (minibatch := efficiency(cells)).is_empty():
-        tables["minibatch"] = minibatch
     if tries is not None and not tries.is_empty():
         tables["largest-batch"] = largest(tries)
     for name, frame in tables.items():

@@ -8,7 +8,7 @@ import handmade
 import polars as pl
 import pytest
 
-from profiler.results.cells import CELLS, cells, compared, efficiency, largest
+from profiler.results.cells import CELLS, cells, compared, largest
 from profiler.results.choice import _BOUNDS, HIGHER, MAX_ERROR, Limit, choices, choose
 from profiler.results.columns import FIGURES, LARGEST_BATCH, RESULTS
 from profiler.results.reasons import Reason, bound
@@ -207,18 +207,6 @@ def test_set_up_is_everything_until_the_second_call_some_of_it_once(
 ):
     found = only(cells(frame(row(engine, **seconds))), variant=engine)
     assert [found[name] for name in ("set_up_s", "once_s", "start_s")] == [together, once, start]
-
-
-def test_a_family_of_batches_has_its_efficiency():
-    rows = [row("ort", batch_size=b, ms=ms) for b, ms in ((4, 8.0), (1, 4.0), (16, 20.0))]
-    rows.append(row("ort", batch_size=64, status="oom", reason="CUDA", latency_ms=None, throughput=None))
-    rows += [row("eager", batch_size=b) for b in (1, 2)]
-    rates = {1: 250.0, 4: 500.0, 16: 800.0, 64: None}
-    found = efficiency(cells(frame(*(each | {"throughput": rates.get(each["batch_size"])} for each in rows))))
-    assert found["variant"].unique().to_list() == ["ort"]
-    assert found["ms_per_item"].to_list() == [4.0, 2.0, 1.25, None]
-    assert found["efficiency"].to_list() == [0.3125, 0.625, 1.0, None]
-    assert found["note"].to_list() == [None, None, None, "out of memory"]
 
 
 def tried(batch: int, mib: float | None, **other: Any) -> dict[str, Any]:

@@ -312,25 +312,22 @@ def test_tables_are_csv_with_all_digits_and_markdown_with_all_cells(tmp_path: Pa
         row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
         row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
         row("eager", model="L1", model_kind="layer", **{"pass": "training"}, forward_ms=1.0, machine="here"),
-        *(row("eager", model="swept", batch_size=b, machine="here") for b in (4, 1, 2)),
     )
     tried = {"run_id": "run", "model": "net", "variant": "eager", "status": "ok", "batch_size": 7}
     write_tables(tmp_path, results, cells(results), pl.DataFrame([tried], schema=LARGEST_BATCH))
     read = {path.stem: pl.read_csv(path) for path in tmp_path.glob("*.csv")}
     assert set(read) == {path.stem for path in tmp_path.glob("*.md")}
     assert {name: len(frame) for name, frame in read.items()} == {
-        "latency": 6,
-        "memory": 6,
-        "speedup": 6,
+        "latency": 3,
+        "memory": 3,
+        "speedup": 3,
         "not-measured": 2,
         "layer-passes": 1,
-        "minibatch": 3,
         "largest-batch": 1,
     }
     assert read["latency"]["latency_ms"].to_list()[:2] == [6.123456789, 3.0]
     assert read["latency"]["warnings"][0] == "outliers: 3; host-bound: a; b"
     assert read["speedup"]["factor"][1] == pytest.approx(6.123456789 / 3)
-    assert read["minibatch"]["batch_size"].to_list() == [1, 2, 4]
     for name, frame in read.items():
         head, *body = lines(tmp_path / f"{name}.md")
         assert head == frame.columns
