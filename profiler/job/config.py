@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +35,7 @@ from engines.catalog import (
     Training,
 )
 from engines.options import is_path
-from exporters.catalog import CATALOG, LARGEST, LAYERS, Conv2d, Count, Linear, Price, Replicates
+from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
@@ -44,7 +44,6 @@ from profiler.job.case import Budget, Filter, nearest_engine, read_option
 from profiler.job.mistakes import (
     DEVICE_BLOCKS,
     EXPECTED,
-    Lines,
     Location,
     Origin,
     check_part_of_id,
@@ -79,23 +78,20 @@ def _base(info: ValidationInfo) -> Path:
     return folder
 
 
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise mistake(f"there is no file {path}; paths are relative to the YAML")
-    return path
+def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
+    """Require what holds of a value, or else say the text about it."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise mistake(text.format(value))
+        return value
+
+    return AfterValidator(check)
 
 
-def _folder_of_arrays(path: Path) -> Path:
-    if not any(path.glob("*.npy")):
-        raise mistake(f"there are no .npy files in {path}; paths are relative to the YAML")
-    return path
-
-
-def _factory(name: str) -> str:
+def _is_factory(name: str) -> bool:
     module, _, function = name.partition(":")
-    if not module or not function or ":" in function or module.endswith(".py"):
-        raise mistake(f"'{name}' is not of the form package.module:function, without .py")
-    return name
+    return bool(module and function) and ":" not in function and not module.endswith(".py")
 
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
@@ -128,12 +124,6 @@ def _known_engine(name: str) -> str:
     return name
 
 
-def _device(device: str) -> str:
-    if not is_device(device):
-        raise mistake(f"'{device}' is no device; valid: {DEVICES}")
-    return device
-
-
 def _filter(data: Any, info: ValidationInfo) -> Filter:
     """Read conditions. A misspelt word would exclude nothing and say nothing."""
     conditions = data if isinstance(data, Filter) else Filter.of(data)
@@ -164,7 +154,9 @@ Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
 BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
 """A path that is relative to the YAML."""
 Exclusion = Annotated[Filter, PlainValidator(_filter), PlainSerializer(lambda excluded: dict(excluded.conditions))]
-File = Annotated[BelowYaml, AfterValidator(_file)]
+File = Annotated[BelowYaml, _must(Path.is_file, "there is no file {}; paths are relative to the YAML")]
+Arrays = Annotated[BelowYaml, _must(lambda path: any(path.glob("*.npy")), "there are no .npy files in {}")]
+Factory = Annotated[str, _must(_is_factory, "'{}' is not of the form package.module:function, without .py")]
 Folder = Annotated[BelowYaml, AfterValidator(Path.resolve)]
 
 
@@ -180,7 +172,7 @@ class ModelEntry(_Strict):
     """The canonical network, where it is to have another name; or a library's model, such as hf:BertModel."""
     step: str | None = None
     """A part of a library's model that is measured in place of the whole, such as decode."""
-    factory: Annotated[str, AfterValidator(_factory)] | None = None
+    factory: Factory | None = None
     onnx: File | None = None
     """The model, or next to a factory or a network the graph that engines of graphs run in place of an export."""
     variants: dict[Variant, File] = {}
@@ -200,7 +192,7 @@ class ModelEntry(_Strict):
     shapes: Shapes | None = None
     """In place of the job's."""
     options: dict[str, Any] = {}
-    calibration: Annotated[BelowYaml, AfterValidator(_folder_of_arrays)] | None = None
+    calibration: Arrays | None = None
     """A folder of inputs, as .npy files, from which int8 takes its ranges."""
     batch_sizes: BatchSizes | None = None
     """In place of the job's."""
@@ -276,32 +268,14 @@ class ModelEntry(_Strict):
 
 
 class LayerEntry(_Strict):
-    """A single layer: one of L1 to L5 by its name, a convolution or a fully connected layer."""
+    """A single layer by its name, such as L1."""
 
-    name: Annotated[str, _part_of_id("a layer's name")]
-    conv: Conv2d | None = None
-    linear: Linear | None = None
+    name: Annotated[str, _word(LAYERS, "layer")]
     batch_sizes: BatchSizes | None = None
     """In place of the job's."""
 
-    @field_validator("conv", mode="before")
-    @classmethod
-    def _pairs(cls, data: Any) -> Any:
-        """Let one number stand for height and width, as in torch."""
-        pairs = ("kernel", "stride", "padding", "dilation")
-        items = data.items() if isinstance(data, dict) else ()
-        return {k: [v, v] if k in pairs and type(v) is int else v for k, v in items} or data
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> LayerEntry:
-        if self.conv and self.linear:
-            raise mistake("a layer is a conv or a linear, not both")
-        if not self.conv and not self.linear:
-            check_word(self.name, LAYERS, "layer", "(or give the layer conv or linear)")
-        return self
-
     def source(self) -> ModelSource:
-        return ModelSource(self.name, layer=self.conv or self.linear or LAYERS[self.name])
+        return ModelSource(self.name, layer=LAYERS[self.name])
 
 
 class Machine(_Strict):
@@ -405,7 +379,7 @@ class Config(_Strict):
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
     """The published benchmark whose figures are shown next to the run's."""
     machine: Machine = Machine()
-    device: Annotated[str, AfterValidator(_device)] = "auto"
+    device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICES}")] = "auto"
     replicates: Replicates = 1
     output: BelowYaml = Path("results")
     budget: Budget = Budget()
@@ -493,17 +467,21 @@ class JobFile:
         self.path = path
         self._data, self._lines = read(path)
 
-    def config(self, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
-        """Check the job; the block named `device_kind` replaces top-level keys, then `overrides` do.
+    def config(
+        self, device_kind: str = "", overrides: Mapping[str, Any] | None = None, hardware: str | None = None
+    ) -> Config:
+        """Check the job, whatever the `hardware`; the block named `device_kind` replaces keys, then `overrides` do.
 
         Raises ConfigError for a mistake in it.
         """
-        data, lines = dict(self._data), dict(self._lines)
-        blocks = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}
-        if blocks.get(device_kind) is not None:
-            _merge_block(Origin(self.path, self._lines), data, lines, device_kind, blocks[device_kind])
-        data.update(overrides or {})
-        return _checked(data, Origin(self.path, lines), self.path.resolve().parent)
+        data, origin = dict(self._data), Origin(self.path, self._lines, block=device_kind)
+        block = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}.get(device_kind) or {}
+        if not isinstance(block, dict):
+            raise origin.error("expected keys and values", (device_kind,))
+        budgets = [each["budget"] for each in (data, block) if isinstance(each.get("budget"), dict)]
+        if len(budgets) > 1:
+            block = {**block, "budget": {**budgets[0], **budgets[1]}}
+        return _checked({**data, **block, **(overrides or {})}, origin, self.path.resolve().parent)
 
 
 def load_config(path: Path, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
@@ -526,21 +504,6 @@ def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
         raise origin.explain(error, Config) from None
     config._origin = origin
     return config
-
-
-def _merge_block(origin: Origin, data: dict[str, Any], lines: Lines, kind: str, block: Any) -> None:
-    """Put what the device's block has in place of the job's own keys, and their lines."""
-    if not isinstance(block, dict):
-        raise origin.error("expected keys and values", (kind,))
-    for key, value in block.items():
-        if key in DEVICE_BLOCKS:
-            raise origin.error("is a block of its own", (kind, key))
-        merge = key == "budget" and isinstance(value, dict) and isinstance(data.get(key), dict)
-        if not merge:
-            for at in [at for at in lines if at[0] == key]:
-                del lines[at]
-        lines.update({at[1:]: line for at, line in lines.items() if at[:2] == (kind, key)})
-        data[key] = {**data[key], **value} if merge else value
 
 
 def parse_machine(text: str | None) -> dict[str, Any]:

@@ -41,11 +41,15 @@ _MOST_PROBLEMS = 10
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a job comes from: a file with lines, or options that were `typed` for some places. Any two are equal."""
+    """Where a job comes from: a file with lines, or options that were `typed` for some places. Any two are equal.
+
+    Keys of the `block` of a device stand in place of the job's own.
+    """
 
     path: Path | None = field(default=None, compare=False)
     lines: Lines = field(default_factory=dict, compare=False)
     typed: Mapping[Location, str] = field(default_factory=dict, compare=False)
+    block: str = field(default="", compare=False)
 
     def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
         """Make the error of one mistake at a place in the job, or at an unknown `key` there."""
@@ -56,12 +60,13 @@ class Origin:
 
     def line(self, at: Location) -> int:
         """Find the line of a place, or of the nearest around it that has one."""
-        return next((self.lines[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.lines), 1)
+        places = (place for n in range(len(at), 0, -1) for place in ((self.block, *at[:n]), at[:n]))
+        return next((self.lines[place] for place in places if place in self.lines), 1)
 
     def explain(self, error: ValidationError, model: type[BaseModel]) -> ConfigError:
         """Explain all mistakes that pydantic found, a line each."""
         found = sorted(error.errors(), key=lambda each: self.line(_location(each)))
-        texts = dict.fromkeys(str(self.error(*_problem(each, model, self.lines))) for each in found[:_MOST_PROBLEMS])
+        texts = dict.fromkeys(str(self.error(*_problem(each, model))) for each in found[:_MOST_PROBLEMS])
         more = len(found) - _MOST_PROBLEMS
         return ConfigError("\n".join([*texts, *([f"and {more:,} more of them"] if more > 0 else [])]))
 
@@ -151,7 +156,7 @@ def _location(error: ErrorDetails) -> Location:
     return tuple(error["loc"]) + tuple(error.get("ctx", {}).get("at", ()))
 
 
-def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple[str, Location, str | int | None]:
+def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location, str | int | None]:
     """Say what is wrong, where, and at which unknown key."""
     at = _location(error)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -163,8 +168,6 @@ def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple
         message = str(error["ctx"]["error"])
     elif error["type"] == "own":
         message = error["msg"]
-    while at and isinstance(at[-1], int) and lines and at not in lines and error["type"] != "missing":
-        at = at[:-1]  # One value where a list may be.
     return message, at, None
 
 

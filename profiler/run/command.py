@@ -24,7 +24,6 @@ from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import Budget, Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, parse_machine
-from profiler.job.mistakes import DEVICE_BLOCKS
 from profiler.job.plan import make_plan, only_of, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
@@ -51,6 +50,7 @@ _CONFLICTS = (
     *((given, "--resume") for given in ("--replicates", "--seconds", "--min-samples", "a job")),
 )
 """Options that contradict each other: a resumed run goes on with its own bench.yaml."""
+KINDS: tuple[Device, ...] = ("cpu", "cuda")
 _ALL_RUNS_KEYS = ("roofs", "roofs_quiet", "wall_seconds", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
@@ -81,25 +81,26 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     """Run the job; returns the exit code. Raises ConfigError. `conclude` ends a run that was not interrupted."""
     started = time.monotonic()
     _check_options(options)
-    job, only = _open_job(options), parse_only(options.only)
+    job, only = open_job(options), parse_only(options.only)
     limit = cache_limit()
     if not options.dry_run:
         check_cache()
     # A mistake in the other device's block should show here too.
-    words = {entry.network or "" for kind in DEVICE_BLOCKS for entry in job.read(kind).models}
-    with libraries(
-        {name for library in map(library_of, words) if library for name in (library.module, library.package)}
-    ) as facts:
-        target = resolve_device(job.device, facts)
-        start = resolved(options, console, job.read(target.kind, target.hardware), target, facts, only)
-        if job.model is not None:
-            _say_what_is_left_out(job.model, start)
+    configs = [read_job(options, job, kind) for kind in KINDS]
+    words = {entry.network or "" for config in configs for entry in config.models}
+    asked = [library for library in map(library_of, words) if library]
+    with libraries({name for library in asked for name in (library.module, library.package)}) as facts:
+        target = resolve_device(configs[0].device, facts)
+        config = read_job(options, job, target.kind, target.hardware)
+        start = resolved(options, console, config, target, facts, only)
+        if isinstance(job, ModelJob):
+            _say_what_is_left_out(job, start)
         if options.dry_run:
             return _dry_run(start)
         with _open_run(start) as run:
             runner = start.runner(run)
             runner.wall.count_from(started)
-            runner.refuses = job.model is not None
+            runner.refuses = isinstance(job, ModelJob)
             interrupted, results = measure_cases(runner, console, options.retry)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
@@ -110,7 +111,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         return 130
     if conclude is not None and start.config.kind != "layers":
         conclude(run.path, results, console)
-    if job.model is not None:
+    if isinstance(job, ModelJob):
         file = options.write_yaml
         again = f"The same again: {PROGRAM} {shlex.quote(str(file))}" if file else "The job as a file"
         start.say(f"{again} (the run's own is {run.path / 'bench.yaml'})", "dim")
@@ -129,40 +130,37 @@ def _check_options(options: Options) -> None:
     for name in ("--retry", "--trust-code"):
         if name in given and options.resume is None:
             raise ConfigError(f"{name} goes with --resume and a run's folder")
+    if options.device is not None:
+        check_device(options.device)
     if not given & {"a job", "--resume"}:
         raise ConfigError(f"no model or job was given; try: {PROGRAM} resnet18, or {PROGRAM} bench.yaml")
 
 
-@dataclass(frozen=True)
-class _Job:
-    """The job to measure on a device; `model` is that of a model which the command line names."""
-
-    device: str
-    read: Callable[..., Config]
-    """Takes the kind of device and its hardware (machine.Target)."""
-    model: ModelJob | None = None
-
-
-def _open_job(options: Options) -> _Job:
-    """Read the job that is given by its file's or its model's name. Raises ConfigError."""
+def open_job(options: Options) -> JobFile | ModelJob:
+    """Open the job that is given by its file's or its model's name. Raises ConfigError."""
     if options.resume is not None:
         RunFolder.resume(options.resume)
         path: Path | None = options.resume / "bench.yaml"
     else:
         path = job_file(str(options.config))
     if path is not None:
-        file = JobFile(path)
         refuse_model_options(options, f"{path.name} has the keys itself, and --only measures a part of it")
-        device = check_device(options.device) if options.device else file.config().device
-        return _Job(device, lambda kind, _=None: _read_job(options, file, kind))
+        return JobFile(path)
     if options.write_yaml is not None:
         check_new_file(options.write_yaml)
-    model = model_job(str(options.config), options)
+    return model_job(str(options.config), options)
 
-    def read(kind: Device, hardware: str | None = None) -> Config:
-        return _with_options(options, model.config(kind, _overrides(options), hardware))
 
-    return _Job(check_device(options.device or "auto"), read, model)
+def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: str | None = None) -> Config:
+    """Check the job on a device of this kind, with the command's options in place of its own."""
+    config = job.config(kind, _overrides(options), hardware)
+    machine = config.machine.model_copy(update=parse_machine(options.machine))
+    budget = quick_budget(config.budget) if options.quick else _with_samples(config.budget, options)
+    config = config.model_copy(update={"machine": machine, "budget": budget})
+    if options.resume is not None:
+        config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
+    name = job.path.stem if isinstance(job, JobFile) else ""
+    return config.model_copy(update={"suite": config.suite or name})
 
 
 def resolved(
@@ -186,27 +184,12 @@ def _say_what_is_left_out(model: ModelJob, start: Start) -> None:
         start.say(f"Written: {file}; {PROGRAM} {shlex.quote(str(file))} measures the same")
 
 
-def _read_job(options: Options, file: JobFile, kind: str) -> Config:
-    """Check the file's job on a device of this kind, with the command's options in place of its own."""
-    config = _with_options(options, file.config(kind, _overrides(options)))
-    if options.resume is not None:
-        config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
-    return config.model_copy(update={"suite": config.suite or file.path.stem})
-
-
 def _overrides(options: Options) -> dict[str, Any]:
     """Map keys of a job to what the command's options give; the run's bench.yaml records them."""
     output = options.output and str(options.output.resolve())
     names = ("device", "profile", "replicates")
     given = {"output": output, **{name: getattr(options, name) for name in names}}
     return {key: value for key, value in given.items() if value}
-
-
-def _with_options(options: Options, config: Config) -> Config:
-    """Put the machine and the sampling time of the command's options into the job."""
-    machine = config.machine.model_copy(update=parse_machine(options.machine))
-    budget = quick_budget(config.budget) if options.quick else _with_samples(config.budget, options)
-    return config.model_copy(update={"machine": machine, "budget": budget})
 
 
 def quick_budget(budget: Budget) -> Budget:
@@ -288,10 +271,24 @@ def measure_cases(
     runner: Runner, console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
     """Measure what the journal lacks and write all; returns whether it was interrupted, and the results."""
-    runner.environment["sampling_seconds"] = runner.config.budget.seconds
-    runner.environment.setdefault("spread", earlier_spread(runner.environment))
-    runner.run.write_environment(runner.environment)
-    interrupted, wall = _measure(runner, retry, console)
+    environment, config = runner.environment, runner.config
+    environment["sampling_seconds"] = config.budget.seconds
+    environment.setdefault("spread", earlier_spread(environment))
+    runner.run.write_environment(environment)
+    journal, cases, limits = runner.run.results(), runner.chosen, config.largest_batch
+    waiting = _waiting(journal, cases, config.budget, retry)
+    to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
+    for note in environment["untested"]:
+        console.print(Text(f"Note: {note}"), soft_wrap=True)
+    where = f"{runner.target.name}: {_to_measure(journal, cases, waiting)}; into {runner.run.path}"
+    console.print(Text(where), soft_wrap=True)
+    interrupted = False
+    with runner.display:
+        try:
+            runner.measure(waiting, to_search, retry)
+        except KeyboardInterrupt:
+            interrupted = True
+    wall = runner.wall if waiting or to_search else None
     return interrupted, _write_results(runner, wall, console, report)
 
 
@@ -309,25 +306,6 @@ def _to_measure(journal: Mapping[str, Result], cases: Sequence[Case], waiting: S
     return f"{left}, {unsupported} of them unsupported here" if unsupported else left
 
 
-def _measure(runner: Runner, retry: bool, console: Console) -> tuple[bool, WallTime | None]:
-    """Measure what the journal lacks; returns whether that was interrupted, and its time if there was any."""
-    journal, cases = runner.run.results(), runner.chosen
-    waiting = _waiting(journal, cases, runner.config.budget, retry)
-    limits = runner.config.largest_batch
-    to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    for note in runner.environment["untested"]:
-        console.print(Text(f"Note: {note}"), soft_wrap=True)
-    where = f"{runner.target.name}: {_to_measure(journal, cases, waiting)}; into {runner.run.path}"
-    console.print(Text(where), soft_wrap=True)
-    interrupted = False
-    with runner.display:
-        try:
-            runner.measure(waiting, to_search, retry)
-        except KeyboardInterrupt:
-            interrupted = True
-    return interrupted, runner.wall if waiting or to_search else None
-
-
 def _write_results(runner: Runner, wall: WallTime | None, console: Console, report: bool) -> pl.DataFrame:
     """Write and print what the journal holds, a `report` of it too; `wall` is what the time went into."""
     run, config, environment = runner.run, runner.config, runner.environment
@@ -339,12 +317,12 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     write_tables(run.tables, results, merged, tries)
 
     def print_study() -> None:
-        if study is not None and not results.is_empty():
-            machine = [flat_environment(environment)]
-            if present(console, study, results, machine, run.tables):
-                console.print(Text(f"As a page: {run.tables / 'published.md'}", style="dim"), soft_wrap=True)
-            else:
-                console.print(Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow"), soft_wrap=True)
+        if study is None or results.is_empty():
+            return
+        if present(console, study, results, [flat_environment(environment)], run.tables):
+            console.print(Text(f"As a page: {run.tables / 'published.md'}", style="dim"), soft_wrap=True)
+        else:
+            console.print(Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow"), soft_wrap=True)
 
     print_results(console, results, merged, print_study, tries)
     if wall is not None:

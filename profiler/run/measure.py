@@ -49,16 +49,12 @@ def measure(
 
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
-    one item, such as (3, 224, 224), or an example, a tensor or an array whose first dimension is the batch; a tuple
-    holds several, a dict several by name. An .onnx file and a network known by name may need none.
+    one item, such as (3, 224, 224), or an example whose first dimension is the batch; a tuple holds several, a dict
+    several by name. `quick` takes a fraction of the sampling time, `output` is a folder in which the run's is kept,
+    `name` what rows call the model, `progress` prints what the command prints; all else is as in docs/config.md.
 
-    The other arguments are a job's keys (docs/config.md), but for `quick`, a fraction of the sampling time; `output`, a
-    folder in which the run's is kept; `name`, what the rows call the model; and `progress`, which prints what the
-    command prints. docs/api.md says what becomes of the module and of the inputs' values.
-
-    A case that cannot run or fails is a row with status and reason. Raises ConfigError for arguments that cannot be
-    used. A KeyboardInterrupt goes on, once what has been measured is written: its message names the folder, which is
-    kept if it holds anything.
+    A case that fails is a row with status and reason. Raises ConfigError for arguments that cannot be used. A
+    KeyboardInterrupt goes on once what was measured is written, and names the folder.
     """
     axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
@@ -108,10 +104,7 @@ def run_job(
     report: bool,
     display: Display | None = None,
 ) -> bool:
-    """Measure every case of the job into the run's folder; returns whether that was interrupted.
-
-    `facts` are what the libraries say (processes.forkserver.libraries). Progress is on the console, or the display.
-    """
+    """Measure every case of the job into the run's folder; returns whether that was interrupted."""
     start = resolved(Options(), console, config, target, facts)
     run.write_config(start.config.model_copy(update={"device": str(target)}))
     return measure_cases(start.runner(run, display), console, report=report)[0]
@@ -157,7 +150,5 @@ def _listed(values: Any) -> Any:
 
 
 def _console(progress: bool) -> Console:
-    if not progress:
-        return Console(quiet=True, force_terminal=False)
     # A notebook shows text as one output, and rich's own as many.
-    return Console(width=given_width(), force_jupyter=False)
+    return Console(width=given_width(), force_jupyter=False) if progress else Console(quiet=True, force_terminal=False)

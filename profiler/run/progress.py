@@ -81,7 +81,7 @@ class LiveDisplay(PlainDisplay):
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         left = Text(f"about {duration(seconds_left)} left")
-        self._draw(_place(done, total), Text(str(case.id), style="cyan"), Text(phase, style="dim"), left)
+        self._draw(_place(done, total), Text(case.id, style="cyan"), Text(phase, style="dim"), left)
 
     def waiting(self, what: str) -> None:
         self._draw(Text(what, style="yellow"))
@@ -100,11 +100,10 @@ class LiveDisplay(PlainDisplay):
 
 
 Display = PlainDisplay
-"""What a command shows its progress by."""
 
 
 def open_display(console: Console) -> Display:
-    """The live display on a terminal, plain lines elsewhere."""
+    """Open the live display on a terminal, plain lines elsewhere."""
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 

@@ -206,34 +206,37 @@ class Runner:
         takes = Takes(self.run.results(), self.budget.repeats)
         # Failures come first: who reads them then can mend them now.
         ordered = sorted(tasks, key=lambda task: failure(task.case, task.prepared) is None)
-        pace = _Pace([task.case for task in ordered], self.budget)
-        for task in ordered:
-            if not takes.is_due(task.case.id):
-                self._keep(task, self._measure_one(task, measure, pace), takes)
+        self._measure_each([task for task in ordered if not takes.is_due(task.case.id)], measure, takes)
         due = [task for task in ordered if takes.is_due(task.case.id)]
-        if not due:
-            return
-        what, pace = counted(len(due), "case"), _Pace([task.case for task in due], self.budget)
-        self.display.announce(f"measuring {what} again")
-        for task in due:
-            if takes.is_due(task.case.id):
-                self._keep(task, self._measure_one(task, measure, pace), takes)
-        if left := len(due) - pace.done:
-            why = "the machine was as busy as before" if takes.is_in_vain else "`budget.repeats` was spent"
-            self.display.announce(f"{pace.done} of {what} measured again, {left} not ({why})")
+        if due:
+            what = counted(len(due), "case")
+            self.display.announce(f"measuring {what} again")
+            done = self._measure_each(due, measure, takes, again=True)
+            if left := len(due) - done:
+                why = "the machine was as busy as before" if takes.is_in_vain else "`budget.repeats` was spent"
+                self.display.announce(f"{done} of {what} measured again, {left} not ({why})")
 
-    def _measure_one(self, task: Task, measure: _Measure, pace: _Pace) -> Result:
-        def tick(phase: str) -> None:
-            self.display.measuring(task.case, phase, pace.done, pace.total, pace.seconds_left())
+    def _measure_each(self, tasks: Sequence[Task], measure: _Measure, takes: Takes, again: bool = False) -> int:
+        """Measure tasks; `again` as long as that is due. Return how many were measured."""
+        expected = [estimate_seconds(task.case, self.budget) for task in tasks]
+        spent, done = 0.0, 0
+        for number, task in enumerate(tasks):
+            if again and not takes.is_due(task.case.id):
+                continue
+            # What is left takes longer or shorter than estimated, as what is done did.
+            left = sum(expected[number:]) * (spent / sum(expected[:number]) if spent else 1.0)
 
-        tick("start")
-        if (why_not := failure(task.case, task.prepared)) is not None:
-            result = Result(task.case.id, why_not.status, [str(why_not.reason)], log=log_name(why_not.log))
-        else:
-            result = measure(task, tick)
-        tick("end")
-        pace.ended(sum(result.phases.values()))
-        return result
+            def tick(phase: str, task: Task = task, number: int = number, left: float = left) -> None:
+                self.display.measuring(task.case, phase, number, len(tasks), left)
+
+            tick("start")
+            if (why := failure(task.case, task.prepared)) is not None:
+                result = Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
+            else:
+                result = measure(task, tick)
+            spent, done = spent + sum(result.phases.values()), done + 1
+            self._keep(task, result, takes)
+        return done
 
     def _keep(self, task: Task, result: Result, takes: Takes) -> None:
         """Write a result that counts. A row far faster than the roofs allow fails, if nothing can have lowered them."""
@@ -283,25 +286,6 @@ class Runner:
 
 
 _Measure = Callable[[Task, Callable[[str], None]], Result]
-
-
-class _Pace:
-    """How long the rest takes: the plan's estimates, scaled by how the cases so far compared with theirs."""
-
-    def __init__(self, cases: Sequence[Case], budget: Budget) -> None:
-        self._estimates = [estimate_seconds(case, budget) for case in cases]
-        self._spent = 0.0
-        self._expected = 0.0
-        self.done, self.total = 0, len(cases)
-
-    def ended(self, seconds: float) -> None:
-        self._spent += seconds
-        self._expected += self._estimates[self.done] if seconds else 0.0  # What cannot run took none.
-        self.done += 1
-
-    def seconds_left(self) -> float:
-        scale = self._spent / self._expected if self._expected and self._spent else 1.0
-        return scale * sum(self._estimates[self.done :])
 
 
 class _Supervisor:

@@ -113,7 +113,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (factory("inputs: {ids: {shape: [batch, 4], typ: int64}}"), 3, "'typ' dtype"),
     (factory("inputs: {ids: {shape: [batch, length]}}"), 3, "models[0].inputs: length dimensions shapes"),
     # Layers.
-    ("kind: layers\nengines: [eager]\nlayers: [L9]\n", 3, "layers[0]: 'L9' L1"),
+    ("kind: layers\nengines: [eager]\nlayers: [L9]\n", 3, "layers[0].name: 'L9' L"),
     ("kind: layers\nengines: [eager]\nlayers: [L1]\nmodels: [alexnet]\n", 4, "models: leave this out"),
     ("kind: layers\nengines: [eager]\nlayers: [L1]\ntraining: {dropout: true}\n", 4, "training: leave this out"),
     # What is no YAML, or no job.
@@ -131,7 +131,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("cpu:\n  replicates: 1\n  engines: [eagr]"), 5, "engines[0] mean 'eager'?"),
     (more("budget: {seconds: 2}\ncpu:\n  budget: {second: 3}"), 5, "'second' 'seconds'"),
     (more("budget: {second: 2}\ncpu:\n  budget: {seconds: 3}"), 3, "'second'"),
-    (more("cpu:\n  cuda: {replicates: 3}"), 4, "cuda block"),
+    (more("cpu:\n  cuda: {replicates: 3}"), 4, "'cuda'"),
 ]
 
 

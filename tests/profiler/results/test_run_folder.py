@@ -18,7 +18,7 @@ from exporters.source import Identity, ModelSource
 from profiler import load
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.job.config import config_of, load_config
+from profiler.job.config import Config, config_of, load_config
 from profiler.job.plan import make_plan
 from profiler.machine import host_and_user
 from profiler.options import Run
@@ -28,7 +28,7 @@ from profiler.results.columns import LARGEST_BATCH, RESULTS, SAMPLES
 from profiler.results.reading import read_runs
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, append_line, write_tables, writer, writing
-from profiler.run.command import _open_job
+from profiler.run.command import open_job, read_job
 
 ROOT = Path(__file__).resolve().parents[3]
 SEALED = ', "crc32":'
@@ -260,6 +260,10 @@ def own(folder: Path, **job: Any) -> RunFolder:
     return run
 
 
+def read(options: Run) -> Config:
+    return read_job(options, open_job(options), "cpu")
+
+
 @pytest.mark.parametrize("changed", [{"host": "elsewhere"}, {"user": "somebody else"}, {"user": None}, None])
 @pytest.mark.parametrize(
     ("job", "named"),
@@ -273,17 +277,17 @@ def test_only_trust_code_resumes_another_ones_run(
     tmp_path: Path, changed: dict[str, str | None] | None, job: dict[str, Any], named: str | None
 ) -> None:
     run = own(tmp_path, **job)
-    assert _open_job(Run(resume=run.path)).read("cpu").import_from == [run.path / "model"]
+    assert read(Run(resume=run.path)).import_from == [run.path / "model"]
     if changed is None:
         (run.path / "environment.json").unlink()
     else:
         run.write_environment({**host_and_user(), **changed})
     if named is None:
-        assert _open_job(Run(resume=run.path)).read("cpu").import_from == [], "no folder of code comes with it"
+        assert read(Run(resume=run.path)).import_from == [], "no folder of code comes with it"
         return
     with pytest.raises(ConfigError, match=rf"another host or user .*{named}.*--trust-code"):
-        _open_job(Run(resume=run.path)).read("cpu")
-    trusted = _open_job(Run(resume=run.path, trust_code=True)).read("cpu")
+        read(Run(resume=run.path))
+    trusted = read(Run(resume=run.path, trust_code=True))
     assert trusted.import_from == [run.path / "model"]
 
 

@@ -34,7 +34,7 @@ from profiler.options import Run as Options
 from profiler.processes.process import Child
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import ends_of
-from profiler.run.command import _open_job
+from profiler.run.command import open_job, read_job
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -836,7 +836,8 @@ def test_seconds_and_min_samples_stand_in_for_the_jobs(workplace: Path) -> None:
     path = workplace / "job.yaml"
     path.write_text(f"models: [{GOOD}]\nengines: [eager]\nbudget: {{seconds: 1, min_samples: 5, max_samples: 50}}\n")
     given = [{"seconds": 8.0, "min_samples": 662}, {"seconds": 8.0}, {}, {"seconds": 0.5}]
-    budgets = [_open_job(Options(config=path, **each)).read("cpu").budget for each in given]
+    every = [Options(config=path, **each) for each in given]
+    budgets = [read_job(options, open_job(options), "cpu").budget for options in every]
     # Seven seconds more for the sampling, and as many for a warm-up.
     assert [(b.seconds, b.min_samples, b.max_samples, b.timeout) for b in budgets] == [
         *((8, 662, 662, 314), (8, 5, 50, 314), (1, 5, 50, 300), (0.5, 5, 50, 300))

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from torch import nn
 
-from engines.pytorch.eager import EagerSession
+from engines.eager import EagerSession
 
 
 def end(how):
@@ -104,11 +104,6 @@ def warning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.setenv("HANGS", str(tmp_path))
         end_once(lambda child: (tmp_path / str(child.process.pid)).exists(), monkeypatch)
     return f"unclosed: {ENDS[how]}"
-
-
-def closing_warnings(result: Result) -> list[str]:
-    """Without the line of code that an error names."""
-    return [str(warning).partition(" at /")[0] for warning in result.warnings if warning.kind == "unclosed"]
 
 
 Measured = Callable[[int], Result]

@@ -63,8 +63,10 @@ def options(line: str) -> Run:
     return Run(config=Path(word), **given)
 
 
-def job(line: str, device: Device = "cpu") -> Config:
-    return command._open_job(options(line)).read(device)
+def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) -> Config:
+    given = options(line) if isinstance(line, str) else line
+    command._check_options(given)
+    return command.read_job(given, command.open_job(given), device, hardware)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
     # What compiles for long comes last.
     assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled", "jax"]
     assert labels["cuda"] == ["eager", "eager-tuned", "ort", "ort-tuned", "trt", "trt-rtx", "compiled", "jax"]
-    h100 = command._open_job(options("resnet18")).read("cuda", "9.0")
+    h100 = job("resnet18", "cuda", "9.0")
     assert "trt-rtx" not in [entry.label for entry in h100.engines], "which does not run there"
 
 
@@ -155,7 +157,7 @@ def test_what_is_given_is_taken() -> None:
     assert (config.batch_sizes, config.precisions, config.passes) == ([4, 8], ["fp32", "bf16"], ["training"])
     assert [entry.name for entry in config.engines] == ["ort", "eager", "jax"]
     given = Run(config=Path("resnet18"), seconds=5.0, min_samples=40, machine="label=Desk", output=Path("out"))
-    config = command._open_job(given).read("cpu")
+    config = job(given)
     assert (config.budget.seconds, config.budget.min_samples) == (5.0, 40)
     assert (config.machine.label, config.output) == ("Desk", Path("out").resolve())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,6 +45,10 @@ class Told(PlainDisplay):
         self.told: list[str] = []
         self.stayed: list[str] = []
         self.announced: list[str] = []
+        self.left: list[float] = []
+
+    def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
+        self.left.append(seconds_left)
 
     def announce(self, what: str) -> None:
         self.announced.append(what)
@@ -176,6 +179,9 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
     ]
     assert len(folder.journal.read_text().splitlines()) == 5
     assert wall.seconds["measure"] == 5 * SECONDS
+    first, *later = display.left[:3]
+    assert first > 3 * SECONDS, "as estimated"
+    assert later == pytest.approx([2 * SECONDS, SECONDS]), "as the cases so far"
 
 
 @pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 4)])
@@ -330,11 +336,3 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
     assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
     assert [warning.kind for warning in found.warnings] == ["engine-cache"]
     assert found.phases == {"build": 3.0, "load": 1.0}
-
-
-def test_the_time_left_is_scaled_by_how_the_cases_so_far_compared() -> None:
-    pace = module._Pace([case(), case(), case()], Budget())
-    whole = pace.seconds_left()
-    assert whole > 0
-    pace.ended(whole)  # Three times the estimate of one.
-    assert math.isclose(pace.seconds_left(), 2 * whole)
