@@ -14,7 +14,7 @@ from exporters.packages import library_folders
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 """Codes that colour a terminal, or name its window."""
 _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
-"""Where and in which C++ template ONNX Runtime failed, several hundred characters before it says how."""
+"""Match the C++ place of a failure of ONNX Runtime, several hundred characters before its reason."""
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
 """As Python writes a frame, and torch those of the code that it traced or compiled."""
 _LINE_CHARACTERS = 80

@@ -44,14 +44,14 @@ Round = Callable[[Tensor], Tensor]
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16, "amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 _PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd)
 _SCALES = [2.0**power for power in range(16, -17, -1)]
-"""Of the loss under amp-fp16, tried until nothing overflows: the first is that of torch's GradScaler."""
+"""Scales of the loss under amp-fp16, tried until nothing overflows; the first is torch's GradScaler's."""
 
 _BLUR = 1e-6
 """Standard deviation, relative: sums of some thousand products in fp32 by another library differ by about that much. It
 turns ReLUs and maxima that are nearly undecided, each of which moves the gradient by far more."""
 
 _VERSIONS = 4
-"""Of the step in fp32, the largest deviation of which counts. One is a matter of luck: AlexNet's lies at 1e-6, or
+"""Repetitions of the step in fp32; the largest deviation counts. One is a matter of luck: AlexNet's lies at 1e-6, or
 at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
 _CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")
-"""What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8."""
+"""Operators that multiply. Transposed convolutions stay float: ONNX Runtime has none in int8."""
 _OPTIONS = {
     # Zero points of 0, the only ones that TensorRT's parser accepts.
     "ActivationSymmetric": True,

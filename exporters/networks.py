@@ -31,9 +31,9 @@ class Stage:
 class Network:
     stages: tuple[Stage, ...]
     positions: int
-    """Of the features that the classifier gets, height times width."""
+    """Height times width of the classifier's features."""
     dropout_first: bool = False
-    """Where dropout is in the classifier: before each hidden layer (torchvision's AlexNet) or after it (Caffe)."""
+    """Place of dropout in the classifier: before each hidden layer (torchvision's AlexNet) or after it (Caffe)."""
     hidden: tuple[int, int] = (4096, 4096)
     pooling: int = 2
     """The window's side, at a stride of 2."""
@@ -166,7 +166,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between networks whose layers have the same order."""
+    """Differences between networks whose layers have the same order."""
 
     modules: Mapping[str, tuple[int, ...]]
     lrn: tuple[int, float, float, float]
@@ -175,7 +175,7 @@ class Variant:
     """Pooling: Caffe's rounds sizes up, without padding (112 -> 56 -> 28 -> 14 -> 7); Torch's rounds down, with a
     padding of 1 but after 3b (112 -> 56 -> 28 -> 13 -> 7)."""
     outputs: int
-    """Of the classifier. Of more than CLASSES the first and the last ones are cut off."""
+    """Outputs of the classifier; beyond CLASSES the first and the last ones are cut off."""
     dropout: float
 
     def pooling(self, padding: int = 1) -> nn.MaxPool2d:

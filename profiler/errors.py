@@ -12,7 +12,7 @@ from exporters.errors import nearest as nearest
 PROGRAM = "runtime-profiler" if Path(sys.argv[0]).stem == "runtime-profiler" else "python -m profiler"
 """How the program was called, for messages that give a command."""
 WHEN_IDLE = "--wait-for-idle 10"
-"""What a message advises where other work runs."""
+"""Option that a message advises where other work runs."""
 
 
 def resuming(run: Path) -> str:

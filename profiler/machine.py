@@ -24,9 +24,9 @@ _OWN_PACKAGES = ("onnx", "onnxscript", "numpy", "polars")
 """Distributions whose versions are recorded besides those of the engines."""
 
 DEVICES = "auto, cpu, cuda, cuda:1"
-"""What a device may be called, for messages."""
+"""Names of devices, for messages."""
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
-"""Which a run sets itself, to what is another every time."""
+"""Variables that a run sets itself, each time differently."""
 
 
 @dataclass(frozen=True)

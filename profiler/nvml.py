@@ -39,7 +39,7 @@ class Gpu:
     driver: str
     compute_capability: str | None = None
     card: str | None = None
-    """Of a MIG slice the UUID of its card."""
+    """UUID of a MIG slice's card."""
 
 
 @dataclass(frozen=True)

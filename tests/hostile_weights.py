@@ -20,7 +20,7 @@ Maker = Callable[[Path], object]
 
 
 class Runs:
-    """What makes a file when it is unpickled."""
+    """Create a file when unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker

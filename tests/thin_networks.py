@@ -16,11 +16,11 @@ from exporters.source import ModelSource
 
 HIDDEN = 256
 MODULES = ("3b", "4e", "5b")
-"""Of a GoogLeNet: those before and after its two inner poolings."""
+"""A GoogLeNet's blocks before and after its two inner poolings."""
 
 
 def thin_source(network: str) -> ModelSource:
-    """Of the canonical network made thin."""
+    """Return the source of the canonical network made thin."""
     shape = CATALOG[network].input_shape
     return ModelSource(f"thin-{network}", factory="thin_networks:thin", input_shape=shape, options={"network": network})
 

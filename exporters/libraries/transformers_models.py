@@ -37,7 +37,7 @@ _ENDLESS = (
     *("rope_theta", "rope_parameters", "rope_scaling", "rotary", "rotary_dim", "alibi", "relative_attention"),
     *("relative_attention_num_buckets", "conv_pos_kernel_size"),
 )
-"""Of configurations whose models have no table of positions."""
+"""Configurations whose models have no table of positions."""
 _PAST = "past_key_values."
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 Part = Mapping[str, Any]
@@ -98,7 +98,7 @@ def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
 
 
 def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, int]]:
-    """What models of that configuration may take, and how large that usually is."""
+    """Return the inputs of models of that configuration, and their usual sizes."""
     text, vision = config.get_text_config(), getattr(config, "vision_config", config)
     words = int(getattr(text, "vocab_size", None) or getattr(config, "vocab_size", 0) or 0)
     ids = {"dtype": "int64", "range": (0, words)}

@@ -93,7 +93,7 @@ class Case:
 
     @property
     def is_base(self) -> bool:
-        """Whether speed-ups are relative to this case."""
+        """True if speed-ups are relative to this case."""
         return self.reference is None and is_base(self.variant, self.precision, self.source.kind)
 
     @property
@@ -108,7 +108,7 @@ class Case:
 
     @property
     def calibrated(self) -> bool | None:
-        """Whether 8-bit ranges come from the user's data or a file quantized by others; None for other precisions."""
+        """True if 8-bit ranges come from the user's data or a file quantized by others; None for other precisions."""
         if self.precision not in EIGHT_BITS:
             return None
         if ENGINES[self.engine].needs == "torch":

@@ -181,7 +181,7 @@ class ModelEntry(_Strict):
     key: str | None = None
     """Under which a checkpoint has the state dict."""
     prefix: str = ""
-    """What the state dict's keys begin with and the model's do not."""
+    """Prefix of the state dict's keys that the model's lack."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
     """The shape of one item of the only input, of floats."""
     inputs: Annotated[Any, AfterValidator(_inputs)] = None
@@ -211,7 +211,7 @@ class ModelEntry(_Strict):
 
     @property
     def is_file(self) -> bool:
-        """Whether the model is an .onnx file without a torch module."""
+        """Return True for an .onnx file without a torch module."""
         return self.onnx is not None and not self.factory and not self.network
 
     @property
@@ -286,7 +286,7 @@ class Machine(_Strict):
     instance: str | None = None
     usd_per_hour: Annotated[Price, Field(strict=False)] | None = None
     price_source: str | None = None
-    """Who asks that price, and since when: printed with it."""
+    """Source and date of the price, printed with it."""
 
 
 class TrainingEntry(_Strict):
@@ -296,7 +296,7 @@ class TrainingEntry(_Strict):
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     dropout: bool = False
     input_gradient: bool | list[str] = False
-    """Whether the gradient of the network's input is computed too, or the names of the models of which it is."""
+    """Compute the gradient of the input, too: of all models, or of those named."""
 
     def settings(self, model: str) -> list[Training]:
         """List a model's settings, one an optimizer."""
@@ -315,7 +315,7 @@ class LargestBatch(_Strict):
     passes: Passes = []
 
     def covers(self, model: str, pass_: str) -> bool:
-        """Whether this model's largest batch is searched in this pass."""
+        """Return True if this model's largest batch is searched in this pass."""
         return (not self.models or model in self.models) and (not self.passes or pass_ in self.passes)
 
 
@@ -365,7 +365,7 @@ class Config(_Strict):
 
     suite: str = ""
     kind: Annotated[str, _word(KINDS, "kind")] = "models"
-    """What is measured: networks or single layers."""
+    """Networks or single layers."""
     models: list[ModelEntry] = []
     layers: list[LayerEntry] = []
     engines: Annotated[list[EngineEntry], _Some]
@@ -385,7 +385,7 @@ class Config(_Strict):
     budget: Budget = Budget()
     energy: bool = False
     profile: bool = False
-    """Whether to time each layer of the measured cases afterwards."""
+    """Time each layer of the measured cases afterwards."""
     exclude: list[Exclusion] = []
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""

@@ -43,7 +43,7 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
 
     @functools.cache
     def lacking(engine: str, precision: str) -> str:
-        """What this machine lacks; a look takes milliseconds, and a plan may have thousands of cells."""
+        """Explain what this machine lacks; a look takes milliseconds, and a plan may have thousands of cells."""
         return explain(missing(ENGINES[engine], device, precision=precision))
 
     once = [list(_cells(config, entry, device, hardware, lacking)) for entry in config.subjects]

@@ -30,7 +30,7 @@ _USUAL: Mapping[Device, Mapping[str, Any]] = {
     "cpu": {"precisions": ["fp32"], "batch_sizes": [1, 16]},
     "cuda": {"precisions": ["fp32", "tf32", "fp16"], "batch_sizes": [1, 64]},
 }
-"""What is measured where the command line does not say: one item, and as many as keep the device busy."""
+"""Default batch sizes: one item, and enough to keep the device busy."""
 _BUDGET = {"seconds": 1.0}
 """Enough for a first answer, of which the first rows are there after seconds."""
 _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
@@ -62,7 +62,7 @@ class Example:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is floats of any values, which a job's `input` declares by their shape alone."""
+        """Return True for floats of any values, which a job's `input` declares by their shape alone."""
         return (not self.dtype or self.dtype.startswith("float")) and not self.held
 
 
@@ -186,7 +186,7 @@ class ModelJob:
 
     @property
     def _runs_as_it_is(self) -> bool:
-        """Whether it is a file of which no other precisions are made."""
+        """Return True for a file that is never converted to other precisions."""
         return self._file is not None and not is_float32(self._file)
 
     def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:

@@ -60,7 +60,7 @@ class Takes:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether the machine stays as busy as it was before."""
+        """Return True if the machine stays as busy as it was before."""
         return self._in_vain >= _IN_VAIN
 
     def is_due(self, case_id: str) -> bool:
@@ -135,7 +135,7 @@ class Runner:
         self.plan, self.chosen, self.budget = plan, chosen, config.budget
         self.wall = WallTime()
         self.refuses = False
-        """Whether a model that cannot be had is an error, and no row."""
+        """True if a model that cannot be had is an error, and no row."""
         self._idle_minutes = idle_minutes
         self._uuid = target.gpu.uuid if target.gpu else None
 

@@ -1,4 +1,4 @@
-"""What is said of an error: the one that came first, and the line of the user's own code."""
+"""An error's words name the first error and the line of the user's own code."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 RESNET = thin_source("resnet50")
 SHAPE = (3, 16, 16)
-"""Of an item of the fixture `small`."""
+"""Shape of an item of the fixture `small`."""
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `compare` was called with; its exit code is 3."""
+    """Record the arguments of `compare`, whose exit code is 3."""
     options: list[Any] = []
     monkeypatch.setattr(command, "execute", lambda given, console: options.append(given) or 3)
     return options

@@ -1,4 +1,4 @@
-"""What `python -m profiler engines` says of TensorRT: what to install, why it cannot be, and what goes all the same."""
+"""`python -m profiler engines` says of TensorRT what to install, why it cannot be, and what works all the same."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ rows.collect().write_parquet("rows.parquet")
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made meanwhile."""
+    """Make temporary folders here meanwhile."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def calm_and_busy() -> list[Row]:
-    """Of two models the faster configuration of one was measured beside other work; a runtime has its own version."""
+    """Make rows of two models, of one with a disturbed fastest configuration; a runtime has its own version."""
     rtx = {"warnings": [], "tensorrt_version": "1.7"}
     rows = [row(name, ms=ms, model=model, tensorrt_version="11.4", warnings=kinds)
             for model, ort, kinds in (("calm", 1.0, []), ("busy", 0.04, ["disturbed: x", "inconsistent: y"]))
@@ -65,7 +65,7 @@ def of(cell: Row, columns: tuple[str, ...]) -> list[float]:
 
 
 def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Answer]]:
-    """What recommend says of each group that the terminal has a table of."""
+    """Return recommend's answer for each group that the terminal has a table of."""
     for keys in results.select(GROUP).unique(maintain_order=True).to_dicts():
         asked = Request(keys["model"], keys["pass"], keys["setting"], f"batch_size={keys['batch_size']}")
         yield keys, recommend(results, asked)

@@ -1,4 +1,4 @@
-"""What a recorded /proc says of our own work and of others', and what the real one says of a busy process."""
+"""Tell our own work from others' in a recorded /proc, and see a busy process in the real one."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MASK = "--input attention_mask=128:int64:lengths"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command is called: with a factory, a graph of words, one whose batch is fixed, one in fp16."""
+    """Make a folder with a factory, a graph of words, one with a fixed batch, one in fp16."""
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     write_graph("words.onnx", {"input_ids": TensorProto.INT64, "attention_mask": TensorProto.INT64}, ["n", "sequence"])

@@ -1,4 +1,4 @@
-"""What a run prepares of a factory is used again by the next run, and only while the model is the same."""
+"""A run reuses what an earlier one prepared of a factory, only while the model is the same."""
 
 from __future__ import annotations
 

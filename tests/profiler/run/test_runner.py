@@ -33,7 +33,7 @@ from profiler.worker.roofline import Measured
 from profiler.worker.task import Prepared, Task
 
 SECONDS = 2.0
-"""That measuring a case takes."""
+"""Seconds that measuring a case takes."""
 QUIET = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}, "roofs_quiet": True}
 
 

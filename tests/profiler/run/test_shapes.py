@@ -1,4 +1,4 @@
-"""Which of a job's `shapes` its models have, and the cases that come of them."""
+"""Match a job's `shapes` with its models, and make the cases."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_optimization_profile_goes_over_the_range_of_sizes():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
-    """Where a layer with attention was measured at two lengths, with the run's cache."""
+    """Measure a layer with attention at two lengths, with the run's cache."""
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "nets.py").write_text(FACTORY)
     (folder / "job.yaml").write_text(JOB)

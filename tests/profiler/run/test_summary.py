@@ -1,4 +1,4 @@
-"""What a person reads at 120 columns: every figure whole, every reason told, no name taken for markup."""
+"""At 120 columns every figure is whole, every reason told, no name taken for markup."""
 
 from __future__ import annotations
 
