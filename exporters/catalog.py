@@ -157,7 +157,7 @@ class Conv2d:
 
     @property
     def multiply_adds(self) -> int:
-        """Of one item's forward pass, the bias left out."""
+        """Multiply-adds of one item's forward pass, without the bias."""
         return self.out_channels * self._fan_in * math.prod(self.output_size)
 
     @property
@@ -187,7 +187,7 @@ class Linear:
 
     @property
     def multiply_adds(self) -> int:
-        """Of one item's forward pass, the bias left out."""
+        """Multiply-adds of one item's forward pass, without the bias."""
         return self.in_features * self.out_features
 
 

@@ -35,13 +35,13 @@ EXPECTED = {
     "bool_type": "must be true or false",
     "string_type": "must be a text",
 }
-"""What to say where pydantic would speak of Python's types, by its error's type."""
+"""Words for errors in which pydantic would speak of Python's types, by the error's type."""
 _MOST_PROBLEMS = 10
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a job comes from: a file with lines, or options that were `typed` for some places. Any two are equal.
+    """Origin of a job: a file with lines, or options that were `typed` for some places. Any two are equal.
 
     Keys of the `block` of a device stand in place of the job's own.
     """

@@ -50,7 +50,7 @@ _OUT_OF_MEMORY = (
 _PRELOADED = "profiler.worker.preload"
 LOG = "PROFILER_FORKSERVER_LOG"
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
-"""What a terminal sends to all of its processes."""
+"""Signals that a terminal sends to all of its processes."""
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """How long a session may take to close, whatever the timeout: everything has been measured."""

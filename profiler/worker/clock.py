@@ -37,7 +37,7 @@ class Clock(Protocol):
 
     headline: str
     returns_when_done: bool
-    """Whether a call has finished when it returns."""
+    """True if a call has finished when it returns."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""

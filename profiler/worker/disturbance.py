@@ -19,7 +19,7 @@ _OTHERS, _STEAL, _DELAYED = 0.05, 0.02, 0.05
 CARD = 0.05
 """A GPU is disturbed from this share of its time on that others have."""
 _EVIDENCE_S = 5 * TICK_S
-"""What others had must be longer than this: the kernel counts in ticks, and a few of them are no evidence."""
+"""Least time of others that counts: the kernel counts in ticks, and a few of them are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
 """Warnings of a GPU's row whose latency is the host's too, or cannot be told from it."""
 _POLL_S = 0.1
@@ -27,7 +27,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class CardLoad:
-    """What other processes did on the GPU; None is what NVML does not tell."""
+    """Work of other processes on the GPU; None is what NVML does not tell."""
 
     before: float | None = None
     """Share of the time in which the GPU was busy right before this case's process used it."""
@@ -38,7 +38,7 @@ class CardLoad:
 
     @property
     def share(self) -> float:
-        """What others had of it while the case was measured, or before where no more is known."""
+        """Return the share of others while the case was measured, or before where no more is known."""
         return (self.before if self.others is None else self.others) or 0.0
 
     def reasons(self) -> list[str]:

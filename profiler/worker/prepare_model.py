@@ -62,15 +62,15 @@ from profiler.worker.task import (
 )
 
 _CPU_SECONDS = 60.0
-"""What the reference outputs of a model may take on the CPU: all of a catalog's networks need less."""
+"""Seconds for the reference outputs of a model on the CPU: all of a catalog's networks need less."""
 _FURTHER_SECONDS = 10.0
-"""What items beyond those of the first run may take."""
+"""Seconds for items beyond those of the first run."""
 _FURTHER_BYTES = 2**27
 """Bound of the outputs of all items, where the first run's are not more by themselves."""
 _MEMORY_SHARE = 0.8
 """Share of the memory that is available: others are prepared at the same time."""
 _OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
-"""What torch, numpy and ONNX Runtime say of an index that is too large: the inputs' values are at fault."""
+"""Match errors of torch, numpy and ONNX Runtime for an index that is too large: the inputs' values are at fault."""
 
 
 def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: Report) -> Prepared:
@@ -172,7 +172,7 @@ def _job(task: Task, report: Report) -> Job[Options]:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a session returned in its first run and, by number, for further items; the seconds and MiB that it took."""
+    """Outputs of a session's first run and, by number, of further items; the seconds and MiB that it took."""
 
     names: Sequence[str]
     arrays: Sequence[Array]

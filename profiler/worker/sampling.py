@@ -38,21 +38,21 @@ _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 
 
 class Runnable(Protocol):
-    """What is timed of a session."""
+    """Callables of a session that are timed."""
 
     def run(self, mark: Mark) -> None: ...
 
 
 @dataclass
 class Measurement:
-    """What was measured; `throughput` in calls per second."""
+    """Samples and figures; `throughput` in calls per second."""
 
     samples: Samples = field(default_factory=dict)
     throughput: float | None = None
     stop_reason: str | None = None
     warnings: list[Warning] = field(default_factory=list)
     loads: list[processor.Load] = field(default_factory=list)
-    """What the processors did while the headline clock was sampled, and while the others were."""
+    """Use of the processors while the headline clock was sampled, and while the others were."""
 
 
 def first_run(session: Runnable, clock: Clock) -> float:

@@ -34,7 +34,7 @@ USUAL = Taken()
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the prepare phase made of one model, by content in the cache.
+    """Files that the prepare phase made of one model, by content in the cache.
 
     `onnx` has by graph its export, or the user's file: "fp16", or "fp16 at its shape" or "fp16 at batch 8" of a model
     that can be exported for one shape or one batch size only.

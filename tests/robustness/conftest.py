@@ -28,13 +28,13 @@ SIZE = int(os.environ.get("PROFILER_SOAK", "1"))
 SEED = int(os.environ.get("PROFILER_SEED", "20261122"))
 TABLE = Path(__file__).resolve().parents[2] / "build" / "soak.md"
 _SECONDS = 900
-"""That a test may take in CI."""
+"""Seconds that a test may take in CI."""
 _PROPERTY = "soak"
 
 
 @dataclass(frozen=True)
 class Count:
-    """What came of the trials of a kind."""
+    """Outcomes of the trials of a kind."""
 
     tried: int
     survived: int

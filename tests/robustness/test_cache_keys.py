@@ -22,7 +22,7 @@ VALUES = ("", "a", "a\nb", "1", "True", "null", "date(2024, 1, 1)", "\udc80", 0,
 
 
 def value(draw: random.Random, depth: int = 0) -> Any:
-    """What YAML can have as the value of an option."""
+    """Draw a value of an option that YAML can have."""
     kind = draw.randrange(6 if depth < 3 else 4)
     if kind < 4:
         return copy.copy(draw.choice(VALUES))

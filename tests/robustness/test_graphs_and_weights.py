@@ -28,7 +28,7 @@ Ended = tuple[str, str]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Which holds no more than the files of one test."""
+    """Make a folder for the files of one test."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 

@@ -174,7 +174,7 @@ class Net(nn.Linear):
 def net():
     return Net(8, 4)
 """
-"""Where there is a file `wait` it waits once a row has ended."""
+"""Wait after a row if there is a file `wait`."""
 
 
 def workplace(folder: Path) -> Path:

@@ -121,7 +121,7 @@ def faulty(disk: Disk) -> Iterator[None]:
 
 
 class Job:
-    """What a start of a run writes that measures the last rows of it, with figures made by hand."""
+    """Write what a resumed run writes while it measures the last rows, with figures made by hand."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "job.yaml"
@@ -154,7 +154,7 @@ class Job:
 
 
 def rows(path: Path) -> set[str]:
-    """Of the journal, as one reads it who knows nothing of how it is written."""
+    """Read the journal without knowing how it is written."""
     found = set()
     for line in (path / "journal.jsonl").read_bytes().splitlines():
         with contextlib.suppress(ValueError):

@@ -87,7 +87,7 @@ def test_outputs_go_by_name_or_order_and_others_are_told(
 
 
 def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path: Path) -> None:
-    """Of 20 items that ran 8 at a time; a state has its items second, pairs need the whole batch, a scale has none."""
+    """20 items ran 8 at a time; a state has its items second, pairs need the whole batch, a scale has none."""
     rows, state, scale = np.arange(60.0).reshape(20, 3), np.arange(48.0).reshape(2, 8, 3), np.array(2.0)
     names, first = ["logits", "pairs", "state", "scale"], [rows[:8], SQUARE, state, scale]
     parity.write_outputs(tmp_path / "r.npz", names, first, further={0: rows[8:], 1: np.ones((12, 8))})
