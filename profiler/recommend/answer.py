@@ -137,7 +137,7 @@ class Footnote(BaseModel):
 class Command(BaseModel):
     """State a shell command, and what it is for."""
 
-    purpose: Literal["export", "replicates", "samples"]
+    purpose: Literal["export", "replicates"]
     command: str
 
 

@@ -7,9 +7,9 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -40,27 +40,19 @@ from profiler.results.columns import COLUMNS, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
 from profiler.run.command import execute as run_job
-from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import UNITS, counted, factors, grouped, listed, products, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_section
 
 FORMATS = ("text", "json")
 NOTHING_FITS = 3
-_MOST_AGAIN = 3
-"""Candidates with too few samples that a command measures again."""
 _MOST_NAMES = 4
 _HEADLINES = 2
 """More answers than these are a table."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Words of an objective; others are "lowest" and their name."""
-_PURPOSES = {
-    "export": "Export",
-    "replicates": "Measure with more replicates",
-    "samples": "Measure with more samples",
-}
+_PURPOSES = {"export": "Export", "replicates": "Measure with more replicates"}
 Found = tuple[Choice, Answer]
-Row = Mapping[str, Any]
 
 
 def execute(options: Options, console: Console) -> int:
@@ -142,12 +134,8 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
             if wanted[0] not in there:
                 known = ", ".join(setting or "plain" for setting in there)
                 raise ConfigError(f"--setting: {model} has no '{options.setting}'; it has {known}")
-        found += [
-            Request(
-                model, options.pass_, setting, str(only or ""), limits, options.objective, options.allow_uncalibrated
-            )
-            for setting in wanted
-        ]
+        asked = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
+        found += [Request(model, options.pass_, setting, *asked) for setting in wanted]
     return found
 
 
@@ -173,11 +161,10 @@ def answers(
     asked: Sequence[Request], results: pl.DataFrame, folders: Mapping[str, str], runs: Sequence[str]
 ) -> list[Found]:
     """Answer each request; `folders` are the runs' by id, and `runs` as they were given."""
-    every, found = cells_of(results), []
+    every, several, found = cells_of(results), results["model"].n_unique() > 1, []
     for request in asked:
         choice = decide(every, request)
         answer = make_answer(request, choice, every)
-        several = results["model"].n_unique() > 1
         again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()[0 if several else 2 :]])}"
         commands = _commands(again, choice, every, folders)
         found.append((choice, answer.model_copy(update={"next": commands})))
@@ -185,33 +172,18 @@ def answers(
 
 
 def _commands(again: str, choice: Choice, every: pl.DataFrame, folders: Mapping[str, str]) -> list[Command]:
-    """Return the commands that export the winner, part a tie, and take the samples that a percentile needs."""
+    """Return the commands that export the winner, and that part a tie by more replicates."""
     winner, commands = choice.winner, list[Command]()
-
-    def measure(purpose: Literal["replicates", "samples"], rows: Iterable[Row], options: str) -> None:
-        """Measure these cells of the first one's run again with their base, if it has a job."""
-        (first, *_) = rows = list(rows)
-        job = Path(folders.get(first["run_ids"][0], "")) / "bench.yaml"
-        rows = [row for row in [*rows, base_of(first, every)] if row and {*row["run_ids"]} & {*first["run_ids"]}]
+    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
+        commands.append(Command(purpose="export", command=f"{again} --export deploy/"))
+    job = Path(folders.get(winner["run_ids"][0], "") if winner else "") / "bench.yaml"
+    if winner and choice.replicates_to_settle and job.is_file():
+        rows = [row for row in (winner, *choice.tied, base_of(winner, every)) if row]
         keys = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
         values = [(key, value) for key in keys for value in dict.fromkeys(row[key] for row in rows if row[key])]
         only = ",".join(f"{key}={value}" for key, value in values if "," not in str(value))
-        if job.is_file():
-            command = measuring_anew(job, only, options).replace(" \\\n ", "")
-            commands.append(Command(purpose=purpose, command=command))
-
-    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
-        commands.append(Command(purpose="export", command=f"{again} --export deploy/"))
-    if winner and choice.replicates_to_settle:
-        measure("replicates", [winner, *choice.tied], f"--replicates {choice.replicates_to_settle}")
-    needs, lacking = 0, list[Row]()
-    for loser in choice.losers:
-        percentiles = [FIGURES[reason.figure].percentile for reason in loser.reasons if reason.code == "unknown"]
-        if all(percentiles) and len(percentiles) == len(loser.reasons):
-            needs = max(needs, *(PERCENTILE_NEEDS[percentile] for percentile in percentiles if percentile))
-            lacking.append(loser.cell)
-    if lacking:
-        measure("samples", [*([winner] if winner else []), *lacking[:_MOST_AGAIN]], f"--min-samples {needs}")
+        command = measuring_anew(job, only, f"--replicates {choice.replicates_to_settle}").replace(" \\\n ", "")
+        commands.append(Command(purpose="replicates", command=command))
     return commands
 
 
@@ -348,7 +320,7 @@ def _sections(answer: Answer) -> list[Section]:
         "Why not the others" if answer.winner else "Why none": _table_of(
             [words("Candidate", "name"), figures, prose("Why", "why")], rows
         ),
-        "Not measured": of_rows("", missing, [(_briefly(each), text) for text, each in lost.items()]),
+        "Not measured": of_rows("", missing, [(_products(each), text) for text, each in lost.items()]),
     }
     return [Section(heading, (), [table]) for heading, table in tables.items() if table.rows]
 
@@ -361,12 +333,6 @@ def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[object]]) -> Table:
 
 def _ends(of: Figure | None) -> tuple[float | None, float | None, float | None]:
     return (of.value, of.low, of.high) if of else (None, None, None)
-
-
-def _briefly(lost: Sequence[Candidate]) -> str:
-    """Return variants, precisions and batch sizes as few products."""
-    found = products([(one.variant, one.precision, str(one.batch_size)) for one in lost])
-    return "; ".join(f"{', '.join(v)} · {', '.join(p)} · batch {', '.join(b)}" for v, p, b in found)
 
 
 def _table(answers: Sequence[Answer]) -> Table:
@@ -391,3 +357,9 @@ def _table(answers: Sequence[Answer]) -> Table:
         figure("Error", "error", UNITS["error"][1]),
     ]
     return _table_of(fields, rows)
+
+
+def _products(lost: Sequence[Candidate]) -> str:
+    """Return variants, precisions and batch sizes as few products."""
+    found = products([(one.variant, one.precision, str(one.batch_size)) for one in lost])
+    return "; ".join(f"{', '.join(v)} · {', '.join(p)} · batch {', '.join(b)}" for v, p, b in found)

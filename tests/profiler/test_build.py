@@ -235,19 +235,6 @@ def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch: pyte
     assert find_gpu(ENGINES["trt-rtx"], None) == card("8.9")
 
 
-def test_an_engine_for_every_model_precision_and_batch() -> None:
-    options = Options(
-        engine="trt-rtx",
-        models=("vgg16", "alexnet", "vgg16"),
-        precisions=("fp16", "fp32"),
-        batches="1,16,1,1:8:32",
-        target="sm89",
-    )
-    names = [task.name for task in make_tasks(ENGINES["trt-rtx"], options)]
-    assert names == [f"{m} {p} batch {b}" for m in ("vgg16", "alexnet") for p in ("fp16", "fp32")
-                     for b in ("1", "16", "1:8:32")]  # fmt: skip
-
-
 def test_a_float32_file_has_the_lanes_of_a_run_and_any_other_is_as_it_is(workplace: Path) -> None:
     def lanes(file: str, *precisions: str) -> list[str]:
         options = Options(engine="trt-rtx", models=[str(workplace / file)], batches="4", precisions=precisions)

@@ -13,10 +13,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from profiler import cli, doctor
+from profiler import cli
 from profiler.compare import command
 from profiler.errors import ConfigError
 from profiler.options import COMMANDS, Compare
@@ -47,20 +46,6 @@ def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, colu
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", io.StringIO())
         assert cli._console().width == width
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_what_takes_long_to_load_is_said_at_once_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(said, "isatty", lambda: terminal)
-    monkeypatch.setattr(sys, "stderr", said)
-    before: list[str] = []
-    monkeypatch.setattr(doctor, "execute", lambda given, console: before.append(said.getvalue()) or 3)
-    with pytest.raises(typer.Exit):
-        cli._command(*COMMANDS["doctor"])()
-    assert before == ["Loading libraries, which takes some seconds\n" if terminal else ""]
 
 
 def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -238,13 +237,3 @@ def test_a_failed_profile_is_a_warning_of_a_row_that_is_ok(profiled: tuple[Path,
     ]
     assert all(row["latency_ms"] > 0 for row in (refusing, dying))
     assert "not under a profiler" in (run / "logs" / "refusing-eager-inference-fp32-b1-r0.log").read_text()
-
-
-def test_resuming_a_profiled_run_profiles_too(profiled: tuple[Path, CompletedProcess[str]], profiler: Profiler) -> None:
-    run, _ = profiled
-    journal = run / "journal.jsonl"
-    kept = [line for line in journal.read_text().splitlines() if json.loads(line)["case_id"].startswith("good/eager")]
-    journal.write_text("\n".join(kept) + "\n")
-    start(profiler, run.parent.parent, "--resume", str(run), "--only", "model=good")
-    cases = load_layers(run).collect()["case_id"].unique().to_list()
-    assert sorted(cases) == ["good/eager/inference/fp32/b1/r0", "good/ort/inference/fp32/b1/r0"]

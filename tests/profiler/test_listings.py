@@ -88,20 +88,6 @@ def test_what_only_narrower_precisions_need(monkeypatch, row):
     assert "for int8 and fp8: no_quantizer" in row("eager", "cuda", [card("9.0")])
 
 
-def test_title_names_the_card(monkeypatch):
-    for gpus, words in (([card("9.0")], "A card, compute capability 9.0"), ([], "no NVIDIA driver answers here")):
-        monkeypatch.setattr(nvml, "visible_gpus", lambda gpus=gpus: gpus)
-        assert words in str(listings.engines_table("cuda").title)
-
-
-def test_networks_are_listed_in_80_columns():
-    lines = on_console(print_table, listings.models_table(), width=80).splitlines()
-    assert max(map(len, lines)) <= 80
-    figures, citation = (" ".join(line.split()) for line in lines if line.split()[:1] == ["resnet18"])
-    assert figures == "resnet18 3×224×224 11,689,512 1.81 30.43 10.76"
-    assert citation.startswith("resnet18 Deep Residual Learning"), "a table that is split says of what each part is"
-
-
 def test_the_cache_is_listed_and_cleared(command, tmp_path):
     root = tmp_path / "cache"
     for kind, days in (("onnx", 9), ("state", 0)):

@@ -65,11 +65,6 @@ def test_what_is_no_query_is_a_config_error_with_a_hint(sql: str, said: str) -> 
         run(sql)
 
 
-@pytest.mark.parametrize("sql", ["SELECT 1 AS n", "  \n select 1 as n", "with t as (select 1 as n) select n from t"])
-def test_a_query_may_be_written_in_several_ways(sql: str) -> None:
-    assert run(sql)["n"].to_list() == [1]
-
-
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_figure_is_cut_however_narrow_the_terminal(width: int) -> None:
     text = shown("select * from results where model = 'resnet18' and batch_size = 1 limit 3", width)

@@ -188,23 +188,6 @@ def test_cells_of_one_side_are_counted_with_their_reason(runs: Path) -> None:
     assert (code, " lost." in said) == (4, True)
 
 
-def test_another_network_under_the_same_name_is_said_before_any_factor(runs: Path) -> None:
-    parts = {"kind": "factory", "code": {}, "state": "1", "torch": "2.12"}
-    RunFolder(runs / "main").write_models({name: Identity(parts) for name in ("alexnet", "resnet18/height=64", "gone")})
-    other = {
-        "gone": {"state": "8"},
-        "alexnet": {"state": "8", "code": {"\x1b[2J": "1"}},
-        "resnet18/height=64": {},
-    }
-    RunFolder(runs / "slow").write_models({name: Identity({**parts, **more}) for name, more in other.items()})
-    _, said = page(of(runs))
-    # Outputs are rounded otherwise on another processor; no row is of `gone`.
-    line = "Not the same model in slow as in main: alexnet (its source code (\\x1b[2J), its parameters or buffers)."
-    assert f"slow against main {line}" in said
-    (other,) = make_comparison(of(runs)).other_models
-    assert (other.model, other.base, other.side, other.certain) == ("alexnet", "main", "slow", True)
-
-
 CODE = {"code": {"net.py": "2"}, "factory": "b:net"}
 
 

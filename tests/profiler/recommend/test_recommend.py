@@ -177,16 +177,9 @@ def check_relaxations(answer: Answer, measured: list[Row], limits: list[Limit], 
 
 
 @pytest.mark.parametrize(
-    ("objective", "batch", "said"),
-    [
-        ("latency", 1, "4.0× slower"),
-        ("throughput", 16, "5.3× lower throughput"),
-        ("memory", 1, "2.0× more memory"),
-        ("energy", 16, "4.0× more energy"),
-        ("cost", 16, "5.3× more expensive"),
-    ],
+    ("objective", "batch"), [("latency", 1), ("throughput", 16), ("memory", 1), ("energy", 16), ("cost", 16)]
 )
-def test_each_objective_has_its_own_best(objective: str, batch: int, said: str) -> None:
+def test_each_objective_has_its_own_best(objective: str, batch: int) -> None:
     rows = [
         row("ort", ms=1.0, peak_memory_mib=500.0, energy_mj_per_item=40.0, usd_per_hour=2.0),
         row("ort", ms=3.0, batch_size=16, peak_memory_mib=1000.0, energy_mj_per_item=10.0, usd_per_hour=2.0),
@@ -194,7 +187,6 @@ def test_each_objective_has_its_own_best(objective: str, batch: int, said: str) 
     ]
     answer = ask(*rows, objective=objective)
     assert answer.winner and answer.winner.batch_size == batch
-    assert words(answer)[0].startswith(said)
     assert (len(answer.losers) == 1) == (objective == "latency"), "of single calls the smallest batch that will do"
 
 
@@ -217,21 +209,6 @@ def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_diff
     assert sorted(each.versions["torch_version"] for each in apart.candidates) == ["2.11", "2.13"]
 
 
-def test_a_bases_options_need_not_be_its_cells() -> None:
-    answer = ask(row("eager", "fp32", 4.0, is_base=True), row("ort", options='{"cuda_graph": true}', calibrated=False))
-    assert answer.winner and (answer.winner.base, answer.winner.verdict) == ("eager fp32", "faster")
-    assert answer.winner.factor and answer.winner.factor.value == 4.0
-
-
-def test_a_price_is_the_runs() -> None:
-    prices = {"A": 4.0, "B": 1.0, "C": None}
-    rows = [row("ort", ms=ms, machine=of, usd_per_hour=prices[of]) for of, ms in (("A", 1.0), ("B", 2.0), ("C", 1.5))]
-    answer = ask(*rows, objective="cost")
-    assert answer.winner and answer.winner.name == "ort fp16 on B"
-    assert answer.winner.figures["usd_per_million_items"].value == pytest.approx(1e6 * 1.0 / 3600 / 500)
-    assert codes(answer)["ort fp16 on C"] == [("unknown", "usd_per_million_items")]
-
-
 def test_training_is_judged_by_its_gradients_and_by_what_it_does() -> None:
     rows = [
         row("eager", ms=2.0, rel_l2_error=None, gradient_error=1e-3, **TRAINING),
@@ -244,12 +221,6 @@ def test_training_is_judged_by_its_gradients_and_by_what_it_does() -> None:
     assert free.limits == [] and free.winner and free.winner.precision == "bf16"
     sgd = ask(*rows, pass_="training", setting="optimizer=sgd")
     assert sgd.winner and sgd.winner.figures["latency_ms"].value == 0.5 and not sgd.losers
-
-
-def test_a_replicate_that_failed_does_not_say_on_what_it_was_calibrated() -> None:
-    answer = ask(row("ort", "int8", calibrated=True), row("ort", "int8", None, replicate=1, status="crashed"))
-    assert answer.winner and (answer.winner.processes, answer.winner.failures, answer.losers) == (1, 1, [])
-    assert [(note.kind, note.meaning) for note in answer.footnotes] == [("failed", "1 of 2 processes gave no figures")]
 
 
 def test_footnotes_are_those_of_the_winner_its_base_and_the_runner_up() -> None:
@@ -441,17 +412,13 @@ def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
     code, text = order(folder, model="net", max_latency_ms=["0.5"])
     assert code == 3
     assert "Why none" in text and "--export" not in text
-    only = "model=other,variant=ort,pass=inference,precision=fp16,batch_size=1"
-    (samples,) = data(model="other", max_latency_ms=["p99=2"])["next"]
-    command = f"python -m profiler {folder}/bench.yaml --only {only} --min-samples 662"
-    assert samples == {"purpose": "samples", "command": command}
     tie = written(folder.parent / "tie", run(row("ort", reach=0.03), row("trt", ms=1.02, reach=0.03)))
     found = data(tie)
     (replicates,) = [each["command"] for each in found["next"] if each["purpose"] == "replicates"]
     assert replicates.endswith(f"batch_size=1 --replicates {found['replicates_to_settle']}")
     assert "variant=ort,variant=trt,pass=inference" in replicates
-    (folder / "bench.yaml").unlink()
-    assert data(model="other", max_latency_ms=["p99=2"])["next"] == []
+    (tie / "bench.yaml").unlink()
+    assert [each["purpose"] for each in data(tie)["next"]] == ["export"]
 
 
 def test_several_models_and_settings_have_short_answers(folder: Path, data: Data) -> None:
@@ -468,22 +435,6 @@ def test_several_models_and_settings_have_short_answers(folder: Path, data: Data
     shapes = written(folder.parent / "shapes", run(*(row("ort", shape=at, setting=at) for at in sizes)))
     text = order(shapes)[1]
     assert "What to deploy" in text and all(f"net, width {size}" in text for size in (8, 16, 32))
-
-
-@pytest.mark.parametrize(
-    ("only", "variants"),
-    [
-        # An engine is all of its variants, whatever they are called.
-        ("engine=eager", ["eager", "eager-tuned"]),
-        ("engine=ort", ["mine", "ort"]),
-        ("engine=eager-tuned,engine=compiled", ["compiled", "eager-tuned"]),
-        ("variant=mine,precision=fp16", ["mine"]),
-    ],
-)
-def test_only_what_is_chosen_competes(only: str, variants: list[str]) -> None:
-    names = ("eager", "eager-tuned", "ort", "compiled")
-    answer = ask(*map(row, names), row("mine", engine="ort"), only=only)
-    assert sorted(each.variant for each in answer.candidates) == variants
 
 
 def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table() -> None:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from report_rows import row
@@ -159,37 +158,6 @@ def test_the_front_holds_what_nothing_beats_in_both(gathered: Gather) -> None:
     rows = [row(f"ort-{i}", ms, batch_size=b, throughput=float(rate)) for i, (ms, b, rate) in enumerate(points)]
     lines = gathered(*rows).cells
     assert set(lines.filter("front")["variant"]) == {"ort-0", "ort-1", "ort-3", "ort-5"}
-
-
-def test_layers_share_a_row_where_some_runtime_fuses_them(gathered: Gather) -> None:
-    rows = [row("eager", 3.0), row("ort", 2.0)]
-
-    def layer(case: int, order: int, name: str, nodes: list[str], ms: float) -> dict[str, Any]:
-        told = {"run_id": "run", "case_id": rows[case]["case_id"], "order": order, "layer": name, "kind": "conv"}
-        return {**told, "nodes": nodes, "ms": ms, "share": 0.5}
-
-    layers = [
-        layer(0, 0, "conv1", ["node_conv"], 1.0),
-        layer(0, 1, "relu", ["node_relu"], 0.5),
-        layer(0, 2, "fc", ["node_fc"], 1.5),
-        layer(1, 0, "fused", ["node_conv", "node_relu"], 1.2),
-        layer(1, 1, "fc", ["node_fc"], 0.6),
-        layer(1, 2, "reorder", [], 0.2),
-    ]
-    report = compose(gathered(*rows, layers=layers))
-    found = shown(report, "layers-1")
-    assert [(one["ONNX nodes, fused where they share a row"], one["eager"], one["ort"]) for one in found] == [
-        ("conv + relu", "1.500", "1.200"),
-        ("fc", "1.500", "0.600"),
-        ("no exported node", "", "0.200"),
-        ("all layers", "3.000", "2.000"),
-        ("latency", "3.000", "2.000"),
-    ]
-    assert {(one["nodes"], one["variant"]) for one in report.rows["layers"]} == {
-        *(("conv + relu", name) for name in ("eager", "ort")),
-        *(("fc", name) for name in ("eager", "ort")),
-        ("no exported node", "ort"),
-    }
 
 
 # The page loads nothing, and believes no name.
