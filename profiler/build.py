@@ -42,7 +42,7 @@ from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import Display, open_display
-from profiler.tables.numbers import decimals, each, whole
+from profiler.tables.numbers import decimals, each
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_table
 
@@ -125,18 +125,16 @@ def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
     """Return every model in every precision at every batch. Raises ConfigError."""
     if options.calibration is not None and not any(options.calibration.glob("*.npy")):
         raise ConfigError(f"--calibration: there are no .npy files in {options.calibration}")
-    tasks = []
-    for word in dict.fromkeys(options.models):
-        source = _source(word, options)
-        for precision, batches in product(
-            _precisions(engine, source, options), dict.fromkeys(options.batches.split(","))
-        ):
-            try:
-                parse_batches(batches)
-            except ValueError as error:
-                raise ConfigError(f"--batch: {error}") from None
-            of, own = engine.name, {"batch_range": batches}
-            case = Case(source.name, of, of, "inference", precision, 1, "cuda", 0, source, own)
+    tasks, name = [], engine.name
+    for batches in options.batches.split(","):
+        try:
+            parse_batches(batches)
+        except ValueError as error:
+            raise ConfigError(f"--batch: {error}") from None
+    for source in (_source(word, options) for word in options.models):
+        for precision, batches in product(_precisions(engine, source, options), options.batches.split(",")):
+            own = {"batch_range": batches}
+            case = Case(source.name, name, name, "inference", precision, 1, "cuda", 0, source, own)
             tasks.append(BuildTask(case=case, target=options.target))
     return tasks
 
@@ -158,14 +156,11 @@ def _precisions(engine: Engine, source: ModelSource, options: Options) -> Sequen
             raise ConfigError(f"--precision: {source.name} is not float32 throughout and runs as it is; leave it out")
         return ["native"]
     valid = [precision for precision in PRECISIONS if precision != "native"] if source.onnx is None else list(MADE)
-    requested = options.precisions or (["fp32"] if source.onnx is not None else [])
-    if not requested:
-        raise ConfigError(f"--precision is missing; valid: {', '.join(valid)}")
-    for precision in requested:
+    for precision in options.precisions:
         check_choice("--precision", precision, valid)
         if reason := unsupported(engine, "inference", "cuda", precision, source.kind):
             raise ConfigError(f"--precision {precision}: {reason}")
-    return list(dict.fromkeys(requested))
+    return options.precisions or ["fp32"]
 
 
 def build(task: BuildTask, gpu: Gpu | None, log: Path, timeout: float, tick: Callable[[str], None]) -> Outcome:
@@ -197,21 +192,20 @@ def build_one(task: BuildTask, report: Report) -> Built:
 def _build_all(
     tasks: Sequence[BuildTask], gpu: Gpu | None, limit: float, logs: Path, display: Display
 ) -> list[Outcome]:
-    budget = Budget(timeout=limit, build_timeout=limit)
+    budget, outcomes = Budget(timeout=limit, build_timeout=limit), []
     prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing, "--timeout")
-    outcomes = []
     for number, task in enumerate(tasks):
         of_model = prepared[task.case.subject]
-        why_not = failure(task.case, of_model)
-        if why_not is not None:
+        if (why_not := failure(task.case, of_model)) is not None:
             outcomes.append(why_not)
             continue
         log = logs / f"build-{task.case.engine}-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
         log.unlink(missing_ok=True)
         graph = of_model.graph(task.case)
         ready = replace(task, onnx=graph.path if graph else None)
-        tick = partial(display.building, task.name, done=number, total=len(tasks))
-        outcomes.append(build(ready, gpu, log, limit, tick))
+        outcomes.append(
+            build(ready, gpu, log, limit, partial(display.building, task.name, done=number, total=len(tasks)))
+        )
     return outcomes
 
 
@@ -220,24 +214,16 @@ def _print(console: Console, title: str, tasks: Sequence[BuildTask], outcomes: S
         *(name(heading, heading) for heading in ("Model", "Precision", "Batch")),
         name("", "status"),
         figure("Seconds", "seconds", each(lambda seconds: decimals(seconds, 1))),
-        figure("Host peak", "peak", whole, unit="MiB"),
         figure("Size", "size", each(lambda mib: decimals(mib, 1)), unit="MiB"),
         name("Engine", "path"),
     ]
     rows, remarks = [], []
     for task, outcome in zip(tasks, outcomes, strict=True):
-        cells: list[object] = [outcome.status, None, None, None, ""]
+        cells: list[object] = [outcome.status, None, None, ""]
         if outcome.status == "ok":
-            made = outcome.value
-            size = made.path.stat().st_size / 2**20
-            cells = [
-                "from the cache" if made.cached else "built",
-                made.seconds,
-                made.peak_host_mib,
-                size,
-                str(made.path),
-            ]
-            seeded = task.case.precision == "int8" and task.case.source.calibration is None
+            made, seeded = outcome.value, task.case.precision == "int8" and task.case.source.calibration is None
+            how, size = "from the cache" if made.cached else "built", made.path.stat().st_size / 2**20
+            cells = [how, made.seconds, size, str(made.path)]
             remarks += [(task, "yellow", str(words)) for words in (*made.warnings, *[_SEEDED][: int(seeded)])]
         else:
             remarks.append((task, "red", f"{outcome.status}: {outcome.reason}"))

@@ -113,7 +113,7 @@ for _name, _row in COMMANDS.items():
 
 
 def main() -> NoReturn:
-    """The entry point; see the module's docstring for exit codes."""
+    """Run the command that the arguments name, and exit with its code."""
     try:
         app(prog_name=PROGRAM, standalone_mode=True)
     except KeyboardInterrupt:

@@ -90,36 +90,24 @@ def execute(options: Options, console: Console) -> int:
 def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
     console.print(Text(f"\n{title}", style="bold"))
     widest = max(len(check.what) for check in checks)
-    pairs = []
     for status, what, text in checks:
-        pairs.append((Text.assemble("  ", (f"{status:<8}", STYLES[status]), what.ljust(widest)), Text(text)))
-    print_pairs(console, pairs)
+        head = Text.assemble("  ", (f"{status:<8}", STYLES[status]), what.ljust(widest))
+        print_pairs(console, [(head, Text(text))])
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
     """Return the job of doctor on the device: every preset that it tries, in fp32 and, where it is cheap, narrower."""
     able = [preset.name for preset in usual() if not lacks(preset, target)]
     slow = [name for name in able if PRESETS[name].engine in ("compiled", "jax")]
-    others = [name for name in able if name != "eager"]
-    return config_of(
-        {
-            "suite": "doctor",
-            "models": [{"name": "tiny", "factory": "profiler.worker.tiny_network:TinyNetwork", "input": [3, 32, 32]}],
-            "engines": able,
-            "precisions": ["fp32", "fp16", "int8"],
-            "passes": ["inference", "training"],
-            "batch_sizes": [2],
-            "device": str(target),
-            "output": folder,
-            "profile": True,
-            "budget": {"seconds": 0.1, "min_samples": 3, "repeats": 0, "timeout": 120, "build_timeout": 300},
-            "exclude": [
-                {"pass": "training", "precision": ["fp16", "int8"]},
-                *([{"pass": "training", "variant": others}] if others else []),
-                *([{"precision": ["fp16", "int8"], "variant": slow}] if slow else []),
-            ],
-        }
-    )
+    narrow, others = ["fp16", "int8"], [name for name in able if name != "eager"]
+    exclude: list[dict[str, Any]] = [{"pass": "training", "precision": narrow}]
+    exclude += [{"pass": "training", "variant": others}] if others else []
+    exclude += [{"precision": narrow, "variant": slow}] if slow else []
+    network = {"name": "tiny", "factory": "profiler.worker.tiny_network:TinyNetwork", "input": [3, 32, 32]}
+    budget = {"seconds": 0.1, "min_samples": 3, "repeats": 0, "timeout": 120, "build_timeout": 300}
+    job: dict[str, Any] = {"suite": "doctor", "models": [network], "engines": able, "precisions": ["fp32", *narrow]}
+    job |= {"passes": ["inference", "training"], "batch_sizes": [2], "profile": True, "exclude": exclude}
+    return config_of(job | {"device": str(target), "output": folder, "budget": budget})
 
 
 def usual() -> list[Preset]:

@@ -27,7 +27,7 @@ def measuring_anew(job: Path | str, only: str, options: str) -> str:
 
 
 class ConfigError(Exception):
-    """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
+    """Tell of a config, file or argument that cannot be used, where, and how to mend it. Exit code 2."""
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:

@@ -100,7 +100,7 @@ class Build:
         "Sizes and ranges, an engine each: 1,16,1:8:32 (a range is min:opt:max)", "--batch", default=MISSING
     )
     precisions: Sequence[str] = _several(
-        "fp32, tf32, fp16, bf16, int8, fp8; repeatable; of an .onnx file fp32 if left out", "--precision"
+        "fp32 (if left out), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision"
     )
     target: str | None = _option("trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
     calibration: Path | None = _option("int8: a folder of .npy files with inputs")

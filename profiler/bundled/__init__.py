@@ -16,22 +16,21 @@ _FOLDER = Path(__file__).resolve().parent
 
 
 def bundled(name: str) -> Path:
-    """The path of a file or folder such as "suites", whether or not it exists."""
+    """Return the path of a file or folder such as "suites", whether or not it exists."""
     carried = _FOLDER / name
     return carried if carried.exists() else _FOLDER.parents[1] / name
 
 
 def jobs() -> dict[str, Path]:
-    """The jobs that can be run by a name: `bench`, and each suite."""
+    """Return the jobs that can be run by a name: `bench`, and each suite."""
     paths = [bundled("bench.yaml"), *sorted(bundled("suites").glob("*.yaml"))]
     return {path.stem: path for path in paths if path.is_file()}
 
 
 def job_file(word: str) -> Path | None:
-    """The file that is given, or the job of this name; None for a model's name.
+    """Return the file that is given, or the job of this name; None for a model's name.
 
-    A file comes first, then the names: of a suite, of a canonical network; what has a colon is a model's source. Raises
-    ConfigError for what is none of these, such as a misspelt command.
+    Raises ConfigError for what is none of these, such as a misspelt command.
     """
     path, named = Path(word), jobs()
     if path.is_file():

@@ -243,9 +243,8 @@ def _totals(comparison: Comparison) -> Section:
         share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
         paragraphs.append(f"Differences below {share} % cannot be told here.")
     paragraphs += [f"To tell more: {command}" for command in comparison.next]
-    several = comparison.totals["base"].n_unique() > 1
     fields = [
-        *(words(name.title(), name) for name in (["base"] if several else []) + ["side", "pass"]),
+        *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),
         figure("Geometric mean", "ratio", each(numbers.relative)),
         figure("Of models from", "low", each(numbers.relative)),

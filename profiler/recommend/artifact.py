@@ -53,7 +53,7 @@ _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
 class NotExported(Exception):
-    """The artifact could not be made; the message says why. Nothing is left behind."""
+    """Tell why the artifact could not be made. Nothing is left behind."""
 
 
 def check_folder(folder: Path) -> None:
@@ -84,7 +84,7 @@ def export(cell: Row, answer: Answer, run: Run, folder: Path, console: Console, 
 
 
 def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
-    """The case as the run's job has it, and where its factories are found.
+    """Return the case as the run's job has it, and where its factories are found.
 
     A canonical network needs no job, unless it had weights of its own.
     """
@@ -119,8 +119,10 @@ def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[Mod
 
 
 def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: Report) -> Deployed:
-    """In a process of its own: have the engine write its files into the folder; the third argument is the graph for an
-    engine that reads one, the fourth what one that builds has built. Raises what `engines.deploy` does."""
+    """Have the engine write its files into the folder, in a process of its own; the last two are a graph and a build.
+
+    Raises what `engines.deploy` does.
+    """
     case, folder, onnx, built = argument
     options = ENGINES[case.engine].options(**case.options)
     job = Job(case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=onnx)
@@ -130,7 +132,7 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
-    """Graph, engine and files, each in a process of its own."""
+    """Make graph, engine and files, each in a process of its own."""
     engine = ENGINES[case.engine]
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -159,16 +161,14 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
 
 
 def _build_task(case: Case, run: Run) -> BuildTask:
-    """For the GPU that was measured. Raises ConfigError where this machine cannot build for it."""
+    """Build for the GPU that was measured. Raises ConfigError where this machine cannot."""
     capability = run.environment.get("compute_capability")
     engine = find_engine(case.engine, "--export")
     target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
     gpu = find_gpu(engine, target, "--export")
     if gpu is not None and gpu.name != run.environment.get("gpu"):
-        raise ConfigError(
-            f"--export: the figures are of {run.environment.get('gpu')}, and {engine.name} builds for the GPU that it "
-            f"runs on, here {gpu.name}; export on the machine that it is for"
-        )
+        measured = run.environment.get("gpu")
+        raise ConfigError(f"--export: {engine.name} builds for the GPU here, {gpu.name}; export on the {measured}")
     return BuildTask(case=case, target=target)
 
 

@@ -80,7 +80,7 @@ GOOD = ("--model", "good.onnx", "--batch", "4,1:8:32", "--target", "sm89")
 
 def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, workplace: Path) -> None:
     first = build(*GOOD)
-    Path(rows(first)[0][7]).write_bytes(Path(rows(first)[0][7]).read_bytes()[:100])
+    Path(rows(first)[0][6]).write_bytes(Path(rows(first)[0][6]).read_bytes()[:100])
     second = build(*GOOD)
     for done, source in ((first, "built"), (second, "from the cache")):
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
@@ -89,8 +89,8 @@ def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, 
     assert "good fp32 batch 4: engine-cache: a damaged or foreign file was built again" in second.stdout
     assert rows(first)[1][4:] == rows(second)[1][4:], "the figures are the build's"
     for row in rows(second):
-        seconds, peak, size, path = row[4:]
-        assert float(seconds) >= 0 and float(peak) > 1
+        seconds, size, path = row[4:]
+        assert float(seconds) >= 0
         assert f"{Path(path).stat().st_size / 2**20:.1f}" == size
         assert Path(path).is_relative_to(workplace / "cache" / "engines")
         assert Path(path).stat().st_size > 100
@@ -100,7 +100,7 @@ def test_canonical_network(build: Build) -> None:
     done = build("--model", "resnet18", "--precision", "fp16", "--batch", "2", "--target", "sm89")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row[:4] for row in rows(done)] == [["resnet18", "fp16", "2", "built"]]
-    assert not list(Path(rows(done)[0][7]).parents[1].glob("reference/*")), "a build needs no reference outputs"
+    assert not list(Path(rows(done)[0][6]).parents[1].glob("reference/*")), "a build needs no reference outputs"
 
 
 def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workplace: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     assert done.returncode == 1
     failed, good = rows(done)
     assert failed == ["strange", "fp32", "4", "failed"]
-    assert Path(good[7]).is_file()
+    assert Path(good[6]).is_file()
     assert "node 0 'culprit0' (Wobble): " in done.stdout
     assert "Plugin not found" in done.stdout
     assert f"The library's output is in {workplace / 'cache' / 'logs'}" in done.stdout
@@ -142,7 +142,6 @@ WRONG = {
     "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), "--model: 'resnet5' is neither"),
     "no such file": ("trt-rtx", ("--model", "no.onnx", *GOOD[2:]), "--model: there is no file no.onnx"),
     "precision of a file": ("trt-rtx", (*GOOD, "--precision", "bf16"), "--precision: unknown 'bf16'"),
-    "no precision": ("trt-rtx", ("--model", "resnet18", *GOOD[2:]), "--precision is missing; valid: fp32"),
     "unknown precision": (
         "trt-rtx", ("--model", "resnet18", "--precision", "fp61", *GOOD[2:]), "unknown 'fp61'; did you mean 'fp16'"
     ),
