@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from engines.base import Warning
 from profiler.results import columns, warning_kinds
@@ -23,9 +24,7 @@ OUTLIERS = Warning("outliers", "7 of 40: far from the median")
 def test_published_runs_have_the_columns_with_their_types():
     """Outside tools rely on the names and types that published runs have."""
     for path in (ROOT / "tests" / "golden").glob("*/results.parquet"):
-        there = pl.read_parquet_schema(path)
-        assert [(name, dtype) for name, dtype in there.items() if name in RESULTS] == list(RESULTS.items())
-        assert all(name.endswith(("_low_ms", "_high_ms")) for name in there if name not in RESULTS)
+        assert list(pl.read_parquet_schema(path).items()) == list(RESULTS.items())
     assert list(SAMPLES) == ["run_id", "case_id", "clock", "index", "ms"]
     assert list(LAYERS) == ["run_id", "case_id", "order", "layer", "kind", "nodes", "ms", "share"]
 
@@ -38,6 +37,13 @@ def test_a_column_is_declared_whole():
     assert {c.unit for c in columns.FIGURES.values()} == {*UNITS}
     assert {c.percentile for c in COLUMNS.values()} - {None} == set(PERCENTILE_NEEDS)
     assert {*LIMITED_BY} >= {"latency_ms", "latency_p99_ms", "throughput", "peak_memory_mib", "error"}
+
+
+@pytest.mark.parametrize("column", [columns._figure("rack_ms"), columns._column("rack", unit="parsec")])
+def test_a_column_that_nothing_could_show_is_refused(column: columns.Column, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(columns, "_DECLARED", (Group.PLACE, column))
+    with pytest.raises(ValueError, match=f"column {column.name}: "):
+        list(columns._declared())
 
 
 def test_columns_are_chosen_by_group_and_by_how_far_they_reach():
