@@ -290,7 +290,7 @@ def _choose(
 ) -> Collection[nn.Module]:
     """Choose the layers that torchao computes in 8 bits on the device. Raises Unsupported where there is none."""
     if not layers:
-        raise Unsupported(f"{precision}: torchao quantizes linear layers (nn.Linear), of which the model has none")
+        raise Unsupported(f"{precision}: torchao quantizes nn.Linear layers, and the model has none")
     step, least = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
     chosen: set[nn.Module] = {part for part in layers if part.in_features % step == part.out_features % step == 0}
     if least > 1:

@@ -24,7 +24,7 @@ from torch._decomp import get_decompositions
 from engines.base import Unsupported
 
 Array = Any
-"""JAX's, of which a check of types without JAX knows nothing."""
+"""JAX's type, unknown to a type check without JAX."""
 Ints = Sequence[int]
 
 

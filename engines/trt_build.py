@@ -244,7 +244,7 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
     profile, dynamic = builder.create_optimization_profile(), False
     for tensor in [network.get_input(number) for number in range(network.num_inputs)]:
         if tensor.is_shape_tensor:
-            raise Unsupported(f"input '{tensor.name}' is a shape, of which a profile would need the values")
+            raise Unsupported(f"input '{tensor.name}' is a shape tensor; a profile would need its values")
         sizes = tuple(tensor.shape)
         shapes = request.shapes.get(tensor.name, (sizes,) * 3)
         if any(not _fits(shape, sizes) for shape in shapes):

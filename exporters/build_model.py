@@ -205,7 +205,7 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path, canonical:
 
 
 def _kind(tensor: Tensor) -> tuple[bool, ...]:
-    """Return what two tensors share of which one can be copied into the other without losing what it means."""
+    """Return what two tensors must share for one to be copied into the other without loss."""
     is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
     return is_plain, tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool
 

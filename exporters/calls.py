@@ -71,7 +71,7 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
 
 
 def chosen(requested: Sequence[str | int], names: Collection[str]) -> list[int]:
-    """Return the places of the requested outputs among the names; of all where none is requested.
+    """Return the places of the requested outputs among the names; all of them if none is requested.
 
     A dict's name stands for all that is in it. Raises ModelError for an unknown one.
     """

@@ -27,7 +27,7 @@ _TITLE_CHARACTERS = 40
 
 
 def cut(text: str, characters: int) -> str:
-    """Shorten the text to that many characters, the last of which is "…"."""
+    """Shorten the text to that many characters, ending in "…"."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
@@ -37,7 +37,7 @@ def shown(text: str, characters: int = 120) -> str:
 
 
 def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
-    """Return the valid words, `count` at most, of which one was probably meant."""
+    """Return the nearest valid words, `count` at most."""
     return difflib.get_close_matches(word[:_WORD_CHARACTERS], list(dict.fromkeys(valid)), n=count, cutoff=0.7)
 
 

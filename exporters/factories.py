@@ -80,7 +80,7 @@ def _made(source: ModelSource, seed: int) -> tuple[nn.Module, list[Example]]:
         model, *more = call_factory(source)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_complex():
-            raise source.error(f"{name} is complex, of which fp32 loses a part; keep two floats (torch.view_as_real)")
+            raise source.error(f"{name} is complex, and fp32 would lose a part; keep two floats (torch.view_as_real)")
     return model, _examples(source, model, *more) if more else []
 
 

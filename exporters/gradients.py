@@ -1,6 +1,6 @@
 """Measure how far arrays, and gradients of a training step, are from a reference; imports no torch.
 
-exporters.gradient_reference makes the reference of gradients, of which as many elements are kept as tell the error.
+exporters.gradient_reference makes the reference of gradients and keeps enough elements to tell the error.
 """
 
 from __future__ import annotations

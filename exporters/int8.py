@@ -1,6 +1,6 @@
 """Quantize a model: its fp32 graph, exported or the user's, with int8 Q/DQ pairs, an ONNX file in the cache.
 
-int8 is a property of the graph, not a mode of an engine. There are two such graphs, of which an engine takes one: they
+int8 is a property of the graph, not a mode of an engine. There are two such graphs, and an engine takes one: they
 differ in where the quantize and dequantize pairs are.
 """
 
@@ -154,7 +154,7 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
     for file in files:
         for item in opened(file, specs[0]):
             if not np.isfinite(item).all():
-                raise ModelError(f"calibration {file}: NaN or infinity in it, of which no range can be taken")
+                raise ModelError(f"calibration {file}: it holds NaN or infinity, so it has no range")
             yield {specs[0].name: np.ascontiguousarray(item)[None]}
     if not files:
         fixed = fixed_batch(specs)

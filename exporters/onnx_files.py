@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import onnx
 
 MADE = ("fp32", "tf32", "fp16", "int8")
-"""Precisions of which a graph can be made from a float32 file."""
+"""Precisions to which a float32 file can be converted."""
 _MOST_BYTES = 2**31
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 

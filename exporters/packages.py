@@ -18,7 +18,7 @@ _KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OW
 
 
 def installed_version(*distributions: str) -> str | None:
-    """Return the version of the first distribution that is installed; None where none is."""
+    """Return the version of the first installed distribution, or None."""
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)

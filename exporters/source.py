@@ -98,7 +98,7 @@ class ModelSource:
     inputs: tuple[DeclaredInput, ...] = ()
     """Inputs as a job declares them; for an ONNX file what they hold."""
     outputs: tuple[str | int, ...] = ()
-    """Names or places of the outputs that are compared, of which training takes the first; empty means all."""
+    """Names or places of the compared outputs; training takes the first. Empty means all."""
     dimensions: dict[str, int] = field(default_factory=dict)
     """Sizes of named dimensions other than the batch."""
     varied: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -24,7 +24,7 @@ _METHOD = (
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print the layers of every chosen model, variants side by side; of replicates the first.
+    """Print the layers of every chosen model, variants side by side, the first of replicates.
 
     Raises ConfigError for a run that is none or has no layers, and for a choice that is empty.
     """

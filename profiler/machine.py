@@ -193,7 +193,7 @@ def _proc(file: str, key: str) -> str | None:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Return by column of the results the version of the engines' library that is installed; None where none is."""
+    """Map each version column of the results to the installed version of the engines' library, or None."""
     columns: dict[str, str | None] = {}
     for library in (engine.version for engine in ENGINES.values() if engine.version):
         columns[library.column] = columns.get(library.column) or installed_version(*library.packages)

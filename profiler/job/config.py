@@ -187,7 +187,7 @@ class ModelEntry(_Strict):
     inputs: Annotated[Any, AfterValidator(_inputs)] = None
     """All inputs; of an ONNX file what they hold."""
     outputs: list[str | int] = []
-    """Those that are compared, of which training takes the first, by name or place."""
+    """Compared outputs, by name or place; training takes the first."""
     dimensions: dict[str, Count] = {}
     shapes: Shapes | None = None
     """In place of the job's."""
@@ -456,7 +456,7 @@ class Config(_Strict):
 
     @property
     def subjects(self) -> Sequence[ModelEntry | LayerEntry]:
-        """The models or the layers, whichever is measured."""
+        """The measured models or layers."""
         return self.layers if self.kind == "layers" else self.models
 
 

@@ -52,5 +52,5 @@ class Outcome:
 
 
 Message = Entered | Progress | Salvage | Outcome
-"""The last one is the outcome, of which the child knows status, reason and value."""
+"""The last one is the outcome; the child knows its status, reason and value."""
 Report = Callable[[Message], None]

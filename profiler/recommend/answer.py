@@ -222,7 +222,7 @@ def make_answer(request: Request, choice: Choice, every: pl.DataFrame) -> Answer
 
 
 def base_of(cell: Row, every: pl.DataFrame) -> Row | None:
-    """Return the cell that another one's factor is over."""
+    """Return the cell that a factor is over."""
     same = {key: cell[key] for key in ("pass", "batch_size", "setting", "machine", "device")}
     bases = every.filter(pl.col("is_base"), pl.col("status") == "ok", model=cell["reference_model"] or cell["model"])
     found = bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items())

@@ -49,7 +49,7 @@ class Group:
     nodes: list[str] = field(default_factory=list)
     layers: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     modules: str = ""
-    """The PyTorch modules that they come from, like "layer1.0: conv3, bn3, add, relu"; empty where none is known."""
+    """The PyTorch modules that they come from, like "layer1.0: conv3, bn3, add, relu"; empty if unknown."""
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ def short(budget: Budget) -> Budget:
 
 @dataclass
 class Search:
-    """The search for the configuration of `case`, of which `measured` batches ran as cases."""
+    """The search for the configuration of `case`; its `measured` batches ran as cases."""
 
     case: Case
     limits: LargestBatch

@@ -32,7 +32,7 @@ _USUAL: Mapping[Device, Mapping[str, Any]] = {
 }
 """Default batch sizes: one item, and enough to keep the device busy."""
 _BUDGET = {"seconds": 1.0}
-"""Enough for a first answer, of which the first rows are there after seconds."""
+"""Enough for a first answer, with its first rows after seconds."""
 _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--batch": ("batch", [("batch_sizes",)]),
     "--shapes": ("shapes", [("shapes",)]),

@@ -235,7 +235,7 @@ class Stages:
                 self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", len(calls), len(calls))
 
     def gradients(self) -> None:
-        """Take the first training step in fp64; a model of which that fails is measured all the same."""
+        """Take the first training step in fp64; where that fails, the model is measured all the same."""
         needed: dict[tuple[str, str, int], list[Case]] = {}
         for case in self.cases:
             if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:

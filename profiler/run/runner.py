@@ -44,7 +44,7 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
 
 
 class Takes:
-    """The disturbed takes, each of which is measured again once, within `share` of the time that all else took.
+    """The disturbed takes, to be measured once more, within `share` of the time that all else took.
 
     `known` are the journal's results: their disturbed rows are measured again whatever the share, and replaced only by
     better ones.

@@ -144,7 +144,7 @@ def lock_folder() -> Path:
 
 
 class Quiet:
-    """Wait for a quiet machine before a case is measured, and mark the rows of which another run had the device.
+    """Wait for a quiet machine before a case, and mark the rows measured while another run had the device.
 
     `start` waits up to `minutes`; None is not at all.
     """

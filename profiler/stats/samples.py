@@ -216,7 +216,7 @@ class StopRule:
 
     `precision`: the median's interval is within ±`tolerance`, and all its resamples within twice that, since one of two
     modes may lead by luck. There is no precision without an interval, so not below 30 effective samples. `plateau`:
-    three checks, each of half as many samples again, brought the interval less than 15 % closer (independent samples:
+    three checks, each after 50 % more samples, brought the interval less than 15 % closer (independent samples:
     some 40 %), so more would not help. Neither holds before `min_seconds`, which a drift needs to show. `max_samples`
     and `budget` are limits: the budget is spent after `seconds`, or where `min_samples` take longer, with those, but
     after `longest` seconds with three.

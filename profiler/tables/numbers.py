@@ -47,7 +47,7 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def products(rows: Iterable[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], ...]]:
-    """Put rows together into as few products as are easily found, none of which claims more than there is.
+    """Merge rows into few products, none claiming more than there is.
 
     Each has the values by column: (a, 1), (a, 2), (b, 1) are ((a,), (1, 2)) and ((b,), (1,)).
     """

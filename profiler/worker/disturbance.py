@@ -32,7 +32,7 @@ class CardLoad:
     before: float | None = None
     """Share of the time in which the GPU was busy right before this case's process used it."""
     others: float | None = None
-    """Share of the GPU's time that other processes had while the case was measured; None also where none is seen."""
+    """GPU share of other processes while the case was measured; None if unknown or none was seen."""
     newcomers: int = 0
     """Processes that began to compute on it meanwhile."""
 

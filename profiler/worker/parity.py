@@ -115,7 +115,7 @@ def align(
     batch: int,
     reference_batch: int,
 ) -> tuple[list[Pair], list[str]]:
-    """Pair the `wanted` outputs, or all, with the reference's: as many items as both have.
+    """Pair the `wanted` outputs, or all, with the reference's, over the items that both have.
 
     Outputs go by name, or by their order where there are as many as the reference has under other names. The second
     list says of others why they cannot be compared, as where a shape depends on the values.

@@ -199,7 +199,7 @@ def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Pa
 
 
 def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None) -> _Outputs:
-    """Run as many items as the CPU can afford, which one item tells where the batch is free."""
+    """Run the items that the CPU can afford, estimated from one item where the batch is free."""
     usual, least = usual_items(specs), fixed_batch(specs) or 1
     if usual == least:
         return _run(source, specs, state, usual)

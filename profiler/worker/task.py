@@ -151,7 +151,7 @@ def check_inputs(task: Task) -> None:
     whole = next((spec for spec in specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if case.training.input_gradient and whole is not None:
         raise Unsupported(
-            f"input {whole.name} is {whole.dtype}, of which there is no gradient; leave {case.model} out of "
+            f"input {whole.name} is {whole.dtype} and has no gradient; leave {case.model} out of "
             "training's input_gradient"
         )
 

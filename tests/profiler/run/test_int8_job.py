@@ -103,7 +103,7 @@ def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows: dict[str
         assert (row["status"], row["reason"]) == ("unsupported", without["reason"])
         assert row["reason"].startswith("torchao is not installed: pip install")
         return
-    assert without["reason"] == "int8: torchao quantizes linear layers (nn.Linear), of which the model has none"
+    assert without["reason"] == "int8: torchao quantizes nn.Linear layers, and the model has none"
     assert (row["status"], row["calibrated"]) == ("ok", False)
     assert "mixed-precision: 1 of 2 convolutions and products computed in float32" in row["warnings"]
     assert row["build_s"] > 0
