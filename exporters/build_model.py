@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from exporters.calls import call
-from exporters.catalog import CLASSES, Conv2d, network_of
+from exporters.catalog import Conv2d, network_of
 from exporters.errors import text_of
 from exporters.factories import SEED, make
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
@@ -29,8 +29,8 @@ CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
 _GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 """Name that torch gives in its refusal of a file (2.13)."""
-_FIRST_KEYS = 3
-"""Keys of a list in an error message."""
+_FAULT_CHARACTERS = 400
+"""Longest quotation of torch's list of keys."""
 _SMALL = 0.01
 """Largest constant scale that hides its branch, as layer scale of deep networks does, which starts at 1e-5 or 1e-6
 (https://arxiv.org/abs/2103.17239); the 0.1 of shallow ones does not."""
@@ -76,10 +76,8 @@ def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
         specs = input_specs(replace(source, inputs=(), input_shape=None, dimensions={}, varied={}, specs=None))
         inputs = seeded_inputs(specs, fixed_batch(specs) or CALIBRATION_ITEMS)
         calibrate(model, lambda: call(model, specs, [torch.from_numpy(array) for array in inputs]))
-    except MemoryError:
-        raise
     except Exception as error:
-        if "allocate" in str(error):  # torch's own for memory, after which another process may find enough.
+        if isinstance(error, MemoryError) or "allocate" in str(error):  # Another process may find enough.
             raise
         print(f"model {source.name!r}: batch norms could not be calibrated: {error!r}", file=sys.stderr)
 
@@ -175,39 +173,31 @@ def fill(model: nn.Module, source: ModelSource) -> None:
     """Copy the state dict of the source's weights file into the model. Raises ModelError."""
     assert source.weights is not None, "the caller asks for a source with weights"
     state = read_weights(source.weights, source.key, source.prefix, model.state_dict())
-    assign(model, state, source.weights, source.kind == "canonical")
+    assign(model, state, source.weights)
 
 
-def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path, canonical: bool = False) -> None:
-    """Copy a state dict into the model; ModelError names the first keys that do not fit."""
-    own = model.state_dict()
-    pairs = {key: (state[key], own[key]) for key in own if key in state}
+def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Copy a state dict into the model. Raises ModelError, which names the keys that do not fit."""
+    own, hint = model.state_dict(), ""
+    if prefix := _shared_prefix(own, state):
+        hint = f"; add `prefix: {prefix}` next to weights"
+    if types := [
+        f"{k} is {state[k].dtype}, not {own[k].dtype}" for k in own if k in state and _unlike(state[k], own[k])
+    ]:
+        raise ModelError(f"weights {path}: of another type: {types[0]}; convert and save them{hint}")
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
-    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
-    unexpected = [key for key in state if key not in own]
-    shapes = [f"{k} {tuple(a.shape)} instead of {tuple(b.shape)}" for k, (a, b) in pairs.items() if a.shape != b.shape]
-    types = [f"{k} {a.dtype} instead of {b.dtype}" for k, (a, b) in pairs.items() if _kind(a) != _kind(b)]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes), ("of another type", types))
-    faults = [
-        f"{len(keys)} {what} ({', '.join(keys[:_FIRST_KEYS])}{', …' if len(keys) > _FIRST_KEYS else ''})"
-        for what, keys in kinds
-        if keys
-    ]
-    if faults:
-        hint = f"; add `prefix: {prefix}` next to weights" if (prefix := _shared_prefix(own, state)) else ""
-        if canonical and any(f" instead of ({CLASSES}," in shape for shape in shapes):
-            hint += f"; canonical networks have {CLASSES} classes: for another head give a factory"
-        raise ModelError(f"weights {path}: keys do not fit the model: {'; '.join(faults)}{hint}")
-    for key in own:
-        if key not in state:
-            own[key].zero_()
-    model.load_state_dict(state, strict=False)
+    counters = {key: torch.zeros_like(own[key]) for key in own if key.endswith("num_batches_tracked")}
+    try:
+        model.load_state_dict({**counters, **state})
+    except RuntimeError as error:
+        what = " ".join(str(error).split())[:_FAULT_CHARACTERS]
+        raise ModelError(f"weights {path}: keys do not fit the model: {what}{hint}") from error
 
 
-def _kind(tensor: Tensor) -> tuple[bool, ...]:
-    """Return what two tensors must share for one to be copied into the other without loss."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-    return is_plain, tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool
+def _unlike(given: Tensor, own: Tensor) -> bool:
+    """Tell whether copying one to the other loses what it means."""
+    kinds = [(t.is_floating_point(), t.is_complex(), t.is_quantized, t.dtype is torch.bool) for t in (given, own)]
+    return kinds[0] != kinds[1]
 
 
 def _shared_prefix(own: Collection[str], state: Collection[str]) -> str | None:
@@ -243,12 +233,9 @@ def initialize(model: nn.Module, generator: torch.Generator) -> None:
     """Initialize by fan-in as He et al., which keeps the activations' scale from layer to layer without batch
     normalization (https://arxiv.org/abs/1502.01852, equation 10).
 
-    Biases and batch normalization's affine parameters are drawn too, around 0 and 1: a runtime that dropped or
-    mixed them up would otherwise go unnoticed by every parity figure.
-
-    Residual branches start small, as trained networks' do (https://arxiv.org/abs/1706.02677 starts them at 0). At full
-    scale a seeded deep network is chaotic and no parity figure would mean anything: fp32 ResNet-152 is 3e-4 from fp64,
-    and 0.14 once its weights are rounded to fp16; at a fifth of the scale that is 3e-6 and 0.004.
+    Biases and affine parameters are drawn too: else no parity figure would see a runtime that dropped them. Residual
+    branches start small, as trained networks' do: at full scale a seeded deep network is chaotic, with ResNet-152 in
+    fp32 3e-4 from fp64 and 0.14 with weights in fp16; at a fifth of the scale that is 3e-6 and 0.004.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -269,16 +256,10 @@ def initialize(model: nn.Module, generator: torch.Generator) -> None:
 def vary_constants(model: nn.Module, generator: torch.Generator) -> None:
     """Draw what a library starts as one constant: scales at 1, biases and last layers at 0, layer scale at 1e-6.
 
-    Else a bias that a runtime dropped, and a residual branch that it computed wrongly, would go unnoticed by every
-    parity figure, and a model whose last layer is 0 would have only zeros to compare. Trained weights are no constants.
-    A vector that is no bias counts as a scale, a class token too. What is not trained stays.
-
-    Biases are a tenth of what their layer's weights give. At a fixed 0.1 they hide the input in networks of small
-    weights: the logits of timm's BEiT-B/16 are 0.0005 before the last bias.
-
-    Biases of batch norms are drawn around 0.5. Around 0 an activation bends about half of its inputs, so that deep
-    networks amplify rounding: with weights and activations rounded to fp16 the outputs of timm's ConvMixer-768/32 are
-    0.50 off, Inception-V3's 0.071 and SelecSLS-42b's 0.051; around 0.5 they are 0.19, 0.010 and 0.005 off.
+    Else no parity figure would see a bias that a runtime dropped, or a residual branch that it computed wrongly.
+    Biases are a tenth of what their layer's weights give: at a fixed 0.1 they hide the input of timm's BEiT-B/16, whose
+    logits are 0.0005 before the last bias. Those of batch norms are drawn around 0.5, since around 0 activations bend
+    half of their inputs and amplify rounding: in fp16 timm's ConvMixer-768/32 is 0.50 off, and 0.19 around 0.5.
     """
     owners = {id(bias): module for module in model.modules() if (bias := getattr(module, "bias", None)) is not None}
     for name, parameter in model.named_parameters():

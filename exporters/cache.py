@@ -178,7 +178,10 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -
         try:
             produce(scratch / path.name)
         except Exception as error:
-            if why := _no_room(scratch, error):
+            full = next(
+                (e for e in chain(error) if isinstance(e, OSError) and e.errno in FULL and not e.filename), None
+            )
+            if why := full.strerror if full else _no_room(scratch):
                 raise CacheError(path, why) from error
             raise
         if not (scratch / path.name).is_file():
@@ -202,15 +205,11 @@ def _kept(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in FULL
-        raise CacheError(path, error.strerror or str(error), full=full) from error
+        raise CacheError(path, error.strerror or str(error), full=error.errno in FULL) from error
 
 
-def _no_room(folder: Path, error: Exception) -> str | None:
-    """Say why the folder's disk takes no more, if the error came from that; libraries do not always say so."""
-    for each in chain(error):
-        if isinstance(each, OSError) and (each.errno in FULL and not isinstance(each.filename, str | bytes)):
-            return each.strerror
+def _no_room(folder: Path) -> str | None:
+    """Say why the folder's disk takes no more; libraries do not always say so."""
     try:
         (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
     except OSError as full:
@@ -253,15 +252,7 @@ def _record(manifest: Path) -> dict[str, Any]:
 
 
 def _is_there(manifest: Path) -> bool:
-    if not is_intact(manifest):
-        return False
-    with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
-        manifest.touch()
-    return True
-
-
-def is_intact(manifest: Path) -> bool:
-    """Tell whether every file of the entry is as it was produced; a large one is hashed only if it was modified."""
+    """Tell whether every file is as produced, and note its use; a large one is hashed only if it was modified."""
     try:
         record = _record(manifest)
         for name, expected in record.items():
@@ -274,4 +265,6 @@ def is_intact(manifest: Path) -> bool:
                 return False
     except (OSError, ValueError, KeyError, TypeError):
         return False
+    with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
+        manifest.touch()
     return bool(record)

@@ -164,11 +164,10 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:
-    """Draw what the head needs for a batch of outputs like `first`, whose leading dimension is ignored; on its device.
+    """Draw what the head needs for a batch of outputs like `first`, on its device.
 
-    For the head "logits" the gradient of the output, (batch, classes or channels, …), of its type: of norm 1 over the
-    channels, divided by the batch as a mean loss would. Else class labels, (batch,), where `first` holds logits,
-    (items, classes), or None.
+    For the head "logits" the gradient of the output, of norm 1 over the channels, divided by the batch as a mean loss
+    would; else class labels, (batch,), where `first` holds logits, (items, classes), or None.
     """
     generator = torch.Generator().manual_seed(SEED)
     if head == "logits":
@@ -182,11 +181,8 @@ def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:
 
 
 def start_of_backward(first: Tensor, target: Tensor | None, head: str) -> tuple[Tensor, Tensor | None]:
-    """Return the tensor to be differentiated and its gradient, None for a loss.
-
-    Losses are computed in fp32 at least: cross entropy of logits; for any other output its mean square. With the head
-    "logits" the tensor is the output itself.
-    """
+    """Return the tensor to be differentiated and its gradient: the output for the head "logits"; else a loss in fp32 at
+    least, cross entropy of logits or the mean square of any other output."""
     if head == "logits":
         return first, target
     first = first.to(torch.promote_types(first.dtype, torch.float32))
@@ -195,11 +191,8 @@ def start_of_backward(first: Tensor, target: Tensor | None, head: str) -> tuple[
 
 
 def prepare_to_train(model: nn.Module, dropout: bool) -> None:
-    """Set training mode; without `dropout` its modules pass everything on.
-
-    So do those that hold a probability for a function to drop by (nn.MultiheadAttention.dropout, nn.LSTM.dropout,
-    attention_dropout and layerdrop of transformers, drop_prob of timm), in an attribute with "drop" in its name.
-    """
+    """Set training mode; without `dropout` its modules pass everything on, as do those that hold a probability in an
+    attribute with "drop" in its name (nn.LSTM.dropout, transformers' layerdrop, timm's drop_prob)."""
     model.train()
     if not dropout:
         for module in model.modules():

@@ -47,39 +47,25 @@ class Architecture:
     multiply_adds: int
     """Per item: one multiplication and one addition count as 1; convolutions and linear layers, biases left out."""
     top1_error: float | None
-    """Per cent on the ImageNet 2012 validation set, single crop, as published by cnn-benchmarks
-    (https://github.com/jcjohnson/cnn-benchmarks). VGG's are its exception: dense prediction on a 256x256 image, which
-    flatters them slightly. None where cnn-benchmarks gives none."""
+    """Per cent on ImageNet 2012's validation set, single crop (VGG: dense), as cnn-benchmarks publishes it
+    (https://github.com/jcjohnson/cnn-benchmarks); None where it gives none."""
     top5_error: float | None
     citation: str
 
 
-ALEXNET = (
-    "ImageNet Classification with Deep Convolutional Neural Networks. "
-    "Alex Krizhevsky, Ilya Sutskever, Geoffrey E. Hinton. NIPS 2012"
-)
-ONE_WEIRD_TRICK = "One weird trick for parallelizing convolutional neural networks. Alex Krizhevsky. arXiv 2014"
-OVERFEAT = (
-    "OverFeat: Integrated Recognition, Localization and Detection using Convolutional Networks. "
-    "Pierre Sermanet, David Eigen, Xiang Zhang, Michael Mathieu, Rob Fergus, Yann LeCun. ICLR 2014"
-)
-VGG = "Very Deep Convolutional Networks for Large-Scale Image Recognition. Karen Simonyan, Andrew Zisserman. ICLR 2015"
-GOOGLENET = (
-    "Going Deeper with Convolutions. Christian Szegedy, Wei Liu, Yangqing Jia, Pierre Sermanet, Scott Reed, "
-    "Dragomir Anguelov, Dumitru Erhan, Vincent Vanhoucke, Andrew Rabinovich. CVPR 2015"
-)
-RESNET = "Deep Residual Learning for Image Recognition. Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun. CVPR 2016"
-PREACTIVATION = (
-    "Identity Mappings in Deep Residual Networks. Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun. ECCV 2016"
-)
+# Titles and first authors of the papers.
+ALEXNET = "ImageNet Classification with Deep Convolutional Neural Networks. Krizhevsky et al. NIPS 2012"
+ONE_WEIRD_TRICK = "One weird trick for parallelizing convolutional neural networks. Krizhevsky. arXiv 2014"
+OVERFEAT = "OverFeat: Integrated Recognition, Localization and Detection. Sermanet et al. ICLR 2014"
+VGG = "Very Deep Convolutional Networks for Large-Scale Image Recognition. Simonyan, Zisserman. ICLR 2015"
+GOOGLENET = "Going Deeper with Convolutions. Szegedy et al. CVPR 2015"
+RESNET = "Deep Residual Learning for Image Recognition. He et al. CVPR 2016"
+PREACTIVATION = "Identity Mappings in Deep Residual Networks. He et al. ECCV 2016"
 
 IMAGE = (3, 224, 224)
 
-# Second sources of the counts. OverFeat: Table 4 of the paper gives the fast model 145 million parameters and 2810
-# million connections. GoogLeNet: section 5 of the paper gives 1.5 billion multiply-adds. Counted by hand in
-# tests/exporters/test_catalog.py: googlenet-torch, from soumith/inception.torch's googlenet.lua; ResNet-200, 12 s^2 +
-# 5 s per stage and so on, block by block from fb.resnet.torch's preresnet.lua.
-# The others: torchvision's documentation of its weights.
+# Second sources of the counts: OverFeat's Table 4, GoogLeNet's section 5, torchvision's documentation of its weights;
+# counted by hand in tests/exporters/test_catalog.py: googlenet-torch and ResNet-200, from their Lua sources.
 ARCHITECTURES = (
     Architecture("alexnet", "plain", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
     Architecture("alexnet-owt", "plain", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK),

@@ -24,6 +24,7 @@ _MESSAGE_CHARACTERS = 100_000
 """Some messages hold a tensor or a file: 48 MB took ten seconds to look through."""
 _TITLE_CHARACTERS = 40
 """A shorter paragraph is a title, such as "C++ compile error"."""
+Line = tuple[str, int]
 
 
 def cut(text: str, characters: int) -> str:
@@ -59,16 +60,13 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     ends = ((each, traceback.extract_tb(each.__traceback__)[-1:]) for each in errors)
     first, own = errors[-1], next((each for each, end in ends if end and _is_users(end[0].filename)), errors[-1])
     text = _named(first, characters)
-    if own is not first:
-        text = f"{_named(own, characters)}, after {text}"
-    return text + place(error)
+    return (text if own is first else f"{_named(own, characters)}, after {text}") + place(error)
 
 
 def place(error: BaseException) -> str:
     """Return the line of the user's own code, like " at /home/me/stem.py:14 (`raise ValueError(text)`)", or ""."""
-    errors = chain(error)
-    found = next(filter(None, map(_frame_of_user, reversed(errors))), None)
-    found = found or next(filter(None, map(_line_named, reversed(errors))), None)
+    errors = chain(error)[::-1]
+    found = next(filter(None, map(_frame_of_user, errors)), None) or next(filter(None, map(_line_named, errors)), None)
     return "" if found is None else _at(*found)
 
 
@@ -90,8 +88,8 @@ def text_of(error: BaseException, characters: int = 300) -> str:
     if len(first) < _TITLE_CHARACTERS and more:
         faults = [line for line in more.splitlines() if "error: " in line]
         first = f"{first}: {faults[0] if faults else more}"
-    words = " ".join(first.split())
-    return cut(_SIGNATURE.sub("", "".join(filter(str.isprintable, words))), characters)
+    words = "".join(filter(str.isprintable, " ".join(first.split())))
+    return cut(_SIGNATURE.sub("", words), characters)
 
 
 def message(error: BaseException) -> str:
@@ -115,23 +113,21 @@ def _named(error: BaseException, characters: int) -> str:
     return ": ".join(filter(None, (type(error).__name__, text_of(error, characters).rstrip("."))))
 
 
-def _frame_of_user(error: BaseException) -> tuple[str, int] | None:
+def _frame_of_user(error: BaseException) -> Line | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)
-    own = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
-    return own[-1] if own else None
+    return next(((f.filename, f.lineno or 0) for f in reversed(frames) if _is_users(f.filename)), None)
 
 
-def _line_named(error: BaseException) -> tuple[str, int] | None:
+def _line_named(error: BaseException) -> Line | None:
     """Return the last line of the user's own code in a message, or in a node that torch's exporter was converting."""
     nodes = (frame.f_locals.get("node") for frame, _ in traceback.walk_tb(error.__traceback__))
     metas = (meta for node in nodes if isinstance(meta := getattr(node, "meta", None), dict))
     for text in (message(error), *(str(meta.get("stack_trace") or "") for meta in metas)):
-        places = [(match["file"], int(match["line"])) for match in _PLACE.finditer(text)]
-        own = [place for place in places if _is_users(place[0])]
+        own = [match for match in _PLACE.finditer(text) if _is_users(match["file"])]
         if own:
-            return own[-1]
+            return own[-1]["file"], int(own[-1]["line"])
     return None
 
 

@@ -292,18 +292,9 @@ def _product(node: NodeProto, shapes: Shapes) -> int:
     return 2 * math.prod(_shape(node, node.output[0], shapes)) * summed
 
 
-def _recurrent(node: NodeProto, shapes: Shapes) -> int:
-    """Each item of each step meets every weight of both matrices, W and R, of each direction once. The input is (steps,
-    items, size), of which the size, often computed in the graph, need not be known."""
-    w, r = (_shape(node, node.input[place], shapes) for place in (1, 2))
-    steps = _shape(node, node.input[0], {node.input[0]: shapes.get(node.input[0], (0,))[:2]})
-    return 2 * math.prod(steps) * (math.prod(w) + math.prod(r))
-
-
 _FORMULAS: dict[str, Callable[[NodeProto, Shapes], int]] = {
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "DeformConv"), _convolution),
     "ConvTranspose": _transposed,
     **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"), _product),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }
 """Counts of the operators that multiply matrices; https://onnx.ai/onnx/operators has the order of their inputs."""

@@ -27,12 +27,8 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
     *("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64"),
 )
-FILLS = {
-    "lengths": "ones for a drawn length, then zeros, along the last axis: a mask of padding",
-    "positions": "0, 1, 2, … along the last axis",
-    "zeros": "zeros",
-    "ones": "ones",
-}
+FILLS = ("lengths", "positions", "zeros", "ones")
+"""Values along the last axis; lengths are ones up to a drawn length, then zeros: a mask of padding."""
 KEYS = ("shape", "dtype", "range", "fill", "data")
 SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
@@ -298,14 +294,9 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
     from exporters.libraries import known_inputs
 
     known = known_inputs(source)
-    own = {name_of(each.place, len(known.inputs)): each for each in known.inputs}
     if strays := [name for name in source.dimensions if name not in (*known.sizes, *symbols(source.inputs))]:
         raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
-    for name, most in known.limits.items():
-        if (size := source.dimensions.get(name, 0)) > most:
-            raise source.error(f"{name} is {size}, but {source.factory} has positions for {most}: give at most {most}")
-    declared = [_completed(each, own.get(name_of(each.place, len(source.inputs)))) for each in source.inputs]
-    taken = declared or list(known.inputs)
+    taken = list(source.inputs or known.inputs)
     if source.input_shape is not None and taken:
         taken[0] = replace(taken[0], shape=(BATCH, *source.input_shape))
     if not taken:
@@ -314,15 +305,6 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
             "`inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}`"
         )
     return _declared_specs(replace(source, dimensions={**known.sizes, **source.dimensions}), taken)
-
-
-def _completed(each: DeclaredInput, known: DeclaredInput | None) -> DeclaredInput:
-    """Complete what a job says about an input by what the model knows."""
-    if known is None or each.data is not None:
-        return each
-    typed = replace(each, shape=each.shape or known.shape, dtype=each.dtype or known.dtype)
-    has_values = each.range is not None or each.fill is not None
-    return typed if has_values else replace(typed, range=known.range, fill=known.fill)
 
 
 def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -462,21 +444,9 @@ def described(specs: Sequence[TensorSpec]) -> str:
     return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
 
 
-def how_seeded(specs: Sequence[TensorSpec]) -> str:
+def how_seeded() -> str:
     """Say what the inputs hold, and how a user gives other values, as part of a sentence."""
-    held = [f"`{spec.name}` {_held(spec)}" for spec in specs if _held(spec)]
-    others = "inputs are seeded with standard normal values" if len(held) < len(specs) else ""
-    return f"{'; '.join(filter(None, [others, *held]))}; in a job `inputs` gives others (range, fill, data)"
-
-
-def _held(spec: TensorSpec) -> str:
-    if spec.data is not None:
-        return "holds the values that were given"
-    if spec.fill is not None:
-        return f"holds {spec.fill}"
-    if spec.range is not None:
-        return f"is drawn from {spec.range[0]} to below {spec.range[1]}"
-    return "is 0 or 1" if spec.dtype == "bool" else ""
+    return "inputs are drawn at random; a job's `inputs` gives others (range, fill, data)"
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -588,12 +558,10 @@ def dimensions_of(source: ModelSource) -> list[str]:
 
 def why_fixed(source: ModelSource) -> str:
     """Say why no dimension of the model may have another size."""
+    mend = f"export {source.onnx.name} with free dimensions" if source.onnx else "give names to sizes in its inputs"
     if network := network_of(source):
-        shape = " × ".join(map(str, network.input_shape[1:]))
-        return f"{source.name} is fixed to images of {shape}, by its fully connected layers"
-    if source.onnx is not None:
-        return f"{source.name} is fixed to one shape: export {source.onnx.name} with free dimensions"
-    return f"{source.name} is fixed to one shape: give names to sizes in its inputs, as in shape: [batch, sequence]"
+        mend = f"its fully connected layers take images of {network.input_shape[1]} pixels"
+    return f"{source.name} is fixed to one shape: {mend}"
 
 
 def at_shape(source: ModelSource, shape: Mapping[str, int], sizes: Mapping[str, Sequence[int]]) -> ModelSource:

@@ -6,10 +6,8 @@ import contextlib
 import io
 import json
 import logging
-import re
 import sys
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, CacheError, check_room, code_of
-from exporters.errors import chain, place, sentence
+from exporters.errors import sentence
 from exporters.inputs import (
     BATCH,
     TensorSpec,
+    described,
     fixed_batch,
     graph_specs,
     input_specs,
@@ -43,12 +42,6 @@ MAX_BATCH = 1024
 # protobuf's limit is 2 GiB for the whole file; the rest is room for the graph.
 INLINE_BYTES = 1_900_000_000
 _WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
-_MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<operator>[\w.]+)'")
-_MENDS = {
-    "GuardOnDataDependentSymNode": "a computed value decides which code runs: write it with torch.where or torch.cond",
-    "DispatchError": "write it with others",
-}
-"""Ways to mend an export, by the type of the error that came first."""
 _FAULT_CHARACTERS = 160
 """Longest quotation of torch in a row; its log has all of it."""
 
@@ -93,13 +86,8 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
     concurrent calls wait for the first. Raises ModelError for a model that cannot be loaded or exported, and for an
     ONNX file, which needs no export.
     """
-    precision = "fp32" if precision == "tf32" else precision
-    if precision not in OPSETS:
-        raise source.error(f"no export in {precision!r}; known: {', '.join(OPSETS)}, tf32")
-    if source.onnx is not None:
-        raise ModelError(f"model {source.name!r} is an ONNX file already: {source.onnx}")
-
-    source = identified(source)
+    assert source.onnx is None, "an ONNX file needs no export"
+    precision, source = "fp32" if precision == "tf32" else precision, identified(source)
 
     def produce(path: Path) -> None:
         from exporters.build_model import restore
@@ -130,7 +118,7 @@ def write_onnx(
 ) -> str:
     """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
 
-    Raises ExportError; what each way of tracing said is printed.
+    Raises ExportError.
     """
     import torch
 
@@ -147,10 +135,10 @@ def write_onnx(
     except CacheError:
         raise
     except Exception as error:
-        for tried, failure in tries(error):
-            print(f"{tried}, {sizes}: {sentence(failure)}", file=sys.stderr)
+        print(f"torch.export, {sizes}: {sentence(error)}", file=sys.stderr)
+        why = f"{sentence(error, _FAULT_CHARACTERS)}; change that line, or give a graph of your own (`onnx: FILE`)"
         at = f" at batch size {batch}" if batch else ""
-        raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", at_fault(error)) from error
+        raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", why) from error
     return f"{way}, {sizes}"
 
 
@@ -193,24 +181,6 @@ def _write(
             check_free(specs, path)
     # Kept by torch for its own tests (2.13); without it nobody knows.
     return _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
-
-
-def at_fault(error: BaseException) -> str:
-    """Name the operator or the line of the user's code at which the export failed, and how to mend that."""
-    first = chain(error)[-1]
-    text = sentence(error, _FAULT_CHARACTERS)
-    if missing := _MISSING.search(str(first)):
-        text = f"ONNX has no operator for {missing['operator']}{place(error)}"
-    mends = [_MENDS[type(first).__name__]] if type(first).__name__ in _MENDS else []
-    return f"{text}; {' or '.join([*mends, 'give a graph of your own (`onnx: FILE`)'])}"
-
-
-def tries(error: BaseException) -> list[tuple[str, BaseException]]:
-    """Return the error of each way of tracing the model, which only the exporter's own frames know (torch 2.13)."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if failed := frame.f_locals.get("failed_results"):
-            return [(_WAYS.get(each.strategy, each.strategy), each.exception) for each in failed]
-    return [("torch.export", error)]
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
@@ -387,21 +357,18 @@ def refused_graphs(source: ModelSource, specs: Sequence[TensorSpec]) -> dict[str
         try:
             check_onnx(path)
             theirs = {spec.name: spec for spec in graph_specs(source, path)}
-            names = [spec.name for spec in specs]
-            # By name where they are called so, else in their own order.
-            if why := _unlike([theirs[n] for n in (names if set(theirs) == set(names) else theirs)], specs):
-                reasons[precision] = f"model {source.name!r}: {path.name} at {precision}: {why}"
         except ModelError as error:
             reasons[precision] = str(error)
+            continue
+        names = [spec.name for spec in specs]
+        # By name where they are called so, else in their own order.
+        ordered = [theirs[name] for name in (names if set(theirs) == set(names) else theirs)]
+        if len(ordered) != len(specs) or not all(map(_alike, ordered, specs)):
+            why = f"{path.name} has {described(ordered)}, and the model {described(specs)}"
+            reasons[precision] = f"model {source.name!r} at {precision}: {why}; export it again with the same"
     return reasons
 
 
-def _unlike(theirs: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> str | None:
-    if len(theirs) != len(specs):
-        return f"it has {len(theirs)} inputs, and the model {len(specs)}; export it again with the same"
-    for its, own in zip(theirs, specs, strict=True):
-        sizes = zip(its.shape, own.shape, strict=False)
-        if len(its.shape) != len(own.shape) or not all(a == b or BATCH in (a, b) for a, b in sizes):
-            shapes = [str(list(spec.shape)).replace("'", "") for spec in (its, own)]
-            return f"its input {its.name} has the shape {shapes[0]}, and the model's {own.name} {shapes[1]}"
-    return None
+def _alike(theirs: TensorSpec, own: TensorSpec) -> bool:
+    pairs = zip(theirs.shape, own.shape, strict=False)
+    return len(theirs.shape) == len(own.shape) and all(a == b or BATCH in (a, b) for a, b in pairs)

@@ -57,7 +57,7 @@ def described(shape: list[int], bias_at: int = 48) -> dict[str, Any]:
 
 
 _CODE = r"not a readable state dict \(it holds [\w. ]+; only tensors are read: others could run code\)"
-_TYPE = r"1 of another type \(weight torch.{} instead of torch.float32\)"
+_TYPE = r"weight is torch.{}, not torch.float32"
 _UNREADABLE = r"not a readable state dict \("
 WEIGHTS: dict[str, tuple[str, Maker, str, str]] = {
     "good": (".pt", saved(), "ok", ""),

@@ -40,8 +40,6 @@ class Known:
 
     inputs: tuple[DeclaredInput, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """Largest sizes that the model takes."""
 
 
 LIBRARIES = {

@@ -33,11 +33,6 @@ from exporters.libraries import Known, folder_of, similar
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
-_ENDLESS = (
-    *("rope_theta", "rope_parameters", "rope_scaling", "rotary", "rotary_dim", "alibi", "relative_attention"),
-    *("relative_attention_num_buckets", "conv_pos_kernel_size"),
-)
-"""Configurations whose models have no table of positions."""
 _PAST = "past_key_values."
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 Part = Mapping[str, Any]
@@ -93,8 +88,7 @@ def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
         own = [row for key, row in rows.items() if key in parameters]
         taken = [row for row in own if not (step and str(row.place).startswith("decoder_"))]
     used = {size for each in taken for size in each.shape or ()}
-    limits = _limits(config)
-    return Known(tuple(taken), *({size: of[size] for size in of if size in used} for of in (sizes, limits)))
+    return Known(tuple(taken), {name: size for name, size in sizes.items() if name in used})
 
 
 def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, int]]:
@@ -135,17 +129,6 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
         if has
     }
     return declared, sizes
-
-
-def _limits(config: Any) -> dict[str, int]:
-    """How long a sequence, or what is cached of it before one more token, may be of a model with a table of positions.
-    Rotary and relative positions go on beyond what the configuration names."""
-    text = config.get_text_config()
-    longest = [value for key in _POSITIONS if (value := getattr(text, key, None))]
-    if not longest or any(getattr(text, key, None) for key in _ENDLESS):
-        return {}
-    own = "decoder_sequence" if config.is_encoder_decoder else "sequence"
-    return {own: min(longest), "cache": min(longest) - 1}
 
 
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -102,7 +102,7 @@ def _check_outputs(
     """
     case, model, other = task.case, task.prepared, task.prepared.other
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
-    runs, reference, seeding = [list(outputs)], _reference(model), how_seeded(model.specs)
+    runs, reference, seeding = [list(outputs)], _reference(model), how_seeded()
     pairs, differences, apart = _compared(case, case.source, model, reference, runs, names)
     finding = parity.judge(case.precision, differences, seeding)
     grows = any(parity.can_grow(pair, outputs, reference, case.batch_size) for pair in pairs)
@@ -200,7 +200,7 @@ def explained(
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
-    case, seeding = task.case, how_seeded(task.prepared.specs)
+    case, seeding = task.case, how_seeded()
     head, items = case.training.head, reference_items(case.batch_size)
     not_finite = f"the {'outputs are' if head == 'logits' else 'loss is'} not finite"
     is_finite = all(np.isfinite(output).all() for output in outputs)
@@ -235,9 +235,7 @@ def _check_gradients(
     output = output[:items] if output.ndim else output
     result.reference = "step-fp64-cpu"
     if unlike(output, truth.result):
-        result.take(
-            parity.judge(case.precision, parity.compare([Pair(output, truth.result)]), how_seeded(task.prepared.specs))
-        )
+        result.take(parity.judge(case.precision, parity.compare([Pair(output, truth.result)]), how_seeded()))
         return
     found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}

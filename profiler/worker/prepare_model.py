@@ -294,7 +294,7 @@ def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorS
     """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
     why = sentence(error)
     if _OF_VALUES.search(why + message(error)) and any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
-        why += f"; {how_seeded(specs)}"
+        why += f"; {how_seeded()}"
     if "device" in message(error):
         why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
     else:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from read_only import read_only
 
-from exporters.cache import Cache, CacheError, check_room, check_root, default_root, entries, trim
-from exporters.source import digest
+from exporters.cache import Cache, CacheError, check_room, check_root, entries, trim
 
 
 def write_slowly(log: Path, path: Path) -> None:
@@ -101,11 +100,6 @@ def test_what_the_disk_cannot_hold_is_not_begun(tmp_path: Path) -> None:
     check_room(tmp_path / "key.bin", 1)
 
 
-def test_parts_of_a_key_do_not_run_together() -> None:
-    assert len({digest(["a", "b"]), digest(["a\nb"]), digest(["a", "", "b"]), digest(["a", "b", ""])}) == 4
-    assert digest(["\udc80"]) != digest(["\udc81"])
-
-
 def rot(path: Path) -> None:
     """Change the content, and neither its size nor its time."""
     status = path.stat()
@@ -160,16 +154,6 @@ def test_an_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
     assert path.read_text() == "other"
 
 
-def test_an_entry_goes_with_all_of_its_files_and_is_made_again(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    path, _ = cache.entry("kind", "key", ".json", produce)
-    (entry,) = entries(tmp_path)
-    assert entry.size == len("content") + len("beside")
-    assert (entry.remove(), entry.remove()) == (True, False)
-    assert {file.name for file in path.parent.iterdir()} == {"key.json.lock"}
-    assert cache.entry("kind", "key", ".json", produce) == (path, False)
-
-
 def test_a_read_only_cache_serves_what_it_has_and_says_what_it_lacks(everyones_folder: Path) -> None:
     cache = Cache(everyones_folder / "cache")
     cache.root.mkdir()
@@ -185,11 +169,3 @@ def test_a_read_only_cache_serves_what_it_has_and_says_what_it_lacks(everyones_f
         for kind in ("kind", "new"):
             with pytest.raises(CacheError, match=r"other.bin \(Permission denied\); name a writable folder"):
                 cache.entry(kind, "other", ".bin", produce)
-
-
-def test_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PROFILER_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_root() == Path("/x/runtime-profiler")
-    monkeypatch.setenv("PROFILER_CACHE", "/y")
-    assert Cache().root == Path("/y")

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir
 import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.calls import TooLong, call, chosen, flattened, limited, named_outputs, trained_output
+from exporters.calls import TooLong, call, chosen, limited, named_outputs, trained_output
 from exporters.inputs import declared_inputs, input_specs, seeded_inputs
-from exporters.onnx_export import name_outputs, write_onnx
+from exporters.onnx_export import write_onnx
 from exporters.source import ModelError, ModelSource
 
 
@@ -99,34 +98,6 @@ def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int |
     np.testing.assert_allclose(found[1], expected["logits"].numpy(), rtol=1e-5, atol=1e-6)
     assert "table.weight" in model.state_dict()
     assert "forward" not in vars(model)
-
-
-def test_a_value_inside_a_graph_gives_way_to_an_output_of_its_name() -> None:
-    graph = onnx_ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 20]>
-        g (float[2] ids) => (float[2] a, float[2] b) { embedding = Neg(ids) a = Neg(embedding) b = Relu(a) }""").graph
-    name_outputs(graph, ["embedding", "ids"])
-    assert [value.name for value in graph.outputs] == ["embedding", "output.ids"]
-    assert [[value.name for value in node.inputs] for node in graph] == [["ids"], ["embedding.inner"], ["embedding"]]
-
-
-class Looped(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([row.relu() for row in x])
-
-
-def test_a_batch_that_the_code_loops_over_is_an_error_unless_it_is_fixed(tmp_path: Path) -> None:
-    specs = input_specs(ModelSource("looped", factory="a:b", input_shape=(4,)))
-    with pytest.raises(ModelError, match="the batch of x cannot stay free"):
-        write_onnx("looped", Looped(), specs, "fp32", tmp_path / "m.onnx")
-    write_onnx("looped", Looped(), specs, "fp32", tmp_path / "m.onnx", 2)
-
-
-def test_a_forward_of_its_own_comes_back() -> None:
-    model = nn.Linear(2, 2)
-    own = model.forward = lambda x: x  # type: ignore[method-assign, assignment, misc]
-    with flattened(model, []) as names:
-        assert [t.shape for t in model(torch.ones(1, 2))] == [(1, 2)]
-    assert (model.forward, names) == (own, ["y"])
 
 
 class Biased(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -103,19 +102,6 @@ def raised(function: Callable[[], object]) -> Exception:
 @pytest.mark.parametrize("name", SAID)
 def test_the_first_error_is_said_with_the_users_deepest_line(users: ModuleType, name: str) -> None:
     assert sentence(raised(getattr(users, name))) == SAID[name].format(file=users.__file__)
-
-
-def test_a_mistake_of_syntax_has_its_own_line(users: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "own" / "broken.py").write_text("good = 1\nif good\n    pass\n")
-    said = sentence(raised(partial(importlib.import_module, "broken")))
-    assert f"at {tmp_path}/own/broken.py:2 (`if good`)" in said
-
-
-def test_where_no_frame_is_the_users_the_message_may_name_the_line(users: ModuleType) -> None:
-    """torch.compile says so of the code that it compiled."""
-    text = f'Unsupported operator\n\nfrom user code:\n   File "{users.__file__}", line 8, in stem\n    x\n'
-    text += f'   File "{users.somelib.__file__}", line 7, in checked\n'
-    assert sentence(RuntimeError(text)).endswith(f"at {users.__file__}:8 (`return width(sizes)`)")
 
 
 COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"

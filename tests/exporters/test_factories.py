@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import cloudpickle.cloudpickle
 import pytest
 import torch
-from torch import nn
 
 from exporters.build_model import build
 from exporters.calls import call
@@ -99,29 +97,6 @@ def test_a_function_that_can_be_imported_is_a_factory_as_it_is(factories: Path, 
     made = written(lambda: module.small(4), tmp_path / "nowhere")
     assert "import small_factories" in made
     assert load_file(tmp_path / "nowhere" / "measured_module.pt")[0].out_channels == 4
-
-
-def test_a_module_that_no_other_process_finds_is_saved_itself(
-    factories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = importlib.import_module("small_factories").branching()
-    assert "CODE" in written(model, tmp_path / "found")
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
-    importlib.invalidate_caches()
-    written(model, tmp_path / "lost")
-    contents = [(tmp_path / name / "measured_module.pt").read_bytes() for name in ("found", "lost")]
-    assert [b"_make_skeleton_class" in content for content in contents] == [False, True]
-
-
-class Locked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"cannot be saved .*TypeError: cannot pickle '_thread.lock'.*give a function"):
-        save(Locked(), tmp_path)
 
 
 @pytest.mark.parametrize(

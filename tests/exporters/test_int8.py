@@ -15,15 +15,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
-from engines.catalog import ENGINES
 from exporters import onnx_export
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import PLACEMENTS, WEIGHTED, quantize, residuals
 from exporters.onnx_export import Export, export_onnx
 from exporters.source import ModelError, ModelSource
-from profiler.job.case import Case
-from profiler.worker.task import graph_of
 
 pytestmark = pytest.mark.slow
 
@@ -99,21 +96,6 @@ def test_ranges_are_those_of_the_calibration_data(small: ModelSource, folder: Pa
     assert input_scale(seeded) == pytest.approx(largest / 127, rel=1e-2)
 
 
-def test_other_calibration_data_make_another_graph(
-    small: ModelSource, folder: Path, tmp_path: Path, cache: Cache
-) -> None:
-    source = replace(small, calibration=folder)
-    np.save(folder / "a.npy", np.ones(SHAPE, dtype=np.float32))
-    first = quantize(source, cache)
-    (folder / "readme.txt").write_text("no data")
-    copy = folder.rename(tmp_path / "moved")
-    assert quantize(replace(small, calibration=copy), cache).cached, "what counts is the content"
-    np.save(copy / "a.npy", np.full(SHAPE, 2, dtype=np.float32))
-    second = quantize(replace(small, calibration=copy), cache)
-    assert not second.cached
-    assert second.path != first.path
-
-
 GOOD = np.ones(SHAPE, dtype=np.float32)
 
 
@@ -138,24 +120,6 @@ def test_data_that_do_not_fit_are_refused(
     np.save(folder / "b.npy", array)
     with pytest.raises(ModelError, match=rf"calibration .*b\.npy: .*{words}"):
         quantize(replace(small, calibration=folder), cache)
-
-
-def test_a_file_that_is_no_array_is_refused(small: ModelSource, folder: Path, cache: Cache) -> None:
-    with pytest.raises(ModelError, match=r"images: no \.npy file there; save some inputs"):
-        quantize(replace(small, calibration=folder), cache)
-    np.save(folder / "a.npy", GOOD)
-    content = (folder / "a.npy").read_bytes()
-    for broken in (b"", b"hello", content[:-1]):
-        (folder / "a.npy").write_bytes(broken)
-        with pytest.raises(ModelError, match=r"a\.npy: no \.npy array, or a truncated one"):
-            quantize(replace(small, calibration=folder), cache)
-
-
-def test_a_users_file_is_quantized_as_an_export_is(small: ModelSource, cache: Cache, folder: Path) -> None:
-    theirs = ModelSource("theirs", onnx=export_onnx(small, "fp32", cache).path)
-    assert outputs(quantize(theirs, cache), small) == pytest.approx(outputs(quantize(small, cache), small))
-    np.save(folder / "wide.npy", 100 * GOOD)
-    assert input_scale(quantize(replace(theirs, calibration=folder), cache)) > 10 * input_scale(quantize(theirs, cache))
 
 
 def test_second_time_comes_from_the_cache_and_so_do_weights_beside_the_graph(
@@ -237,15 +201,3 @@ def test_residuals(nodes: list[tuple[str, str, str]], residual: str | None, tmp_
     names = [node.name for node in onnx.load(path).graph.node]
     assert all(names)
     assert len(set(names)) == len(nodes)
-
-
-def test_which_engine_runs_which_graph(tmp_path: Path) -> None:
-    def graph(engine: str, precision: str = "int8", **source: Any) -> str:
-        return graph_of(Case("a", engine, engine, "inference", precision, 1, "cuda", 0, ModelSource("a", **source)))
-
-    found = {name: graph(name) for name, engine in ENGINES.items() if engine.needs == "onnx"}
-    operands = dict.fromkeys(("ort-trt", "ort-trt-rtx", "trt", "trt-rtx"), "int8-operands")
-    assert found == dict.fromkeys(("ort", "ort-openvino", "ort-plugin", "openvino"), "int8") | operands
-    assert set(found.values()) == set(PLACEMENTS)
-    assert (graph("trt", "tf32"), graph("trt", "fp16")) == ("fp32", "fp16")
-    assert graph("trt", graphs={"int8": tmp_path / "theirs.onnx"}) == "int8", "the user's own"

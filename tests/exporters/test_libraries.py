@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 
 from exporters.build_model import build, load
 from exporters.calls import call, named_outputs
-from exporters.inputs import declared_inputs, input_specs, seeded_inputs
-from exporters.libraries import LIBRARIES, Library, library_of, model_entry
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.libraries import LIBRARIES, Library, library_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import has_own_weights, identify, source_key
 
@@ -40,14 +39,6 @@ def outputs(source: ModelSource) -> dict[str, tuple[int, ...]]:
         named = named_outputs(call(build(source), specs, tensors))
     assert all(torch.isfinite(tensor).all() for tensor in named.values())
     return {name: tuple(tensor.shape) for name, tensor in named.items()}
-
-
-def test_a_word_becomes_an_entry() -> None:
-    assert model_entry("timm:vit_tiny.in1k") == {"name": "vit_tiny.in1k", "network": "timm:vit_tiny.in1k"}
-    assert model_entry("hf:models/bert") == {"name": "bert", "network": "hf:models/bert"}
-    assert model_entry("nets/a.onnx") == {"name": "a", "onnx": "nets/a.onnx"}
-    assert model_entry("package.nets:make") == {"name": "nets.make", "factory": "package.nets:make"}
-    assert model_entry("resnet50") == {"name": "resnet50"}
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +81,6 @@ def test_a_library_is_a_row_and_two_functions() -> None:
     (spec,) = input_specs(model("own:8"))
     assert (spec.name, spec.shape, spec.range) == ("input", ("batch", 4), (0, 10))
     assert outputs(model("own:8", dimensions={"length": 7})) == {"y": (2, 7, 8)}
-    (spec,) = input_specs(model("own:8", inputs=declared_inputs({"input": {"range": [2, 3]}})))
-    assert (spec.shape, spec.dtype, spec.range) == (("batch", 4), "int64", (2, 3)), "what the job leaves open"
     with pytest.raises(ModelError, match="no dimension 'lenght'; did you mean 'length'"):
         input_specs(model("own:8", dimensions={"lenght": 7}))
     with pytest.raises(ModelError, match=r"own:eight: torch raised .*invalid literal"):
@@ -168,13 +157,6 @@ def test_what_transformers_lacks_is_named(word: str, options: dict[str, Any], sa
         build(model(word, options=options))
 
 
-@TRANSFORMERS
-def test_a_librarys_model_is_known_by_its_name_without_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporters.build_model.build", lambda source: pytest.fail("was made"))
-    first = identify(model("hf:BertModel", options=SMALL))
-    assert first.key != identify(model("hf:BertModel", options={**SMALL, "num_hidden_layers": 3})).key
-
-
 TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100}
 TINY_LLAMA = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
 TINY_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "d_kv": 16, "vocab_size": 100}
@@ -224,55 +206,6 @@ def test_a_decode_step_takes_the_cache_and_gives_it_one_token_longer() -> None:
     given = outputs(source)
     assert (given["logits"], given["present.1.value"]) == ((2, 1, 100), (2, 2, 8, 8))
     assert identify(source).key != identify(model("hf:LlamaForCausalLM", options=TINY_LLAMA)).key
-
-
-@TRANSFORMERS
-@pytest.mark.parametrize(
-    ("word", "options", "step", "dimensions", "says"),
-    [
-        ("hf:GPT2LMHeadModel", TINY_GPT2, "decode", {"cache": 1024}, "cache is 1024, but hf:GPT2LMHeadModel has posi"),
-        ("hf:GPT2LMHeadModel", TINY_GPT2, "decode", {"cache": 1023}, None),
-        ("hf:GPT2LMHeadModel", {**TINY_GPT2, "n_positions": 2048}, "decode", {"cache": 2047}, None),
-        ("hf:GPT2LMHeadModel", TINY_GPT2, "prefill", {"sequence": 1025}, "sequence is 1025.*at most 1024"),
-        ("hf:BertModel", SMALL, None, {"sequence": 513}, "sequence is 513"),
-        ("hf:LlamaForCausalLM", {**TINY_LLAMA, "max_position_embeddings": 64}, "decode", {"cache": 100}, None),
-    ],
-)
-def test_more_than_a_models_positions_is_refused_in_words(
-    word: str, options: dict[str, Any], step: str | None, dimensions: dict[str, int], says: str | None
-) -> None:
-    source = model(word, options=options, dimensions=dimensions, **({"step": step} if step else {}))
-    with pytest.raises(ModelError, match=says) if says else nullcontext():
-        assert input_specs(source)
-
-
-@TRANSFORMERS
-def test_of_an_encoder_decoder_the_step_takes_what_is_cached_of_the_encoder() -> None:
-    source = model("hf:T5Model", options=TINY_T5, step="decode", dimensions={"cache": 7, "encoder_sequence": 5})
-    shapes = {spec.name: spec.shape[1:] for spec in input_specs(source)}
-    assert shapes["past_key_values.1.decoder.key"] == (2, 7, 16)
-    assert shapes["past_key_values.1.encoder.value"] == (2, 5, 16)
-    given = outputs(source)
-    assert given["present.1.decoder.value"] == (2, 2, 8, 16)
-    assert not any("encoder.key" in name.replace("decoder.", "") for name in given)
-
-
-@TRANSFORMERS
-@pytest.mark.parametrize(
-    ("word", "options", "step", "says"),
-    [
-        ("hf:BertModel", SMALL, "decode", "BertModel has no cache with keys and values in each layer"),
-        (
-            "hf:GPT2Model",
-            TINY_GPT2,
-            "encode",
-            "GPT2Model has no encoder of its own; steps of it are prefill",
-        ),
-    ],
-)
-def test_a_step_that_a_model_has_not_is_named(word: str, options: dict[str, Any], step: str, says: str) -> None:
-    with pytest.raises(ModelError, match=says):
-        input_specs(model(word, options=options, step=step))
 
 
 @TIMM

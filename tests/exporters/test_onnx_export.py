@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from thin_networks import thin_source
 from torch.nn import functional
 
 from exporters import onnx_export
-from exporters.build_model import load, restore
+from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import quantize
-from exporters.onnx_export import attention_in_four_dimensions, export_onnx, refused_graphs, to_fp16, to_program
+from exporters.onnx_export import attention_in_four_dimensions, export_onnx, refused_graphs, to_fp16
 from exporters.onnx_files import check_onnx, is_float32, not_made, precisions_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
@@ -55,13 +54,6 @@ def test_fp32_equals_eager(name: str, norms: int, cache: Cache) -> None:
     assert operators.count("LRN") == norms
 
 
-def test_fp16_equals_eager(cache: Cache) -> None:
-    source = thin_source("resnet200")
-    export = export_onnx(source, "fp16", cache)
-    assert float_types(export.path) == {TensorProto.FLOAT16}
-    assert 1e-6 < relative_error(source, export.path, cache, "float16") < 5e-3
-
-
 def test_factory_in_every_precision(small: ModelSource, cache: Cache) -> None:
     paths = {precision: export_onnx(small, precision, cache).path for precision in ("fp32", "fp16", "bf16", "tf32")}
     assert len(set(paths.values())) == 3
@@ -91,21 +83,6 @@ def test_second_export_is_cached_and_silent_and_large_weights_go_beside_the_file
     assert not export_onnx(small, "fp32", cache).cached
 
 
-def test_model_that_cannot_be_exported(factories: Path, cache: Cache, capfd: pytest.CaptureFixture[str]) -> None:
-    source = ModelSource("mine", factory="small_factories:branching", input_shape=(3,))
-    assert load(source) is not None
-    line = re.escape(f"at {factories}:18 (`return x + 1 if x.sum() > 0 else x`)")
-    mend = r"write it with torch\.where or torch\.cond or give a graph of your own \(`onnx: FILE`\)$"
-    failed = rf"model 'mine': the export to ONNX in fp32 failed: GuardOnDataDependent[^\x1b]* {line}; .*{mend}"
-    with pytest.raises(ModelError, match=failed):
-        export_onnx(source, "fp32", cache)
-    printed = capfd.readouterr().err.splitlines()
-    assert [line.partition(": ")[0] for line in printed if line.startswith("torch.export")] == [
-        "torch.export, any batch",
-        "torch.export (strict), any batch",
-    ]
-
-
 HARD = """
 import torch
 from torch import nn
@@ -121,12 +98,15 @@ class Net(nn.Module):
 def number():
     return Net(lambda y: y * float(y.mean()))
 
+def branches():
+    return Net(lambda y: y + 1 if y.sum() > 0 else y)
+
 def bessel():
     return Net(lambda y: torch.special.bessel_j0(y))
 """
 
 
-def test_the_row_knows_who_made_the_graph_or_which_operator_kept_it(tmp_path, monkeypatch, cache: Cache) -> None:
+def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkeypatch, cache: Cache) -> None:
     (tmp_path / "hard_exports.py").write_text(HARD)
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("mine", factory="hard_exports:number", input_shape=(4,))
@@ -135,9 +115,9 @@ def test_the_row_knows_who_made_the_graph_or_which_operator_kept_it(tmp_path, mo
     assert export.how == "torch.export (strict), any batch"
     assert relative_error(source, export.path, cache, "float32") < 1e-5
     assert export_onnx(source, "fp32", cache, 2).how == "torch.export (strict), batch 2 only"
-    at = re.escape(f"at {tmp_path / 'hard_exports.py'}:11 (`return self.then(self.head(x))`); write it with others or")
-    with pytest.raises(ModelError, match=rf"failed: ONNX has no operator for prims\.bessel_j0 {at}"):
-        export_onnx(replace(source, factory="hard_exports:bessel"), "fp32", cache)
+    for factory, line in (("branches", 17), ("bessel", 11)):
+        with pytest.raises(ModelError, match=rf"in fp32 failed: .*hard_exports.py:{line} .*`onnx: FILE`"):
+            export_onnx(replace(source, factory=f"hard_exports:{factory}"), "fp32", cache)
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 4), (2, 3, 5, 6, 4)])
@@ -151,19 +131,6 @@ def test_attention_is_exported_as_one_of_four_dimensions(shape: tuple[int, ...],
         named = functional.scaled_dot_product_attention(query=query, key=query, value=query, attn_mask=given)
     torch.testing.assert_close(positional, plain)
     torch.testing.assert_close(named, plain)
-
-
-def test_a_graph_is_traced_without_gradients() -> None:
-    seen: list[bool] = []
-
-    class Net(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.is_grad_enabled())
-            return super().forward(x)
-
-    to_program(Net(2, 2).eval(), (torch.zeros(1, 2),), dynamo=True, verbose=False)
-    assert seen
-    assert not any(seen)
 
 
 WEIGHT = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
@@ -231,7 +198,7 @@ def test_a_file_with_other_inputs_cannot_stand_for_the_model(tmp_path: Path) -> 
     source = ModelSource("a", onnx=floats, graphs={"fp16": renamed, "int8": wide, "bf16": tmp_path / "no.onnx"})
     found = refused_graphs(source, input_specs(source))
     assert set(found) == {"int8", "bf16"}
-    assert found["int8"].endswith("its input x has the shape [batch, 17], and the model's x [batch, 16]")
+    assert "has input x float32 [batch, 17], and the model input x float32 [batch, 16]" in found["int8"]
     assert "no such file" in found["bf16"]
 
 

@@ -12,7 +12,7 @@ import torch
 from exporters import load_model
 from exporters.cache import Cache
 from exporters.onnx_export import export_onnx
-from exporters.source import TRAINING_MODE, Identity, ModelError, ModelSource
+from exporters.source import TRAINING_MODE, ModelError, ModelSource
 from exporters.weights import code, identified, identify, source_key
 
 FACTORY = """
@@ -131,8 +131,3 @@ def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> No
     assert source_key(sources[-1]) != keys[-1]
     with pytest.raises(ModelError, match="no such file"):
         source_key(replace(sources[0], weights=tmp_path / "absent.pt"))
-
-
-def test_another_torch_makes_no_other_network() -> None:
-    before, now = (Identity({"torch": version, "state": "a"}) for version in ("2.12", "2.13"))
-    assert (before.changes(now), before.key == now.key) == ([], False)
