@@ -82,12 +82,10 @@ class Memory:
 
 @dataclass(kw_only=True)
 class Building:
-    """An engine's build: its seconds and peaks, and whether the engine now came from the cache."""
+    """An engine's build: its seconds, and whether the engine now came from the cache."""
 
     seconds: float
     cached: bool
-    peak_host_mib: float | None = None
-    peak_device_mib: float | None = None
 
 
 @dataclass(frozen=True)

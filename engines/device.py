@@ -18,7 +18,7 @@ from engines.base import Array, Unsupported
 from exporters.packages import installed_version
 
 ALIGNMENT = 256
-"""Bytes. TensorRT asks for it of every address that it is given."""
+"""Bytes: what TensorRT asks of every address, and what CUDA's allocations have (CUDA C++ Programming Guide, 5.3.2)."""
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 
 
@@ -89,18 +89,14 @@ class Buffers:
         self._free = weakref.finalize(self, self._taken.close)
         self.size = 0
         """Bytes on the device that were asked for."""
-        self.padding = 0
-        """Bytes on the device that were taken beyond those, for the alignment."""
 
     def block(self, size: int) -> int:
-        """Return the aligned address of `size` bytes on the device. Raises MemoryError."""
+        """Return the address of `size` bytes on the device, aligned as cuMemAlloc aligns. Raises MemoryError."""
         with self._current():
-            address = self._take(max(size, 1))
-            if address % ALIGNMENT:  # Not seen yet, and not ruled out: cuMemAlloc promises no figure.
-                address = -(-self._take(size + ALIGNMENT) // ALIGNMENT) * ALIGNMENT
-                self.padding += size + ALIGNMENT
+            allocation = self._call("cuMemAlloc", max(size, 1))
+        self._taken.callback(self._call, "cuMemFree", allocation)
         self.size += size
-        return address
+        return int(allocation)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, on_host: bool = False) -> Buffer:
         """Take memory for a contiguous tensor; `on_host` leaves it at the pinned twin."""
@@ -114,11 +110,6 @@ class Buffers:
     def free(self) -> None:
         """Free all of it, in the reverse order, and give the context back; a second call does nothing."""
         self._free()
-
-    def _take(self, size: int) -> int:
-        allocation = self._call("cuMemAlloc", size)
-        self._taken.callback(self._call, "cuMemFree", allocation)
-        return int(allocation)
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:

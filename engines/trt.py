@@ -154,7 +154,7 @@ class TrtSession:
         else:
             elements = graph_weights(read_onnx(self.request.onnx))
             weights = sum(count * dtype.itemsize for dtype, count in elements.items())
-        return Memory(weights, self.memory_taken.size, self.memory_taken.padding)
+        return Memory(weights, self.memory_taken.size, 0)
 
     def proof(self) -> Proof:
         """Report what the engine's inspector says of its layers, and what this session did."""

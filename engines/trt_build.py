@@ -20,7 +20,6 @@ from typing import Any
 
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
-from engines.memory_watch import watch_memory
 from engines.options import TrtOptions
 from engines.requirements import install_command
 from engines.trt_reports import check, forget, logged, logger_of, new_monitor, reasons
@@ -63,7 +62,7 @@ class BuildRequest:
 
 @dataclass(kw_only=True)
 class Built(Building):
-    """A serialized engine in the cache. Seconds and peaks (the host's above its start) are of its build."""
+    """A serialized engine in the cache."""
 
     path: Path
     warnings: tuple[Warning, ...] = ()
@@ -146,40 +145,34 @@ def _build(
     logger, monitor = logger_of(library), new_monitor(library, progress)
     # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.
     timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
-    with watch_memory(device=request.target is None) as peaks:
-        builder = open_with_plugins(library, library.Builder, "builder")
-        # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
-        flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-        network = builder.create_network(0 if flag is None else 1 << int(flag))
-        # Kept until the engine is built: the network's weights lie in it.
-        parser = library.OnnxParser(network, logger)
-        _parse(library, parser, request.onnx)
-        config = builder.create_builder_config()
-        _configure(library, config, request)
-        _add_profile(builder, network, config, request)
-        if timings is not None:
-            warnings += attach_timings(config, timings)
-        config.progress_monitor = monitor
-        plan = builder.build_serialized_network(network, config)
-        check(monitor)
-        if plan is None:
-            raise _failure(library, request, logger)
-        forget(logger)
-        seconds = time.perf_counter() - started
-        if timings is not None:
-            warnings += keep_timings(config, timings)
-        path.write_bytes(plan)
+    builder = open_with_plugins(library, library.Builder, "builder")
+    # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
+    flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    network = builder.create_network(0 if flag is None else 1 << int(flag))
+    # Kept until the engine is built: the network's weights lie in it.
+    parser = library.OnnxParser(network, logger)
+    _parse(library, parser, request.onnx)
+    config = builder.create_builder_config()
+    _configure(library, config, request)
+    _add_profile(builder, network, config, request)
+    if timings is not None:
+        warnings += attach_timings(config, timings)
+    config.progress_monitor = monitor
+    plan = builder.build_serialized_network(network, config)
+    check(monitor)
+    if plan is None:
+        why = logged(logger, 2 * _ERROR_CHARACTERS)
+        error = Unsupported if re.search(_NO_KERNELS, why) else RuntimeError
+        place = request.target or "this GPU"
+        raise error(f"{product(library)} cannot build {request.onnx.name} for {place}: {why}")
+    forget(logger)
+    seconds = time.perf_counter() - started
+    if timings is not None:
+        warnings += keep_timings(config, timings)
+    path.write_bytes(plan)
     # A file of its own in the cache's entry: the next run needs it too.
-    record = {"seconds": seconds, "peak_host_mib": peaks.host_mib, "peak_device_mib": peaks.device_mib}
-    path.with_suffix(".build").write_text(json.dumps(record))
+    path.with_suffix(".build").write_text(json.dumps({"seconds": seconds}))
     return warnings
-
-
-def _failure(library: Any, request: BuildRequest, logger: Any) -> Exception:
-    why = logged(logger, 2 * _ERROR_CHARACTERS)
-    if re.search(_NO_KERNELS, " ".join(logger.errors)):
-        return Unsupported(f"{product(library)} has no kernels of this graph for {request.target}: {why}")
-    return RuntimeError(f"{product(library)} cannot build {request.onnx.name}: {why}")
 
 
 def _parse(library: Any, parser: Any, onnx: Path) -> None:
@@ -247,18 +240,14 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
             raise Unsupported(f"input '{tensor.name}' is a shape tensor; a profile would need its values")
         sizes = tuple(tensor.shape)
         shapes = request.shapes.get(tensor.name, (sizes,) * 3)
-        if any(not _fits(shape, sizes) for shape in shapes):
-            shown = " or ".join(map(str, dict.fromkeys(shapes)))
-            raise ModelError(f"{request.onnx}: input '{tensor.name}' is of shape {sizes} (-1 is free), not {shown}")
+        static = {(number, size) for number, size in enumerate(sizes) if size >= 0}
+        if any(len(s) != len(sizes) or min(s, default=0) < 0 or static - set(enumerate(s)) for s in shapes):
+            raise ModelError(f"{request.onnx}: input '{tensor.name}' is of shape {sizes} (-1 is free), not {shapes[0]}")
         if -1 in sizes:
             profile.set_shape(tensor.name, *shapes)
             dynamic = True
     if dynamic and config.add_optimization_profile(profile) < 0:
         raise RuntimeError(f"{request.onnx.name}: no optimization profile can be made of {dict(request.shapes)}")
-
-
-def _fits(shape: Shape, sizes: Shape) -> bool:
-    return len(shape) == len(sizes) and all(s in (-1, own) and own >= 0 for own, s in zip(shape, sizes, strict=True))
 
 
 def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> Any:

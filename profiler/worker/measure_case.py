@@ -17,7 +17,6 @@ import torch
 import engines
 from engines.base import Array, Job, Memory, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options, float_part
-from engines.memory_watch import HostMeter
 from exporters.errors import sentence
 from profiler.job.case import Budget, Case
 from profiler.nvml import Nvml
@@ -26,6 +25,7 @@ from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
+from profiler.worker.host_memory import HostMeter
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, make_job
 

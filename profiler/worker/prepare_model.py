@@ -21,7 +21,6 @@ from torch import nn
 import engines
 from engines.base import Array, BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
 from engines.catalog import ENGINES, Device, Options, reference_of
-from engines.memory_watch import HostMeter
 from engines.requirements import explain, missing
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
@@ -48,6 +47,7 @@ from exporters.weights import cached_state, checked, identified, identify, sourc
 from profiler.machine import available_memory_mib
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
 from profiler.worker import parity
+from profiler.worker.host_memory import HostMeter
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,

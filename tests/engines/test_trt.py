@@ -45,7 +45,7 @@ class Bindings(ModuleType):
 
     def __init__(self, events: list[str]) -> None:
         super().__init__("cuda.bindings.driver")
-        self.events, self.offset = events, 0
+        self.events = events
         self.taken: dict[int, np.ndarray[Any, Any]] = {}
         self.pinned: dict[int, np.ndarray[Any, Any]] = {}
         self.current: list[str] = []
@@ -98,7 +98,7 @@ class Bindings(ModuleType):
         if self.allocations - 1 == self.fails_at:
             raise MemoryError
         memory = np.zeros(size + 2 * ALIGNMENT, np.uint8)
-        address = int(-(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT + self.offset)
+        address = int(-(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT)
         self.taken[address] = memory
         return address
 
@@ -209,7 +209,7 @@ def test_the_first_run_is_plain_and_the_others_are_replays(
     proof = session.proof()
     assert (proof.library, proof.compute_types) == ("TensorRT 10.13.0", {"float32": 2})
     assert (proof.tf32, proof.cuda_graph, proof.cuda_graph_fallback) == (False, True, None)
-    assert proof.build == Building(seconds=12.5, cached=False, peak_host_mib=900.0, peak_device_mib=300.0)
+    assert proof.build == Building(seconds=12.5, cached=False)
     assert proof.details["buffers_by"].startswith("cuda-bindings ")
     assert Warning("engine-cache", "so says the stand-in") in proof.warnings
     assert checks.mismatch(case_of(job), proof) is None
@@ -229,11 +229,9 @@ def test_the_first_run_is_plain_and_the_others_are_replays(
 def test_inputs_and_outputs_of_other_types_keep_their_order_and_take_new_values(
     driver: Bindings, library: StandIn, mixed: Path
 ) -> None:
-    driver.offset = 16  # cuMemAlloc promises no alignment.
     job = job_of(mixed)
     session = trt.open_session(job)
     assert all(buffer.address % ALIGNMENT == 0 for buffer in session.buffers.values())
-    assert session.memory().slack > 0
     others = seeded_inputs(input_specs(graphs.source_of(mixed)), graphs.BATCH, first=graphs.BATCH)
     for numbers, halves in (job.inputs, others):
         session.feed([numbers, halves])

@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
-from engines import trt_build as build
 from engines.base import Unsupported, Warning
 from engines.catalog import TrtOptions
 from engines.options import parse_batches
@@ -41,7 +39,6 @@ from engines.trt_reports import forget, logged, logger_of, reasons
 from exporters import build_model
 from exporters.cache import Cache
 from exporters.inputs import TensorSpec, input_specs
-from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelError, ModelSource
 
@@ -140,8 +137,6 @@ def test_canonical_network(name: str, precision: str, rtx: Any, cache: Cache, ex
     # Its weights are in it, in that type; what else there is are kernels, a few hundred kilobytes.
     assert weights * 0.98 < first.path.stat().st_size < weights * 1.05 + 4 * MIB
     assert first.seconds > 0
-    assert first.peak_host_mib is not None
-    assert first.peak_host_mib > weights / MIB
 
 
 def parameters_of(source: ModelSource) -> int:
@@ -150,65 +145,6 @@ def parameters_of(source: ModelSource) -> int:
 
 # By graph, and whether its weights have a scale for each channel, what the kernel behind a convolution with ReLU does,
 # as Myelin names it. Where quantizing alone is left, bias, ReLU and sum are in the convolution.
-QUANTIZE = "MulMinMaxRounCast"
-KERNELS = {
-    ("int8", True): f"MulAdd{QUANTIZE}CastMulRelu{QUANTIZE}",
-    ("int8", False): f"{QUANTIZE}CastMulRelu{QUANTIZE}",
-    ("int8-operands", True): f"MulAddRelu{QUANTIZE}",
-    ("int8-operands", False): QUANTIZE,
-}
-
-
-@pytest.mark.parametrize(("graph", "by_channel"), KERNELS)
-def test_what_is_fused_at_int8(
-    graph: str, by_channel: bool, rtx: Any, exports: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = thin_source("resnet50")
-    path = quantize(source, exports, graph).path
-    path = path if by_channel else with_a_scale_a_tensor(path, tmp_path / "g.onnx")
-    shapes = batch_shapes(input_specs(source), (8, 8, 8))
-    engine, layers = layers_of(rtx, path, shapes, tmp_path, monkeypatch)
-    assert engine.path.stat().st_size < 1.2 * parameters_of(source) + 4 * MIB
-    kinds = Counter(kind for _, kind in layers)
-    assert (kinds["correlation"], kinds["gemm"], kinds["reformat"]) == (12, 1, 0)
-    kernels = Counter(match[1] for name, _ in layers if (match := re.match("__myl_([A-Za-z]+)_", name)))
-    # Of twelve convolutions two are shortcuts', three end a block, and seven are followed by ReLU alone.
-    assert kernels[KERNELS[graph, by_channel]] >= 7
-    in_convolutions = (graph, by_channel) == ("int8-operands", False)
-    assert any("Relu" in name for name in kernels) != in_convolutions
-
-
-def with_a_scale_a_tensor(path: Path, target: Path) -> Path:
-    """Write the graph with the largest scale of each weight's channels for all of them."""
-    model = onnx.load(path)
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
-            scale, zero = (constants[name] for name in node.input[1:])
-            scale.CopyFrom(numpy_helper.from_array(np.float32(numpy_helper.to_array(scale).max()), scale.name))
-            zero.CopyFrom(numpy_helper.from_array(np.int8(0), zero.name))
-            del node.attribute[:]
-    onnx.save(model, target)
-    return target
-
-
-def layers_of(
-    rtx: Any, path: Path, shapes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Built, list[tuple[str, str]]]:
-    """The engine, and its layers' names and kinds. The builder logs at its end what the inspector would say, for which
-    an engine would have to be loaded, on a GPU."""
-
-    kind, heard = type(build.logger_of(rtx)), list[str]()
-    log = kind.log
-
-    def note(logger: Any, severity: Any, message: str) -> None:
-        heard.append(message)
-        log(logger, severity, message)
-
-    monkeypatch.setattr(kind, "log", note)
-    engine = built(rtx, BuildRequest(path, "int8", shapes, target="sm89"), Cache(folder))
-    (said,) = [message for message in heard if message.startswith("Layers:")]
-    return engine, re.findall(r"^Name: (.*?), LayerType: (\w+)", said, re.MULTILINE)
 
 
 # What an engine is for.
@@ -257,15 +193,6 @@ def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
 
 
-@pytest.mark.parametrize(("batches", "resizes"), [("4", False), ("1:8:32", True)])
-def test_memory_for_activations_follows_the_batch(rtx: Any, small: BuildRequest, batches: str, resizes: bool) -> None:
-    """Else a context would take at every batch what the largest one needs."""
-    config, feature = rtx.Builder(logger_of(rtx)).create_builder_config(), rtx.PreviewFeature
-    config.set_preview_feature(feature.RUNTIME_ACTIVATION_RESIZE_10_10, False)  # TensorRT for RTX begins with it.
-    _configure(rtx, config, replace(small, shapes=at_batches(batches)))
-    assert config.get_preview_feature(feature.RUNTIME_ACTIVATION_RESIZE_10_10) == resizes
-
-
 def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cache: Cache) -> None:
     """TensorRT for RTX takes what was built ahead of time for the card's compute capability."""
     ahead = built(rtx, replace(small, target="sm89"), cache)
@@ -292,7 +219,7 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
     nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
     path = write_graph(tmp_path / "product.onnx", nodes, {"w": random_weight(768, 8)})
     request = BuildRequest(path, "fp32", at_batches("4"), target="sm75")
-    with pytest.raises(Unsupported, match=r"no kernels of this graph for sm75: .*SM75"):
+    with pytest.raises(Unsupported, match=r"cannot build product.onnx for sm75: .*SM75"):
         built(rtx, request, cache)
     assert not built(rtx, replace(request, target="sm89"), cache).cached
 
@@ -318,24 +245,9 @@ def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, c
     assert not list(cache.root.rglob("*.engine"))
 
 
-@pytest.mark.parametrize(
-    ("weight", "words"),
-    [
-        (np.zeros((8, 3, 3, 3), np.float16), "must be of same type"),
-        (np.zeros((8, 4, 3, 3), np.float32), "failed to broadcast"),
-    ],
-    ids=["types", "shapes"],
-)
-def test_wrong_types_and_shapes(rtx: Any, tmp_path: Path, cache: Cache, weight: Any, words: str) -> None:
-    path = write_graph(tmp_path / "wrong.onnx", [convolution("culprit", "x", "y", "w")], {"w": weight})
-    with pytest.raises(ModelError, match=r"node 0 'culprit' \(Conv\): .*" + words) as raised:
-        built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
-    assert "driver" not in str(raised.value), "what is missing here is not what is wrong"
-
-
 def test_builder_that_fails_says_why(rtx: Any, small: BuildRequest, cache: Cache) -> None:
     """Build for a GPU that is not there."""
-    with pytest.raises(RuntimeError, match=r"cannot build small.onnx: .*CUDA"):
+    with pytest.raises(RuntimeError, match=r"cannot build small.onnx for current: .*CUDA"):
         built(rtx, replace(small, target="current"), cache)
 
 
@@ -454,17 +366,6 @@ def test_timings_are_kept_and_read_again(plain: Any, small: BuildRequest, cache:
     assert timing_file(cache).read_bytes() == before
     built(plain, replace(request, gpu="another, compute capability 8.9"), cache)
     assert len(list((cache.root / "timings").glob("*.lock"))) == 2, "each GPU has its own"
-
-
-@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX")
-def test_damaged_timings_are_dropped(plain: Any, small: BuildRequest, cache: Cache) -> None:
-    request = replace(small, target=None, gpu="a card, compute capability 8.9")
-    built(plain, request, cache)
-    intact = timing_file(cache).read_bytes()
-    timing_file(cache).write_bytes(intact[:-5])
-    again = built(plain, request, cache, rebuild=True)
-    assert again.warnings == (Warning("timing-cache", "the file is damaged or another version's; it was dropped"),)
-    assert timing_file(cache).read_bytes() == intact
 
 
 class Timings:

@@ -70,7 +70,7 @@ def source_of(onnx: Path, **more: Any) -> ModelSource:
     """A user's ONNX file, whose integer inputs hold 0 and 1."""
     source = ModelSource("net", onnx=onnx, **more)
     integers = [spec.name for spec in graph_specs(source, onnx) if is_integer(spec.dtype)]
-    return replace(source, inputs=tuple(DeclaredInput((name,), range=(0, 2)) for name in integers))
+    return replace(source, inputs=tuple(DeclaredInput(name, range=(0, 2)) for name in integers))
 
 
 def job_of(onnx: Path, precision: str = "native", batch: int = BATCH, **options: Any) -> Job:

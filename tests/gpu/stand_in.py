@@ -25,7 +25,7 @@ from engines.trt_build import BuildRequest, Built
 
 ALIGNMENT = 256
 MIB = 2**20
-BUILDING: dict[str, Any] = {"seconds": 12.5, "peak_host_mib": 900.0, "peak_device_mib": 300.0}
+BUILDING: dict[str, Any] = {"seconds": 12.5}
 
 DataType = enum.Enum("DataType", "FLOAT HALF INT8 INT32 BOOL UINT8 FP8 BF16 INT64 INT4", start=0)
 TensorIOMode = enum.Enum("TensorIOMode", "NONE INPUT OUTPUT", start=0)

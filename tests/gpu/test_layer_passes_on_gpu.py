@@ -15,8 +15,6 @@ from engines.catalog import ENGINES, Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d, Layer, Linear
-from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Gradients, deviation, reference_items, tiled
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
@@ -133,26 +131,6 @@ def test_output_and_gradients_are_autograds_in_fp64(
     assert max(found.values()) < ERRORS[precision], found
     if precision == "fp16":
         assert max(found.values()) > 1e-5, "computed in fp32"
-
-
-@variants
-def test_check_replaces_weights_and_items_where_the_iteration_reads_them(
-    engine: str, options: dict[str, Any], open_layer: Open, cache: Cache
-) -> None:
-    """As after a measurement: in a captured graph, too, the reference's items take the place of the batch."""
-    layer, source = LAYERS["plain"], ModelSource("a-layer", layer=LAYERS["plain"])
-    session, specs, items = open_layer(engine, layer, **options), input_specs(source), reference_items(BATCH)
-    reference = Gradients.read(
-        cached_gradients(source, specs, cached_state(source, cache), "logits", items, ["fp32"], cache).path
-    )
-    assert reference.target is not None
-    with torch.no_grad():
-        session.model.weight.mul_(2)
-    inputs = [tiled(array, BATCH) for array in seeded_inputs(specs, items)]
-    output, gradients = session.gradients(inputs, tiled(reference.target, BATCH, is_gradient=True))
-    found = deviation(output[:items], gradients, reference)
-    assert found.tensors.keys() == {"input", "weight", "bias"}
-    assert max(found.result, *found.tensors.values()) < ERRORS["fp32"], found
 
 
 @variants

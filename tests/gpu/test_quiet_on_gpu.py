@@ -1,12 +1,15 @@
-"""Another process on the GPU is waited for, and a run that measures on it is noticed."""
+"""Another process on the GPU is waited for, and a case beside it is disturbed."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
+import polars as pl
 import pytest
 from other_work import on_gpu
+from runs import Profiler, run_job
 
 from profiler.nvml import Nvml, visible_gpus
 from profiler.results.result import WallTime
@@ -47,3 +50,23 @@ def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -
         assert len(told.announced) == 1
         Quiet(lock, uuid, 1.0, told, WallTime()).start()
         assert len(told.announced) == 1, "the machine is quiet within a minute"
+
+
+JOB = """
+models: [alexnet]
+engines: [eager]
+precisions: [fp32]
+batch_sizes: [16]
+device: cuda
+budget: {seconds: 1, repeats: 0}
+"""
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_case_is_disturbed_beside_another_process_and_alone_it_is_not(
+    busy: bool, profiler: Profiler, tmp_path: Path
+) -> None:
+    with on_gpu() if busy else contextlib.nullcontext():
+        run = run_job(profiler, tmp_path, JOB)
+    (warnings,) = pl.read_parquet(run / "results.parquet")["warnings"].to_list()[:1]
+    assert any(w.startswith("disturbed") and "of the GPU's time" in w for w in warnings) is busy

@@ -10,7 +10,6 @@ import gc
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,8 @@ from runs import Profiler
 from engines import trt
 from engines.base import Unsupported
 from engines.device import ALIGNMENT, Buffers, Driver, capture
-from exporters.onnx_export import Export
 from profiler import load
-from profiler.job.case import Budget, Case
-from profiler.nvml import visible_gpus
 from profiler.processes.process import explain
-from profiler.stats.samples import median
-from profiler.worker.measure_case import measure_case
-from profiler.worker.prepare_model import prepare_model
-from profiler.worker.task import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import graphs
@@ -164,17 +156,6 @@ def test_outputs_are_the_graphs_replayed_or_not(library: StandIn, tmp_path: Path
     session.close()
 
 
-def test_tensors_of_every_kind_are_where_the_engine_looks(library: StandIn, tmp_path: Path) -> None:
-    job = job_of(graphs.mixed(tmp_path / "mixed.onnx", width=1000))
-    session = trt.open_session(job)
-    assert all(buffer.address % ALIGNMENT == 0 for buffer in session.buffers.values())
-    positive, scaled = run(session, 2)
-    numbers, halves = job.inputs
-    np.testing.assert_array_equal(positive, numbers > 0)
-    np.testing.assert_allclose(scaled, numbers * halves.astype(np.float32), rtol=2**-8)
-    session.close()
-
-
 def free_mib() -> float:
     gc.collect()
     torch.cuda.synchronize()
@@ -218,28 +199,6 @@ def test_memory_is_what_a_session_takes_and_gives_back_however_it_ends(library: 
     assert explain(caught.value).status == "oom"
     del caught
     assert free_mib() >= before - SLACK_MIB
-
-
-def test_a_row_has_parity_clocks_memory_and_proof(library: StandIn, tmp_path: Path) -> None:
-    def measure(**options: Any) -> Any:
-        onnx = graphs.convolution(tmp_path / "net.onnx")
-        source = graphs.source_of(onnx)
-        prepared = prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
-        case = Case("net", "trt", "trt", "inference", "native", graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
-        prepared = replace(prepared, onnx={"native": Export(onnx)})
-        return measure_case(Task(case, prepared, Budget(seconds=0.5), visible_gpus()[0].uuid), lambda message: None)
-
-    plain, replayed = measure(), measure(cuda_graph=True)
-    for result in (plain, replayed):
-        assert (result.status, result.reason) == ("ok", None)
-        assert result.figures["rel_l2_error"] < 1e-3
-        ms = {name: median(result.samples[name]) or 0 for name in ("event", "gpu", "enqueue", "host", "h2d", "d2h")}
-        assert min(ms.values()) > 0, ms
-        parts = [result.figures[f"{part}_mib"] for part in ("context", "weights", "activations", "other")]
-        assert sum(parts) == pytest.approx(result.figures["peak_memory_mib"])
-        assert result.figures["build_s"] == 12.5
-        assert result.proof.compute_types == {"float32": 2}
-    assert (plain.proof.cuda_graph, replayed.proof.cuda_graph) == (False, True)
 
 
 def test_what_cannot_run_here_is_an_unsupported_row(tmp_path: Path, profiler: Profiler) -> None:
