@@ -107,15 +107,13 @@ def _inputs(data: Any, info: ValidationInfo) -> Any:
         declared_inputs(data, folder)
     except InputMistake as error:
         raise mistake(str(error), *error.at) from None
-    return _with_paths(data, folder)
 
+    def whole(tensor: dict[str, Any]) -> dict[str, Any]:
+        return {**tensor, "data": str(folder / tensor["data"])} if "data" in tensor else tensor
 
-def _with_paths(data: Any, folder: Path, key: str = "data") -> Any:
-    if isinstance(data, dict):
-        return {each: _with_paths(part, folder, str(each)) for each, part in data.items()}
-    if isinstance(data, list | tuple):
-        return [_with_paths(part, folder, "") for part in data]
-    return str(folder / data) if key == "data" and isinstance(data, str | Path) else data
+    return (
+        {key: whole(each) for key, each in data.items()} if isinstance(data, dict) else [whole(each) for each in data]
+    )
 
 
 def _known_engine(name: str) -> str:

@@ -69,7 +69,6 @@ _KINDS = (
     WarningKind("parallel-layers", "A", "layers ran side by side; their times overlap"),
     WarningKind("unclosed", "#", "the runtime failed while closing, after everything had been measured"),
     WarningKind("no-energy", "e", "`budget.timeout` left no time for the energy loop"),
-    WarningKind("telemetry", "l", "the reader of the GPU's sensors ended; power, clocks and polled memory are missing"),
 )
 KINDS = {kind.kind: kind for kind in _KINDS}
 

@@ -43,7 +43,7 @@ _GRADIENT_SECONDS = 300.0
 
 
 def cache_limit() -> int:
-    """Read how many bytes the cache may keep after a run. Raises ConfigError where the variable is no number."""
+    """Read how many bytes the cache may keep after a run. Raises ConfigError."""
     try:
         return most_bytes()
     except ValueError as error:
@@ -78,7 +78,8 @@ def prepare(
     a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
-    references, sources = models_of(runnable)
+    references = {case.subject: case.reference for case in runnable if case.reference}
+    sources = {each.subject: each for each in references.values()} | {case.subject: case.source for case in runnable}
     stages = Stages(sources, budget, logs, path, tick, cases=runnable)
     prepared = stages.models(gpu)
     for name, reference in references.items():
@@ -88,13 +89,6 @@ def prepare(
     stages.costs()
     stages.gradients()
     return prepared
-
-
-def models_of(cases: Sequence[Case]) -> tuple[dict[str, ModelSource], dict[str, ModelSource]]:
-    """Map each subject to the other model that its errors are relative to; and all subjects to their sources."""
-    references = {case.subject: case.reference for case in cases if case.reference}
-    named = {each.subject: each for each in references.values()}
-    return references, named | {case.subject: case.source for case in cases}
 
 
 def prepare_graphs(

@@ -324,7 +324,6 @@ class _Supervisor:
 
     def _add_telemetry(self, result: Result) -> None:
         """Add the device's readings while the case was measured, by the phases that it `entered`."""
-        has_ended = self._watcher.ended()
         if result.status != "ok":
             return
         # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
@@ -332,9 +331,6 @@ class _Supervisor:
         readings = self._watcher.between(min(entered.values()), entered[Phase.CHECK])
         sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
-        if has_ended:
-            reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
-            result.warnings.append(Warning("telemetry", reason))
 
 
 def _add_build(result: Result, built: Outcome) -> None:

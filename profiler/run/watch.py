@@ -71,13 +71,6 @@ class Watcher:
         if self._file is not None:
             self._file.close()
 
-    def ended(self) -> bool:
-        """Tell once that the reader has ended, after which there are no more readings."""
-        if self._child is None or self._child.poll() is None:
-            return False
-        self._child = None
-        return True
-
     def between(self, start: float, end: float) -> list[Reading]:
         """Take the readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
         if self._file is not None:

@@ -91,24 +91,17 @@ def plain():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
 
 
-def wide():
-    return nn.Linear(1, 1 << 20)
-
-
 class Bounded(nn.Module):
-    '''Does `what` for more items than `above`, where the file `marker` is or none is asked for; writes down each call.
+    '''Does `what` for more items than `above`, where the file `marker` is or none is asked for.
 
     The reference has 8 items, so the bound is never below that.
     '''
 
-    def __init__(self, what, above, trace, marker=None):
+    def __init__(self, what, above, marker=None):
         super().__init__()
-        self.model, self.what, self.above, self.trace, self.marker = plain(), what, above, trace, marker
-        self.serial = int.from_bytes(os.urandom(6))
+        self.model, self.what, self.above, self.marker = plain(), what, above, marker
 
     def forward(self, x):
-        with open(self.trace, "a") as file:
-            print(os.getpid(), self.serial, len(x), file=file)
         if len(x) > self.above and (self.marker is None or Path(self.marker).exists()):
             self.what()
         return self.model(x)
@@ -186,7 +179,7 @@ def start(profiler: Profiler, cache: Path) -> Callable[..., Finished]:
 
 
 def bounded(name: str, folder: Path, above: int, marker: str = "") -> str:
-    options = f"above: {above}, trace: {folder}/{name}" + (f", marker: {folder}/{marker}" if marker else "")
+    options = f"above: {above}" + (f", marker: {folder}/{marker}" if marker else "")
     return f'{{name: {name}, factory: "tiny:{name}", input: [3, 8, 8], options: {{{options}}}}}'
 
 

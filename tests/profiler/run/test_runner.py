@@ -251,16 +251,11 @@ def test_only_what_is_impossible_on_a_quiet_machine_fails(run: Run, ms: float, q
 class Watched:
     """A watcher with one reading a second; the card draws 100 W, and 500 W and slows down from the fifth second on."""
 
-    dead = False
-
     def between(self, start: float, end: float) -> list[Reading]:
         states = {True: (500.0, 0x40), False: (100.0, 0)}
         return [
             Reading(float(s), 50.0 + s, states[s > 4][0], 1980.0, 40.0, states[s > 4][1]) for s in range(12) if s <= end
         ]
-
-    def ended(self) -> bool:
-        return self.dead
 
 
 def supervisor(tmp_path: Path, watcher: Any, quiet: Quiet) -> Any:
@@ -275,17 +270,15 @@ def process(call: Call, tick: object) -> Outcome:
     return Outcome("ok", value=result, entered=entered)
 
 
-@pytest.mark.parametrize("dead", [False, True])
 def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: Quiet, dead: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: Quiet
 ) -> None:
     monkeypatch.setattr(module, "run_one", process)
-    monkeypatch.setattr(Watched, "dead", dead)
     task = Task(case(), Prepared(), Budget())
     got = supervisor(tmp_path, Watched(), alone).measure_one(task, lambda phase: None)
     assert (got.figures["power_w"], got.figures["throttled"]) == (100.0, False)
     assert got.figures["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
-    assert [warning.kind for warning in got.warnings] == ["telemetry"] * dead
+    assert got.warnings == []
 
 
 def test_readings_become_warnings_and_memory_that_only_a_poll_saw() -> None:
@@ -328,7 +321,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
         return Outcome("ok", value=Result(case().id, "ok", proof=proof), seconds={"load": 1.0}, entered=entered)
 
     monkeypatch.setattr(module, "run_one", process)
-    watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
+    watcher = SimpleNamespace(between=lambda *_: [])
     task = Task(case(), Prepared(), Budget())
     found = supervisor(tmp_path, watcher, alone).measure_one(task, lambda _: None)
     assert called == ["profiler.worker.prepare_model:build_ahead", "profiler.worker.measure_case:measure_case"]

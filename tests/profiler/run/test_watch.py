@@ -24,7 +24,6 @@ from profiler import nvml as nvml_module
 from profiler import processor
 from profiler.job.case import Case
 from profiler.nvml import Reading
-from profiler.processes.messages import Outcome
 from profiler.processes.process import Call
 from profiler.processor import Load
 from profiler.results.result import WAIT, Result, WallTime
@@ -42,13 +41,9 @@ class Reader:
     """Stand for the process that writes telemetry.csv; the test writes the lines itself."""
 
     killed = False
-    lives = True
 
     def __init__(self, call: Call) -> None:
         assert call.timeout == float("inf"), "a run may last longer than a case"
-
-    def poll(self) -> Outcome | None:
-        return None if self.lives else Outcome("crashed", "the disk is full")
 
     def kill(self) -> None:
         Reader.killed = True
@@ -60,7 +55,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "telemetry.csv"
 
 
-def test_a_case_gets_the_readings_of_its_own_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
     with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:
         file.writelines(f"{second},100,{200 + second},1980,40,0\n" for second in range(10))
         file.flush()
@@ -71,9 +66,6 @@ def test_a_case_gets_the_readings_of_its_own_time(path: Path, monkeypatch: pytes
         file.write(",1980,,4\nhalf a li\n")
         file.flush()
         assert watcher.between(10.0, 20.0) == [Reading(10.0, 100.0, None, 1980.0, None, 4)]
-        assert not watcher.ended()
-        monkeypatch.setattr(Reader, "lives", False)
-        assert [watcher.ended(), watcher.ended()] == [True, False]
     assert path.read_text().splitlines()[0] == HEAD
     with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:  # A resumed run goes on with its file.
         file.write("2,100,201,1980,40,0\n")
