@@ -311,7 +311,7 @@ LONGEST = (
     *("profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
     *("engines/test_jax_run.py", "profiler/published/test_suites.py", "exporters/test_int8.py"),
     *("profiler/run/test_watch.py", "engines/test_training.py"),
-    *("profiler/run/test_layer_job.py", "profiler/report/test_report.py", "profiler/run/test_prepare.py"),
+    *("profiler/run/test_layer_job.py", "profiler/report/test_report.py"),
     *("engines/test_sessions.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
     *("profiler/worker/test_measure_case.py", "test_architecture.py"),
 )
