@@ -101,7 +101,9 @@ def largest(tries: pl.DataFrame) -> pl.DataFrame:
     most = size.filter(OK).max()
     refused = ~OK & (size > most.fill_null(0))
     first = refused & (size == size.filter(refused).min())
-    why = pl.when(pl.col("reason").str.starts_with("not tried")).then("reason").otherwise(why_not())
+    text = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
+    untried = pl.when(pl.col("reason").str.starts_with("not tried")).then("reason")
+    why = untried.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise(text)
     return tries.group_by(_SEARCH, maintain_order=True).agg(
         largest=most,
         peak_memory_mib=pl.col("peak_memory_mib").filter(OK & (size == most)).first(),
@@ -124,12 +126,6 @@ def warned(results: pl.DataFrame) -> pl.DataFrame:
         pl.col("case_id").unique(maintain_order=True).alias("case_ids"),
         pl.first("example"),
     )
-
-
-def why_not() -> pl.Expr:
-    """Return why a row has no figures; null where it has."""
-    why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
-    return pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(why)
 
 
 def _derived() -> dict[str, pl.Expr]:

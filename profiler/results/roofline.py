@@ -72,9 +72,6 @@ class Excess:
     text: str
     is_impossible: bool
 
-    def warning(self) -> Warning:
-        return Warning("below-floor", self.text)
-
     def rejection(self) -> str:
         return f"rejected: {self.text}; check that the call does all its work, and that the clock waits for it"
 
@@ -141,7 +138,8 @@ def placed(case: Case, result: Result, roofs: Roofs) -> Result:
         peak = roofs.get(f"{work.precision}_tflops")
         share = tflops / peak if peak else math.inf
         figures["fraction_of_peak"] = min(share, 1.0) if share <= _ROUNDING else None
-    return dataclasses.replace(result, figures=figures, warnings=result.warnings + ([over.warning()] if over else []))
+    warnings = [Warning("below-floor", over.text)] if over else []
+    return dataclasses.replace(result, figures=figures, warnings=[*result.warnings, *warnings])
 
 
 def _reached(case: Case, result: Result, measured: Roofs) -> dict[str, float]:

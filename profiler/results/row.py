@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES
@@ -168,16 +167,12 @@ def keep_spread(environment: Mapping[str, Any], run_id: str, sums: Sums) -> None
     kept[machine] = dict(sorted(runs.items())[-_MOST_RUNS:])
     with contextlib.suppress(OSError):
         default_root().mkdir(parents=True, exist_ok=True)
-        write_whole(_file(), json.dumps(kept, indent=1) + "\n")
-
-
-def _file() -> Path:
-    return default_root() / "spread.json"
+        write_whole(default_root() / "spread.json", json.dumps(kept, indent=1) + "\n")
 
 
 def _kept() -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(_file().read_bytes())
+        found = json.loads((default_root() / "spread.json").read_bytes())
         pairs = [sums[kind] for runs in found.values() for sums in runs.values() for kind in _KINDS]
         return dict(found) if all(squares >= 0 and free >= 0 for squares, free in pairs) else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
