@@ -14,6 +14,7 @@ import numpy as np
 
 from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
 from engines.catalog import EIGHT_BITS, ENGINES, reference_of
+from engines.options import PRECISION_TABLE
 from exporters.errors import sentence
 from exporters.gradients import (
     Deviation,
@@ -36,8 +37,7 @@ from profiler.worker import parity
 from profiler.worker.parity import NOT_FINITE, WRONG, Difference, Pair, Reference
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, static_graph
 
-_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8"}
-_TYPES |= {f"amp-{half}": _TYPES[half] for half in ("fp16", "bf16")}
+_TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
 _FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
 """Most reasons that a warning lists."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from engines.base import Array, Warning
+from engines.options import PRECISION_TABLE
 from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
 from exporters.inputs import TensorSpec, padding
@@ -22,7 +23,7 @@ from profiler.worker.task import USUAL, Taken
 _NAME_CHARACTERS = 500
 _FURTHER = "+"
 """Begins the keys of further items."""
-_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1, "fp8": 2e-1}
+_USUAL = {name: precision.usual_error for name, precision in PRECISION_TABLE.items()}
 """int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
 weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
 0.04, ResNet-152 0.11, ResNet-200 0.12. fp8 was only emulated on the CPU (e4m3, a scale a row, random weights, 12
@@ -331,7 +332,7 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
         return f"the outputs are wrong: {what}"
     if differences and all(difference.is_zero for difference in differences):
         return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing: {seeding}")
-    usual = _USUAL.get(precision, _USUAL["fp16"])
+    usual = _USUAL[precision]
     if worst.judged > usual:
         return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")
     if differences and all(difference.hides_inputs for difference in differences):

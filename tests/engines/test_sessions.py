@@ -6,6 +6,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from sessions import cache_beside, error, outputs, switches_put_back
 
 import engines
 from engines.base import Feedable, Job, Session
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, EagerOptions
+from engines.eager import EagerSession
 from engines.ort import run_options
 from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore
@@ -246,3 +248,39 @@ def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.Captur
     assert ort._arena_bytes(loaded, ort._log_size()) == 1024
     assert ort._arena_bytes(loaded, loaded) is None
     capfd.readouterr()
+
+
+MODULES = """
+from torch import nn
+
+class First(nn.Module):
+    def __init__(self, recurrent):
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, x):
+        return self.recurrent(x)[0]
+
+def make(kind):
+    if kind in ("LSTM", "GRU"):
+        return First(getattr(nn, kind)(2, 4))
+    return getattr(nn, kind)(2, 4, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"),
+    [(f"Conv{kind}{n}d", (2, *(5,) * n)) for kind in ("", "Transpose") for n in (1, 2, 3)]
+    + [("LSTM", (3, 2)), ("GRU", (3, 2))],
+)
+def test_each_kind_of_convolution_is_proven(
+    kind: str, item: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all_kinds.py").write_text(MODULES)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = ModelSource("net", factory="all_kinds:make", input_shape=item, options={"kind": kind})
+    specs = tuple(input_specs(source))
+    state = cached_state(source, Cache(tmp_path / "cache"))
+    inputs = tuple(seeded_inputs(specs, 2))
+    session = EagerSession(Job(source, "inference", "fp32", 2, "cpu", EagerOptions(), inputs, state, specs=specs))
+    assert session.proof().compute_types == {"float32": 1}

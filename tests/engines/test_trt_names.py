@@ -1,7 +1,7 @@
 """Every name that engines/ uses exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
 
-TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made by the script there of the
-bindings, from their wheels); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
+TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made of the bindings in their
+wheels as `names_of` does); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
 getattr or hasattr, with its name as a string.
 """
 
@@ -12,7 +12,7 @@ import ast
 import contextlib
 import functools
 import hashlib
-import importlib.util
+import inspect
 import os
 import re
 import threading
@@ -64,13 +64,12 @@ PROTOS = (onnx.ModelProto, onnx.GraphProto, onnx.NodeProto, onnx.ValueInfoProto,
 """Other types that they work with."""
 
 
-def lister() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("list_names", NAMES / "list_names.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+def names_of(module: ModuleType) -> set[str]:
+    """List `Class`, `Class.member`, `function`: what a program may write after the module's name."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    found = {name for name, value in public.items() if not inspect.ismodule(value)}
+    kinds = {name: value for name, value in public.items() if inspect.isclass(value)}
+    return found | {f"{name}.{each}" for name, kind in kinds.items() for each in dir(kind) if not each.startswith("_")}
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +77,7 @@ def versions() -> dict[str, set[str]]:
     """The names of each version: `Class`, `Class.member`, `function`."""
     lists = {path.stem: path.read_text().splitlines() for path in sorted(NAMES.glob("*.txt"))}
     found = {f"TensorRT {stem}": {line for line in lines if not line.startswith("#")} for stem, lines in lists.items()}
-    return {**found, "TensorRT for RTX": set(lister().names_of(library("trt-rtx")))}
+    return {**found, "TensorRT for RTX": names_of(library("trt-rtx"))}
 
 
 def test_the_lists_are_whole(versions: dict[str, set[str]]) -> None:
