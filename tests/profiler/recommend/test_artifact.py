@@ -83,24 +83,8 @@ WITHOUT_US = """
 import os, runpy, sys
 
 sys.dont_write_bytecode = True
-OTHERS = ("exporters", "engines", "profiler", "onnx", "onnxscript", "polars", "pydantic", "rich", "safetensors")
-
-class Lacking:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in OTHERS else self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Lacking(finder) for finder in sys.meta_path]
-try:
-    import profiler
-    raise SystemExit("the profiler can be imported")
-except ModuleNotFoundError:
-    pass
+others = ("exporters", "engines", "profiler", "onnx", "onnxscript", "polars", "pydantic", "rich", "safetensors")
+sys.modules.update(dict.fromkeys(others))  # None is a module that cannot be imported.
 scripts, given = sys.argv[1].split(":"), sys.argv[2:]
 for number, script in enumerate(scripts):
     sys.argv = [script, *given, "--output", f"y{number}.npy"]
