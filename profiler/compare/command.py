@@ -162,23 +162,19 @@ def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Contain
     for run in runs.runs:
         known = {subject: model.identity for subject, model in RunFolder(Path(run.address)).read_models().items()}
         recorded |= dict.fromkeys(run.run_ids, known)
-    (base, base_ids), *others = ((side, [recorded[of] for of in ids if of in recorded]) for side, ids in sides.items())
-    first = {subject: identity for known in reversed(base_ids) for subject, identity in known.items()}
-    changes: dict[tuple[str, str], dict[str, None]] = {}
-    for side, subject, now in ((s, *item) for s, of in others for known in of for item in known.items()):
-        name = subject.partition("/")[0]  # At several shapes it is recorded as several.
-        if subject in first and name in models:
-            before = first[subject]
-            words = printable(before.changes(now))
-            changes.setdefault((name, side), {}).update(dict.fromkeys(words))
-    return [
-        OtherModel(
-            model=name, base=base, side=side, differs=[*words],
-            certain=not all(word.startswith(MAY_COMPUTE_THE_SAME) for word in words),
-        )
-        for (name, side), words in changes.items()
-        if words
-    ]  # fmt: skip
+    (base, base_ids), *others = sides.items()
+    first = {subject: identity for of in reversed(base_ids) for subject, identity in recorded[of].items()}
+    found = []
+    for side, run_ids in others:
+        changes: dict[str, dict[str, None]] = {}
+        for subject, now in (item for of in run_ids for item in recorded[of].items()):
+            name = subject.partition("/")[0]  # At several shapes it is recorded as several.
+            if subject in first and name in models and (words := printable(first[subject].changes(now))):
+                changes.setdefault(name, {}).update(dict.fromkeys(words))
+        for name, differs in changes.items():
+            certain = not all(word.startswith(MAY_COMPUTE_THE_SAME) for word in differs)
+            found.append(OtherModel(model=name, base=base, side=side, differs=[*differs], certain=certain))
+    return found
 
 
 def _environments(rows: pl.DataFrame, runs: Runs) -> list[dict[str, Any]]:
@@ -283,16 +279,18 @@ def _cells(comparison: Comparison, top: int) -> Section:
 
 def _missing(comparison: Comparison) -> Section:
     """Count the cells that one side ran and the other did not, by reason, with the first ones' names."""
-    parts = []
-    for here, there in (("base", "side"), ("side", "base")):
-        status, reason = (pl.col(f"{here}_{name}") for name in ("status", "reason"))
-        lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", status.ne_missing("ok"))
-        named = lacking.select(side=here, status=status.fill_null("missing"), reason=reason, cell=cell_name()).unique()
-        by_reason = named.sort("cell").group_by("side", "status", "reason", maintain_order=True)
-        parts.append(by_reason.agg(pl.len().alias("cells"), pl.col("cell").head(3)))
+    base_ran, side_ran = (pl.col(f"{of}_status").eq_missing(pl.lit("ok")) for of in ("base", "side"))
+    lost = {name: pl.when(base_ran).then(f"side_{name}").otherwise(f"base_{name}") for name in ("status", "reason")}
+    named = comparison.cells.filter(base_ran != side_ran).select(
+        side=pl.when(base_ran).then("side").otherwise("base"),
+        status=lost["status"].fill_null("missing"),
+        reason=lost["reason"],
+        cell=cell_name(),
+    )
+    by_reason = named.unique().sort("cell").group_by("side", "status", "reason", maintain_order=True)
+    found = by_reason.agg(pl.len().alias("cells"), pl.col("cell").head(3))
     fields = [words("Side", "side"), words("Status", "status"), figure("Cells", "cells", whole)]
     fields += [prose("Reason", "reason"), words("Such as", "cell")]
-    found = pl.concat(parts)
     return Section("Measured on one side only", (), [Table("", "", found, fields)] if found.height else [])
 
 

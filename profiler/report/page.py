@@ -35,11 +35,8 @@ from profiler.tables.table import Table
 from profiler.tables.writers import html
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_FILTERS = {"run": "Run", "model": "Model", "pass": "Pass"} | {
-    "batch_size": "Batch",
-    "setting": "Setting",
-    "precision": "Precision",
-}
+_FILTERS = {"run": "Run", "model": "Model", "pass": "Pass", "batch_size": "Batch"}
+_FILTERS |= {"setting": "Setting", "precision": "Precision"}
 _TITLES = {
     "answer": "What to deploy",
     "speedups": "Speed-up by configuration",
