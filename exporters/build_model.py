@@ -106,8 +106,7 @@ def empty(source: ModelSource) -> nn.Module:
 def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Collection[str] = ()) -> dict[str, Tensor]:
     """Read a state dict from a .safetensors or a .pt file: its content under `key`, without its keys' `prefix`.
 
-    `own` are the model's keys, which show a prefix that is lacking. Raises ModelError for a missing or unreadable file,
-    and for one that holds something else.
+    `own` are the model's keys, which show a prefix that is lacking. Raises ModelError.
     """
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
@@ -178,13 +177,11 @@ def fill(model: nn.Module, source: ModelSource) -> None:
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Copy a state dict into the model. Raises ModelError, which names the keys that do not fit."""
-    own, hint = model.state_dict(), ""
-    if prefix := _shared_prefix(own, state):
-        hint = f"; add `prefix: {prefix}` next to weights"
-    if types := [
-        f"{k} is {state[k].dtype}, not {own[k].dtype}" for k in own if k in state and _unlike(state[k], own[k])
-    ]:
-        raise ModelError(f"weights {path}: of another type: {types[0]}; convert and save them{hint}")
+    own = model.state_dict()
+    prefix = _shared_prefix(own, state)
+    hint = f"; add `prefix: {prefix}` next to weights" if prefix else ""
+    for key in [key for key in own if key in state and _unlike(state[key], own[key])]:
+        raise ModelError(f"weights {path}: {key} is {state[key].dtype}, not {own[key].dtype}; convert and save it")
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
     counters = {key: torch.zeros_like(own[key]) for key in own if key.endswith("num_batches_tracked")}
     try:
@@ -212,8 +209,7 @@ def _shared_prefix(own: Collection[str], state: Collection[str]) -> str | None:
 def restore(source: ModelSource, state_path: Path) -> nn.Module:
     """Make the model with the state that `exporters.weights.cached_state` wrote: as `load` returns it, without seeding.
 
-    A canonical network's weights, and a layer's, are mapped from the file (copy on write), so nothing is read before it
-    is used. Raises ModelError if the state is unreadable or another model's.
+    A canonical network's weights, and a layer's, are mapped from the file (copy on write). Raises ModelError.
     """
     if source.factory:
         model = build(source)

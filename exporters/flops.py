@@ -79,8 +79,7 @@ def cached_cost(
 ) -> Cost:
     """Count each pass once for all runs; `report` gets what is known after each, should the next one never end.
 
-    `graph` is an export of the model; `of_input` tells whether training computes the gradient of a network's input.
-    What cannot be counted stays None, with the reason on stderr; nothing that the model does raises here.
+    `of_input` tells whether training computes the gradient of a network's input. What cannot be counted stays None.
     """
     source, cost = identified(source), Cost()
     passes: dict[str, tuple[Any, Callable[[], dict[str, int]]]] = {
@@ -167,9 +166,7 @@ def _count_module(
 def _backward_flops(
     gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
 ) -> int:
-    """Count a convolution's gradients from the shapes of aten.convolution_backward's arguments.
-
-    Each of the two that are asked for takes as many multiply-adds as the forward pass.
+    """Count a convolution's gradients, each as many multiply-adds as the forward pass, from its arguments' shapes.
 
     torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
     (https://github.com/pytorch/pytorch/pull/183405).

@@ -67,11 +67,8 @@ def cached_gradients(
     batches: Sequence[int] = (),
     of_input: bool = False,
 ) -> GradientReference:
-    """Take the step in fp64 and at each precision, each computed once for all runs. Dropout is off.
-
-    Under fp16 it is another one for each of `batches`, by default a batch of only the items. `of_input`: see `step`.
-    Raises what the model raises in training mode.
-    """
+    """Take the step in fp64 and at each precision, once for all runs, under fp16 for each of `batches`. Raises what the
+    model raises in training mode."""
     source = identified(source)
     common = [source_key(source), head, items, of_input, source.outputs, code_of(*_CODE), versions("torch")]
     arrays = seeded_inputs(specs, items)

@@ -165,10 +165,8 @@ def positions(size: int) -> NDArray[np.int64]:
 
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
-    """Compare a step with the reference; a gradient that is missing counts as zeros, and one not finite gives NaN.
-
-    The error of all is estimated from the sampled relative error and the full norm of each.
-    """
+    """Compare a step with the reference; a missing gradient counts as zeros. The error of all is estimated from the
+    sampled relative error and the full norm of each."""
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }

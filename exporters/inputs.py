@@ -199,11 +199,9 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 
 
 def input_specs(source: ModelSource) -> list[TensorSpec]:
-    """Return the model's inputs, in its own order.
+    """Return the model's inputs, in its own order; in an ONNX file a static leading dimension fixes the batch.
 
-    A canonical network has one, named "x", of float32, whose batch is free; so has a factory with `input`. In an ONNX
-    file a static leading dimension stays a number: the batch is fixed. Raises ModelError for an unknown network, a
-    factory without inputs, an unreadable file, unnamed dimensions, and integers whose values are unknown.
+    Raises ModelError for an unknown network, an unreadable file, and sizes or values of integers that are unknown.
     """
     if source.specs is not None:
         return list(source.specs)
@@ -253,14 +251,9 @@ def _example_specs(source: ModelSource) -> list[TensorSpec]:
     for each in examples(source):
         shape = (BATCH, *(each.axes.get(axis, size) for axis, size in enumerate(each.array.shape) if axis))
         sizes = [source.dimensions.get(each.axes.get(axis, ""), size) for axis, size in enumerate(each.array.shape)]
-        specs.append(
-            _holding(
-                TensorSpec(
-                    each.name, (BATCH, *sizes[1:]), str(each.array.dtype), each.place, named=_named(source, shape)
-                ),
-                each.array,
-            )
-        )
+        named, dtype = _named(source, shape), str(each.array.dtype)
+        spec = TensorSpec(each.name, (BATCH, *sizes[1:]), dtype, each.place, named=named)
+        specs.append(_holding(spec, each.array))
     return specs
 
 
@@ -364,9 +357,8 @@ def seeded_inputs(
     """Draw one C-contiguous array per input, of the items from `first` on.
 
     Item i holds the same values in every batch size and floating-point type. Floats are standard normal, bools 0 or 1,
-    integers in their range, or as the input's `fill` or `data` says; items of `data` repeat. An input without a batch
-    dimension is drawn as one item. With a free batch item i is item i modulo `distinct`, if given: drawing 10,000
-    images takes half a minute. Raises ModelError for another than a fixed batch.
+    integers in their range, or as `fill` or `data` says. With a free batch item i is item i modulo `distinct`, if
+    given: drawing 10,000 images takes half a minute. Raises ModelError for another than a fixed batch.
     """
     fixed = fixed_batch(specs)
     if fixed is not None and batch != fixed:
@@ -466,10 +458,7 @@ def graph_dtype(model: str, value: onnx.ValueInfoProto, path: Path) -> str:
 
 
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
-    """Return the inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold.
-
-    Raises ModelError for an unreadable file and for dimensions without a size.
-    """
+    """Return the inputs of a user's ONNX file or of an export, without what they hold. Raises ModelError."""
     inputs = file_inputs(path)
     shapes = symbolic_shapes(inputs)
     batches = batch_symbols(shapes)
@@ -531,10 +520,7 @@ def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int
 
 
 def dimensions_of(source: ModelSource) -> list[str]:
-    """Return the names of sizes in the model's inputs, the batch's left out; none of a model fixed to one shape.
-
-    Where `source.asks_code` this imports the library or the factory. Raises ModelError.
-    """
+    """Return the names of sizes in the model's inputs, the batch's left out. Raises ModelError."""
     if source.onnx is not None:
         shapes = symbolic_shapes(file_inputs(source.onnx))
         fixed = batch_symbols(shapes)

@@ -76,13 +76,9 @@ SEEDED_ITEMS = 8
 def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     """Quantize the model: symmetric, weights per channel, activations per tensor, with input and output in float32.
 
-    An activation's range is the smallest and the largest value that the calibration data give it:
-    `source.calibration`'s, else SEEDED_ITEMS seeded items, whose ranges are no real input's. `graph` is one of
-    PLACEMENTS.
-
-    The seconds are those of the fp32 export and of quantizing it. The same model is quantized once for the same data;
-    concurrent calls wait for the first. Raises ModelError for calibration data that do not fit and for a model that
-    cannot be exported or quantized.
+    An activation's range is its smallest and largest value over `source.calibration`, else over SEEDED_ITEMS seeded
+    items. `graph` is one of PLACEMENTS.
+    Raises ModelError for calibration data that do not fit and for a model that cannot be exported or quantized.
     """
     source, placement = identified(source), PLACEMENTS[graph]
     specs = input_specs(source)

@@ -82,9 +82,7 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
     """Export a canonical network or a factory's model in the type that `precision` names: fp32, fp16 or bf16.
 
     Its batch is symbolic, and so are the dimensions that the job varies (`source.varied`); with `batch` the graph is
-    for that size only, as some models can be exported only so. tf32 is the fp32 graph. The same model is exported once;
-    concurrent calls wait for the first. Raises ModelError for a model that cannot be loaded or exported, and for an
-    ONNX file, which needs no export.
+    for that size only. tf32 is the fp32 graph. Raises ModelError for a model that cannot be loaded or exported.
     """
     assert source.onnx is None, "an ONNX file needs no export"
     precision, source = "fp32" if precision == "tf32" else precision, identified(source)

@@ -40,10 +40,9 @@ def identified(source: ModelSource) -> ModelSource:
 
 
 def identify(source: ModelSource) -> Identity:
-    """Return what the model is: the source's own identity if it has one.
+    """Return what the model is: the source's own identity if it has one. A user's factory is called for that.
 
-    For a user's factory the model is made, and hashed with its weights and source files; for a library's the library is
-    imported; else no torch is. Raises ModelError if the model or a file of it cannot be had.
+    Raises ModelError if the model or a file of it cannot be had.
     """
     if source.identity is not None:
         return source.identity
@@ -180,10 +179,9 @@ def _imports(path: Path, module: str) -> Iterator[str]:
 
 
 def checked(source: ModelSource, produce: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return `produce` with a look afterwards whether the model's files are still those of its identity.
+    """Return `produce` with a check afterwards that the model's files are still those of its identity.
 
-    Preparing takes minutes, in which people edit: without it a graph of the new code would be kept under the key of the
-    old. Raises ModelError where they have changed.
+    Preparing takes minutes, in which people edit. Raises ModelError where they have changed.
     """
 
     def produce_and_check(path: Path) -> None:

@@ -6,19 +6,18 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from thin_networks import thin_source
 
 from exporters import onnx_export
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.int8 import PLACEMENTS, WEIGHTED, quantize, residuals
+from exporters.int8 import PLACEMENTS, WEIGHTED, quantize
 from exporters.onnx_export import Export, export_onnx
 from exporters.source import ModelError, ModelSource
 
@@ -166,38 +165,3 @@ def test_a_pair_an_operand_and_one_a_residual(path: Path) -> None:
     assert maker[output.name] == "Gemm"
     names = Counter(name for node in graph.node for name in node.input)
     assert all(names[tensor.name] for tensor in graph.initializer), "what the removed pairs had is gone"
-
-
-def write(path: Path, nodes: list[tuple[str, str, str]]) -> Path:
-    """A graph of nodes such as ("Conv", "x w", "a"), without names, in which w and b are constants."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, 4, 4]) for name in ("x", "y")]
-    constants = [
-        helper.make_tensor("w", TensorProto.FLOAT, [4, 4, 1, 1], np.ones(16)),
-        helper.make_tensor("b", TensorProto.FLOAT, [1], np.ones(1)),
-    ]
-    made: list[Any] = [helper.make_node(operator, i.split(), o.split()) for operator, i, o in nodes]
-    onnx.save(helper.make_model(helper.make_graph(made, "g", values[:1], values[1:], constants)), path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("nodes", "residual"),
-    [
-        ([("Conv", "x w", "a"), ("Add", "a x", "y")], "x"),
-        # Of two convolutions the nearer one to the input is the shortcut's, wherever it is in the file.
-        ([("Conv", "x w", "a"), ("Conv", "a w", "c"), ("Conv", "x w", "d"), ("Add", "c d", "y")], "d"),
-        ([("Conv", "x w", "d"), ("Conv", "x w", "a"), ("Conv", "a w", "c"), ("Add", "d c", "y")], "d"),
-        ([("Conv", "x w", "a"), ("Add", "a b", "y")], None),  # A bias.
-        ([("Conv", "x w", "a"), ("Relu", "a", "c"), ("Add", "c x", "y")], None),
-        ([("Conv", "x w", "a"), ("Relu", "a", "c"), ("Add", "a c", "y")], None),  # What others read is stored anyway.
-        ([("Conv", "x w", "a"), ("Add", "a a", "y")], None),
-    ],
-)
-def test_residuals(nodes: list[tuple[str, str, str]], residual: str | None, tmp_path: Path) -> None:
-    path = write(tmp_path / "g.onnx", nodes)
-    found, others = residuals(path)
-    assert list(found.values()) == ([] if residual is None else [residual])
-    assert len(found) + len(others) == 1
-    names = [node.name for node in onnx.load(path).graph.node]
-    assert all(names)
-    assert len(set(names)) == len(nodes)

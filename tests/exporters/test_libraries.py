@@ -16,7 +16,7 @@ from exporters.calls import call, named_outputs
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.libraries import LIBRARIES, Library, library_of
 from exporters.source import ModelError, ModelSource
-from exporters.weights import has_own_weights, identify, source_key
+from exporters.weights import has_own_weights, source_key
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TRANSFORMERS = pytest.mark.skipif(
@@ -192,20 +192,6 @@ def test_a_prompt_and_a_step_from_its_cache_give_what_the_whole_model_gives(word
             step = decode(input_ids=ids[:, 4:], **cached(prompt))
     assert torch.allclose(prompt["logits"][:, -1], expected[:, 3], atol=1e-5)
     assert torch.allclose(step["logits"][:, -1], expected[:, 4], atol=1e-5)
-
-
-@TRANSFORMERS
-def test_a_decode_step_takes_the_cache_and_gives_it_one_token_longer() -> None:
-    source = model("hf:LlamaForCausalLM", options=TINY_LLAMA, step="decode", dimensions={"cache": 7})
-    shapes = {spec.name: spec.shape for spec in input_specs(source)}
-    assert list(shapes) == [
-        "input_ids",
-        *(f"past_key_values.{n}.{part}" for n in range(2) for part in ("key", "value")),
-    ]
-    assert (shapes["input_ids"], shapes["past_key_values.1.value"]) == (("batch", 1), ("batch", 2, 7, 8))
-    given = outputs(source)
-    assert (given["logits"], given["present.1.value"]) == ((2, 1, 100), (2, 2, 8, 8))
-    assert identify(source).key != identify(model("hf:LlamaForCausalLM", options=TINY_LLAMA)).key
 
 
 @TIMM
