@@ -23,13 +23,6 @@ Repeats = Annotated[float, Interval(ge=0, le=1000)]
 """Multiples of the time that the first measuring took."""
 Price = Annotated[float, Interval(gt=0, le=1e6)]
 """USD an hour."""
-MOST_ENTRIES = 2000
-"""Entries of a list in a job."""
-MOST_CASES = 100_000
-"""Cases of a run: at a second each, a day."""
-MOST_NAME_BYTES = 120
-"""Bytes of a name or label: two of them are in the names of files."""
-
 CLASSES = 1000
 """ImageNet's, of every canonical network."""
 

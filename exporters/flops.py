@@ -104,33 +104,22 @@ def cached_cost(
 
 
 def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None) -> dict[str, int]:
-    if graph is None:
-        return _count_module(source, specs, False, lambda model, result: None)
-    try:
-        return _count_graph(graph, specs, keeps_types=source.onnx is not None and not is_float32(graph))
-    except ValueError as error:
-        if source.onnx is not None:
-            raise
-        print(f"model {source.name!r}: its graph cannot be counted: {error}", file=sys.stderr)
-        return _inference(source, specs, None)
+    if graph is not None:
+        try:
+            return _count_graph(graph, specs, keeps_types=source.onnx is not None and not is_float32(graph))
+        except ValueError as error:
+            if source.onnx is not None:
+                raise
+            print(f"model {source.name!r}: its graph cannot be counted: {error}", file=sys.stderr)
+    return _count_module(source, specs)
 
 
 def _training(source: ModelSource, specs: Sequence[TensorSpec], wrt_input: bool) -> dict[str, int]:
-    from exporters.calls import trained_output
-
-    def backward(model: nn.Module, result: Any) -> None:
-        trained_output(result, source.outputs).float().square().mean().backward()
-
-    counted = _count_module(source, specs, wrt_input, backward, trains=True)
-    return {"training": counted["inference"]}
+    return {"training": _count_module(source, specs, trains=True, wrt_input=wrt_input)["inference"]}
 
 
 def _count_module(
-    source: ModelSource,
-    specs: Sequence[TensorSpec],
-    wrt_input: bool,
-    after: Callable[[nn.Module, Any], None],
-    trains: bool = False,
+    source: ModelSource, specs: Sequence[TensorSpec], trains: bool = False, wrt_input: bool = False
 ) -> dict[str, int]:
     """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
     import torch
@@ -138,7 +127,7 @@ def _count_module(
     from torch.utils.flop_counter import FlopCounterMode
 
     from exporters.build_model import build, empty
-    from exporters.calls import call
+    from exporters.calls import call, trained_output
 
     batch = fixed_batch(specs) or _ITEMS
 
@@ -148,7 +137,9 @@ def _count_module(
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs in parts, which torch would run as one kernel each.
         with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
-            after(model, call(model.train(trains), specs, items))
+            result = call(model.train(trains), specs, items)
+            if trains:
+                trained_output(result, source.outputs).float().square().mean().backward()
         weights = [*model.parameters(), *model.buffers()]
         return {
             "inference": -(-counter.get_total_flops() // batch),
