@@ -149,15 +149,14 @@ def _declared(data: Any, place: str | int, folder: Path) -> DeclaredInput:
     if strange := [key for key in data if key not in KEYS]:
         raise InputMistake(f"unknown key '{strange[0]}'{nearest(str(strange[0]), KEYS)}", (place,))
     shape, dtype, span, fill = (data.get(key) for key in ("shape", "dtype", "range", "fill"))
-    if shape is not None and not (isinstance(shape, list | tuple) and all(map(_is_size, shape))):
-        what = "must be sizes and names of sizes, such as [batch, 128]"
-        raise InputMistake(f"{what}, got {shape}", (place, "shape"))
-    for key, value, valid in (("dtype", dtype, DTYPES), ("fill", fill, FILLS)):
-        if value is not None and value not in valid:
-            raise InputMistake(f"unknown {key} '{value}'; valid: {', '.join(valid)}", (place, key))
-    if span is not None and not _is_range(span):
-        what = "must be two numbers, the first and the one after the last, such as [0, 30522]"
-        raise InputMistake(f"{what}, got {span}", (place, "range"))
+    for key, value, is_right, what in (
+        ("shape", shape, _is_shape, "sizes and names of sizes, such as [batch, 128]"),
+        ("dtype", dtype, DTYPES.__contains__, f"one of {', '.join(DTYPES)}"),
+        ("fill", fill, FILLS.__contains__, f"one of {', '.join(FILLS)}"),
+        ("range", span, _is_range, "two numbers, the first and the one after the last, such as [0, 30522]"),
+    ):
+        if value is not None and not is_right(value):
+            raise InputMistake(f"must be {what}, got {value}", (place, key))
     if len(given := [key for key in ("range", "fill", "data") if data.get(key) is not None]) > 1:
         raise InputMistake(f"{' and '.join(given)} each say what the input holds; give one", (place,))
     path = None if data.get("data") is None else folder / str(data["data"])
@@ -171,8 +170,9 @@ def _declared(data: Any, place: str | int, folder: Path) -> DeclaredInput:
     )
 
 
-def _is_size(size: object) -> bool:
-    return (type(size) is int and 0 < size <= LARGEST) or (isinstance(size, str) and size.isidentifier())
+def _is_shape(shape: object) -> bool:
+    sizes = shape if isinstance(shape, list | tuple) else [None]
+    return all(0 < s <= LARGEST if type(s) is int else isinstance(s, str) and s.isidentifier() for s in sizes)
 
 
 def _is_range(span: object) -> bool:
@@ -469,14 +469,9 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     unnamed = {size for sizes in shapes.values() for size in sizes if isinstance(size, str) and size not in known}
     if names := sorted(unnamed):
         example = ", ".join(f"{name}: 128" if name.isidentifier() else f'"{name}": 128' for name in names)
-        given = {name_of(each.place) for each in source.inputs}
-        lacking = [each for each in zip(shapes, dtypes, strict=True) if is_integer(each[1]) and each[0] not in given]
-        held = ", ".join(f"{name}: {{{_values(name, dtype)}}}" for name, dtype in lacking)
-        values = f"\n    inputs: {{{held}}}" if held else ""
         raise source.error(
-            f"{path} has dimensions of no fixed size: {', '.join(names)}; "
-            f"give their sizes{' and what integers hold' * bool(values)} next to `onnx`, for example:\n"
-            f"    dimensions: {{{example}}}{values}"
+            f"{path} has dimensions of no fixed size: {', '.join(names)}; give their sizes next to `onnx`, for "
+            f"example:\n    dimensions: {{{example}}}"
         )
     return [
         TensorSpec(name, tuple(known.get(size, size) for size in sizes), dtype, named=_named(source, sizes))

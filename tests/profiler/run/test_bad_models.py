@@ -73,9 +73,7 @@ def test_each_gets_its_status_and_its_sentence(rows, name, variant, status, says
     assert (row["latency_ms"] is not None) == (status == "ok")
 
 
-def test_the_log_of_a_failed_export_has_every_try(rows):
-    printed = rows["control_flow", "ort"]["printed"]
-    for way in ("torch.export", "torch.export (strict)"):
-        assert f"{way}, batch 2 only: " in printed
+def test_the_log_of_a_failed_export_says_what_was_tried(rows):
+    assert "torch.export, batch 2 only: " in rows["control_flow", "ort"]["printed"]
     assert rows["good", "ort"]["graph"] == "torch.export, any batch"
     assert rows["good", "eager"]["graph"] is None
