@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from engines.base import Mark, ignore
 
@@ -29,30 +29,25 @@ _CAPTURED_READS = 10
 """Calls a chunk from which the boundaries inside a captured graph are read: each of them has to be synchronized."""
 
 
-class Clock(Protocol):
-    """Times calls on one device. `headline` names the clock whose median is the row's latency.
-
-    What does nothing here is for calls that have finished when they return.
-    """
+class Clock:
+    """Times calls on one device; what does nothing here is for calls that have finished when they return."""
 
     headline: str
+    """The clock whose median is the row's latency."""
     returns_when_done: bool
-    """True if a call has finished when it returns."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""
-        return
 
     def mark(self, name: str) -> None:
         """Note an inner boundary. The first run needs it: a captured graph keeps the boundaries of its capture."""
-        return
 
     def forget(self) -> None:
         """Forget the boundaries inside a captured graph: what is timed from now on is another session."""
-        return
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
+        raise NotImplementedError
 
     def time_synchronized(self, run: Run, calls: int) -> Samples:
         """Time each call from its start to its finished work ("host") and to its return ("enqueue")."""
@@ -70,16 +65,12 @@ class Clock(Protocol):
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Time `calls` times a call that was wholly enqueued before it started, and nothing behind it ("gpu").
 
-        Its inner boundaries too ("gpu_forward" and the like). With `block` > 1, that many calls instead of one, without
-        boundaries. None if not even one call could be held.
+        Its inner boundaries are "gpu_forward" and the like; a block of calls has none. None if no call could be held.
         """
         return {}
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        """Calls per second of a back-to-back loop of at least `seconds`, the final synchronize included.
-
-        `call_ms` is what a call is known to take.
-        """
+        """Return calls per second of a back-to-back loop of at least `seconds`; a call is known to take `call_ms`."""
         # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
         calls = max(1, math.ceil(seconds * 1000 / call_ms))
         while True:
@@ -209,7 +200,7 @@ class CudaClock(Clock):
         return taken
 
     def time_copies(self, h2d_bytes: int, d2h_bytes: int, calls: int = 20) -> Samples:
-        """Pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
+        """Time pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
         samples: Samples = {}
         for name, size in (("h2d", h2d_bytes), ("d2h", d2h_bytes)):
             host = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
@@ -225,7 +216,7 @@ class CudaClock(Clock):
         return samples
 
     def _held(self, run: Run, enqueue_ms: float, block: int) -> Samples | None:
-        """One sample of `block` calls behind a gate; one that opened too early is tried again, longer.
+        """Sample `block` calls behind a gate; one that opened too early is tried again, longer.
 
         None if the longest one did, as it does for more launches than the queue holds (about 1,000).
         """
@@ -237,7 +228,7 @@ class CudaClock(Clock):
             gate_ms *= 4
 
     def _gate(self, run: Run, block: int, gate_ms: float) -> Samples | None:
-        """One sample of `block` calls behind one gate, or None if it opened before all of them were enqueued."""
+        """Sample `block` calls behind one gate; None if it opened before all of them were enqueued."""
         start, end = self._pool(2)
         opened = self._torch.cuda.Event()
         self.synchronize()
@@ -259,7 +250,7 @@ class CudaClock(Clock):
         return taken
 
     def _read_captured(self, run: Run, calls: int, samples: Samples) -> None:
-        """Boundaries inside a CUDA graph are the same events at every replay: read them before the next one starts."""
+        """Read boundaries inside a CUDA graph before its next replay, which records the same events."""
         (start,) = self._pool(1)
         for _ in range(calls):
             start.record(self.stream)
@@ -268,7 +259,7 @@ class CudaClock(Clock):
             _add_marks(samples, start, self._captured)
 
     def _pool(self, count: int) -> list[torch.cuda.Event]:
-        """`count` timing events, made once: creating one costs as much as a small launch."""
+        """Return `count` timing events, made once: creating one costs as much as a small launch."""
         while len(self._events) < count:
             event = self._torch.cuda.Event(enable_timing=True)
             event.record(self.stream)
@@ -276,7 +267,7 @@ class CudaClock(Clock):
         return self._events[:count]
 
     def _calibrate(self) -> float:
-        """Cycles that the spin kernel counts in a millisecond."""
+        """Count the cycles of the spin kernel in a millisecond."""
         cycles = 2_000_000
         start, end = self._pool(2)
         for _ in range(2):

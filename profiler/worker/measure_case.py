@@ -6,10 +6,12 @@ process that uses the device meanwhile would be counted in.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,7 +27,6 @@ from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
-from profiler.worker.host_memory import HostMeter
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, make_job
 
@@ -238,6 +239,34 @@ def _bytes(case: Case, arrays: Sequence[Array]) -> int:
 
 
 # Memory.
+
+
+class HostMeter:
+    """Resident memory of this process above what it started with, in MiB; None where there is no /proc."""
+
+    def __init__(self) -> None:
+        self._baseline = _status("VmRSS")
+
+    def start_measuring(self) -> bool:
+        """Let the kernel count the peak again from here (proc(5), clear_refs); return whether it did."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+            return True
+        return False
+
+    def peak_mib(self) -> float | None:
+        """Return the peak since the start, or since `start_measuring`."""
+        peak = _status("VmHWM")
+        return None if peak is None or self._baseline is None else max(peak - self._baseline, 0.0)
+
+
+def _status(key: str) -> float | None:
+    """Read a line of /proc/self/status in MiB."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return float(line.split()[1]) / 1024
+    return None
 
 
 class DeviceMeter:

@@ -20,7 +20,6 @@ from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
 from profiler.worker.task import USUAL, Taken
 
-_NAME_CHARACTERS = 500
 _FURTHER = "+"
 """Begins the keys of further items."""
 _USUAL = {name: precision.usual_error for name, precision in PRECISION_TABLE.items()}
@@ -38,9 +37,6 @@ NOT_FINITE: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Likely causes by what is not finite and precision, behind the sentence that says so."""
-
-
-# Reference outputs in a file.
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,7 @@ def write_outputs(
     The number of items `taken` goes next to them.
     """
     path.with_suffix(".facts").write_text(json.dumps([taken.items, taken.batch]))
-    # A member of a zip file has a name of 65,535 bytes at most, which ends at a NUL.
-    shown = ["".join(filter(str.isprintable, name))[:_NAME_CHARACTERS] for name in names]
-    keys = [f"{number} {name}" for number, name in enumerate(shown)]
+    keys = [f"{number} {name}" for number, name in enumerate(names)]
     members = dict(zip(keys, arrays, strict=True)) | {_FURTHER + keys[place]: rows for place, rows in further.items()}
     np.savez(path, **members)  # type: ignore[arg-type]
 
@@ -198,24 +192,22 @@ def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one output is from the reference's; `wrong` says where one is not finite and the other is not alike."""
+    """How far one output is from the reference's; `wrong` says where one is not finite and the other is not alike.
+
+    `error` and those of `items` are relative L2 errors; the distance itself where the reference `is_zero`, and the
+    share of places that differ where values are `exact` (token ids, classes). `spread` is the reference's own.
+    """
 
     error: float
-    """The relative L2 error; the distance itself where the reference is zero, and the share of places that differ where
-    values are exact (token ids, classes)."""
     largest: float | None = None
     """The largest absolute error; exact values have none."""
     wrong: str | None = None
     doubts_reference: bool = False
     exact: bool = False
     is_zero: bool = False
-    """The reference is zero everywhere, so that what computes nothing agrees with it."""
     name: str = ""
-    """The output, where there are several."""
     spread: float | None = None
-    """How far the reference's items are from each other (`spread`); None where that is not known."""
     items: tuple[float, ...] = ()
-    """The error of each item, where the first axis is the items'."""
 
     @property
     def judged(self) -> float:
@@ -240,12 +232,9 @@ def spread(truth: Array, items: int) -> float | None:
 
 def compare(pairs: Sequence[Pair]) -> list[Difference]:
     """Measure the difference of each pair."""
-    several = len(pairs) > 1
-    found = []
-    for number, pair in enumerate(pairs):
-        name = f"output {pair.name if several and pair.name else number}"
-        found.append(replace(_difference(name, pair), name=name if several and pair.name else ""))
-    return found
+    if len(pairs) == 1 or not all(pair.name for pair in pairs):
+        return [_difference(f"output {number}", pair) for number, pair in enumerate(pairs)]
+    return [replace(_difference(f"output {pair.name}", pair), name=f"output {pair.name}") for pair in pairs]
 
 
 def _difference(name: str, pair: Pair) -> Difference:

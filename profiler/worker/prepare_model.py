@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib
 import inspect
-import math
 import re
 import time
 import traceback
@@ -44,10 +41,8 @@ from exporters.onnx_export import Export, ExportError, export_onnx, fp32_graph, 
 from exporters.onnx_files import check_onnx, read_onnx
 from exporters.source import Identity, ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, identified, identify, source_key
-from profiler.machine import available_memory_mib
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
 from profiler.worker import parity
-from profiler.worker.host_memory import HostMeter
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
@@ -67,8 +62,6 @@ _FURTHER_SECONDS = 10.0
 """Seconds for items beyond those of the first run."""
 _FURTHER_BYTES = 2**27
 """Bound of the outputs of all items, where the first run's are not more by themselves."""
-_MEMORY_SHARE = 0.8
-"""Share of the memory that is available: others are prepared at the same time."""
 _OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
 """Match errors of torch, numpy and ONNX Runtime for an index that is too large: the inputs' values are at fault."""
 
@@ -172,14 +165,13 @@ def _job(task: Task, report: Report) -> Job[Options]:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Outputs of a session's first run and, by number, of further items; the seconds and MiB that it took."""
+    """Outputs of a session's first run and, by number, of further items; the seconds that it took."""
 
     names: Sequence[str]
     arrays: Sequence[Array]
     further: Mapping[int, Array]
     taken: Taken
     seconds: float
-    mib: float
 
 
 def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache) -> Path:
@@ -207,7 +199,7 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
         first = _run(source, specs, state, least, goes_on=False)
     except ModelError:  # Some models cannot run a single item.
         return _run(source, specs, state, usual)
-    items = affordable(first.seconds, first.mib, available_memory_mib())
+    items = affordable(first.seconds)
     return first if items == least else _run(source, specs, state, items)
 
 
@@ -224,12 +216,10 @@ def _run(
     session: Session | None = None
     try:
         session = engines.open_session(engine, job)
-        meter = HostMeter()
-        is_measured, start = meter.start_measuring(), time.perf_counter()
+        start = time.perf_counter()
         session.run(ignore)
         arrays = session.outputs()
         seconds = time.perf_counter() - start
-        mib = _given_back(meter) if is_measured else 0.0
         names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(arrays))]
         if not arrays:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
@@ -241,7 +231,7 @@ def _run(
     arrays = [array.copy() for array in arrays]  # They may be where the next run writes.
     further = _further(session, specs, arrays, batch, seconds) if goes_on else {}
     items = batch + next((len(rows) for rows in further.values()), 0)
-    return _Outputs(names, arrays, further, Taken(items, batch), seconds, mib)
+    return _Outputs(names, arrays, further, Taken(items, batch), seconds)
 
 
 def _further(
@@ -266,10 +256,10 @@ def _further(
     return {number: np.concatenate(taken) for number, taken in rows.items() if taken}
 
 
-def affordable(seconds: float, mib: float, available_mib: float | None) -> int:
-    """Return the batch size that the CPU can afford, if an item takes so many seconds and MiB: 8, 4, 2, or 1."""
-    items, most = REFERENCE_ITEMS, _MEMORY_SHARE * (math.inf if available_mib is None else available_mib)
-    while items > 1 and (items * seconds > _CPU_SECONDS or items * mib > most):
+def affordable(seconds: float) -> int:
+    """Return the batch size that the CPU can afford, if an item takes so many seconds: 8, 4, 2, or 1."""
+    items = REFERENCE_ITEMS
+    while items > 1 and items * seconds > _CPU_SECONDS:
         items //= 2
     return items
 
@@ -280,14 +270,6 @@ def _runs(batch: int, seconds: float, size: int, distinct: int | None) -> int:
     while runs > 1 and (runs * seconds > _FURTHER_SECONDS or runs * size > _FURTHER_BYTES):
         runs //= 2
     return runs
-
-
-def _given_back(meter: HostMeter) -> float:
-    """Return the MiB that a call had at its peak and no longer has: more items take more of them, weights stay."""
-    with contextlib.suppress(AttributeError):  # The C library keeps small blocks otherwise; not each has this.
-        ctypes.CDLL(None).malloc_trim(0)
-    peak, now = meter.peak_mib(), meter.now_mib()
-    return 0.0 if peak is None or now is None else max(peak - now, 0.0)
 
 
 def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], model: object) -> ModelError:

@@ -20,7 +20,6 @@ from profiler.tables.numbers import milliseconds
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
 
 Now = Callable[[], float]
-Read = Callable[[], processor.Reading]
 
 _SHORT_MS = 0.05
 """Shorter calls are timed in blocks that last this long: below it, recording the events shows in the interval."""
@@ -45,14 +44,13 @@ class Runnable(Protocol):
 
 @dataclass
 class Measurement:
-    """Samples and figures; `throughput` in calls per second."""
+    """Samples, calls per second, and what the processors did during the headline clock and during the others."""
 
     samples: Samples = field(default_factory=dict)
     throughput: float | None = None
     stop_reason: str | None = None
     warnings: list[Warning] = field(default_factory=list)
     loads: list[processor.Load] = field(default_factory=list)
-    """Use of the processors while the headline clock was sampled, and while the others were."""
 
 
 def first_run(session: Runnable, clock: Clock) -> float:
@@ -92,20 +90,21 @@ def measure(
     report: Callable[[Samples], None] = lambda samples: None,
     now: Now = time.perf_counter,
     headline_only: bool = False,
-    read: Read = processor.read,
+    read: Callable[[], processor.Reading] = processor.read,
 ) -> Measurement:
     """Sample every clock of the device, or only the headline's. `expected_ms` is the warm-up's; `report` gets partial
     samples. The processors are read before and after, never while something is timed."""
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
-    sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, Measurement())
+    result = Measurement()
+    sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, result)
     before = read()
     sampling.headline()
     between = read()
-    sampling.result.loads.append(between.since(before))
+    result.loads.append(between.since(before))
     if not headline_only:
         sampling.other_clocks()
-        sampling.result.loads.append(read().since(between))
-    return sampling.result
+        result.loads.append(read().since(between))
+    return result
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,7 @@ class _Sampling:
         self.throughput()
 
     def throughput_of_samples(self) -> None:
-        """Calls on the CPU are synchronous, so the timed calls were a back-to-back loop already, if they lasted long
-        enough; what lies between them (the stop rule, reports to the parent) is no part of it."""
+        """Take the timed calls, which are synchronous, for a back-to-back loop if they lasted long enough."""
         samples = self.result.samples["host"]
         elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
         if elapsed >= _THROUGHPUT_SECONDS:
@@ -176,7 +174,7 @@ class _Sampling:
             self.result.warnings += parts_contradict(apart, "gpu")
 
     def throughput(self) -> None:
-        """The back-to-back loop's, with warnings where clocks contradict each other or the host is the limit."""
+        """Run the back-to-back loop, and warn where clocks contradict each other or the host is the limit."""
         call_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
         self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
         loop_ms = 1000 / self.result.throughput
@@ -194,9 +192,9 @@ class _Sampling:
         take: Callable[[int], Samples | None],
         apart: Samples | None = None,
     ) -> str | None:
-        """Take chunks of samples, each of about 0.1 s and one call at least, until the rule says why to stop.
+        """Take chunks of samples, of about 0.1 s or one call, until the rule says why to stop, and return that.
 
-        Returns the rule's reason; None if a chunk could not be taken. Samples that are kept `apart` are not reported.
+        None if a chunk could not be taken. Samples that are kept `apart` are not reported.
         """
         into = self.result.samples if apart is None else apart
         chunk, start = int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), self.now()
@@ -216,7 +214,7 @@ class _Sampling:
 def energy_per_call(
     session: Runnable, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = time.perf_counter
 ) -> float:
-    """Millijoules of a call, all of the device's counted, from a back-to-back loop of at least 5 s."""
+    """Measure a call's millijoules, all of the device's counted, in a back-to-back loop of at least 5 s."""
     # Half a second of calls between looks at the time: the device is never without work for longer than a synchronize.
     chunk, calls = max(1, round(500 / max(call_ms, 1e-3))), 0
     clock.synchronize()

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import polars as pl
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from runs import Profiler, run_job
 
 from engines.base import Memory
 from engines.catalog import Training, reference_of
@@ -25,7 +23,6 @@ from exporters.build_model import restore
 from exporters.gradients import GradientReference, Gradients
 from exporters.inputs import TensorSpec, declared_inputs, seeded_inputs
 from exporters.source import ModelError, ModelSource
-from profiler import load
 from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 from profiler.processor import PROC
@@ -524,9 +521,8 @@ def test_the_parts_of_device_memory_add_up_to_the_peak(readings: Any, declared: 
 # References.
 
 
-def test_as_many_items_as_time_and_memory_allow() -> None:
-    given = [(0.5, 100.0, 4000.0), (20.0, 0.0, 4000.0), (0.1, 700.0, 4000.0), (1e3, 9e4, 4e3), (0.1, 9e4, None)]
-    assert [affordable(*each) for each in given] == [8, 2, 4, 1, 8]
+def test_as_many_items_as_time_allows() -> None:
+    assert [affordable(seconds) for seconds in (0.5, 20.0, 10.0, 1e3)] == [8, 2, 4, 1]
     runs = [(8, 0.1, 1000), (8, 2.0, 1000), (8, 0.1, 2**26), (8, 60.0, 2**30), (100, 0.1, 1000), (5, 0.1, 1000)]
     assert [_runs(*each, None) for each in runs] == [8, 4, 2, 1, 1, 12]
     assert (_runs(8, 0.1, 1000, 5), _runs(8, 0.1, 1000, 20)) == (1, 2)
@@ -652,30 +648,3 @@ def test_references_are_made_for_what_will_be_compared_and_nothing_else(
     assert "no double here" in str(reason)
     result = measure_case(Task(trained(single), made["Logits"], BUDGET), QUIET)
     assert (result.status, "unchecked-gradients" in kinds(result)) == ("ok", True)
-
-
-JOB = """
-models: [{name: net, factory: "case_factories:net", input: [3, 16, 16]}]
-import_from: [.]
-engines: [eager]
-passes: [training]
-precisions: [fp32, amp-bf16]
-batch_sizes: [2]
-device: cpu
-training: {optimizers: [none, sgd]}
-budget: {seconds: 0.05, min_samples: 3}
-"""
-
-
-def test_a_run_from_the_command_line_has_it_all_in_its_table(folder: Path, profiler: Profiler) -> None:
-    path = run_job(profiler, folder, JOB, PROFILER_CACHE=str(folder / "cache"))
-    rows, samples = (frame.collect() for frame in load(path))
-    assert rows["status"].to_list() == ["ok"] * 4
-    assert rows["reference"].to_list() == ["step-fp64-cpu"] * 4
-    assert rows["gradient_error"].is_between(1e-9, 0.1).all()
-    for row in rows.to_dicts():
-        assert (row["step_ms"] is not None) == (row["optimizer"] == "sgd")
-        assert row["optimizer_mib"] == pytest.approx(row["gradients_mib"] if row["optimizer"] == "sgd" else 0)
-        clocks = samples.filter(case_id=row["case_id"]).pivot("clock", index="index", values="ms")
-        parts = clocks.select(pl.sum_horizontal(pl.exclude("index", "host")))
-        assert (parts.to_series() <= clocks["host"] + 1e-9).all(), "a call is not shorter than its parts"
