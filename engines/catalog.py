@@ -194,7 +194,7 @@ def _provider(name: str) -> Requirement:
 _INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
 _INSTALL_TRT = "pip install 'tensorrt-{cuda}>=10.13' (it fetches its libraries from NVIDIA)"
 _INSTALL_RTX = "pip install 'tensorrt-rtx-{cuda}-libs>=1.7' 'tensorrt-rtx-{cuda}-bindings>=1.7'"
-_CUDA_BINDINGS = Requirement("cuda.bindings", "pip install cuda-bindings", to_build=False)
+_CUDA_DRIVER = Requirement("cuda.bindings|pycuda", "pip install cuda-bindings", to_build=False)
 _INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
@@ -364,10 +364,10 @@ ENGINES: dict[str, Engine] = {
             name="trt",
             library="TensorRT",
             summary="TensorRT: an engine built for this GPU",
-            requirements=(Requirement("tensorrt", _INSTALL_TRT), _CUDA_BINDINGS),
+            requirements=(Requirement("tensorrt", _INSTALL_TRT), _CUDA_DRIVER),
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
-            packages=("cuda-bindings",),
+            packages=("cuda-bindings", "pycuda"),
             builds="with a GPU",
             deployment=Deployment("engines.trt:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}),
         ),
@@ -378,11 +378,11 @@ ENGINES: dict[str, Engine] = {
             requirements=(
                 Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
-                _CUDA_BINDINGS,
+                _CUDA_DRIVER,
             ),
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
-            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "cuda-bindings"),
+            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "cuda-bindings", "pycuda"),
             hardware={"cuda": _RTX_CARDS},
             builds="anywhere",
             deployment=Deployment(

@@ -46,45 +46,146 @@ def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-class Driver:
-    """NVIDIA's driver by cuda-bindings, whose functions return an error instead of raising it.
+def open_driver() -> Driver:
+    """Initialize NVIDIA's driver: by pycuda where that is installed, else by cuda-bindings. Raises Unsupported."""
+    failures = []
+    for kind in (PyCuda, CudaBindings):
+        try:
+            return kind()
+        except ImportError as error:
+            failures.append(f"{kind.distribution} does not load ({error})")
+        except RuntimeError as error:
+            text = f"{kind.distribution} finds no usable NVIDIA driver ({error}): update or reinstall the driver"
+            raise Unsupported(text) from error
+    raise Unsupported(f"{' and '.join(failures)}: pip install cuda-bindings")
+
+
+class PyCuda:
+    """Device memory by pycuda (https://documen.tician.de/pycuda/driver.html)."""
+
+    distribution = "pycuda"
+
+    def __init__(self) -> None:
+        """Raises ImportError, and RuntimeError where there is no driver."""
+        self._cuda: Any = importlib.import_module("pycuda.driver")
+        self.version = f"{self.distribution} {installed_version(self.distribution)}"
+        try:
+            self._cuda.init()
+        except self._cuda.Error as error:
+            raise RuntimeError(str(error)) from error
+
+    def retain(self, number: int) -> Any:
+        """Return the primary context of the device of that number."""
+        return self._cuda.Device(number).retain_primary_context()
+
+    def release(self, context: Any) -> None:
+        context.detach()
+
+    @contextlib.contextmanager
+    def current(self, context: Any) -> Iterator[None]:
+        """Make the context current; pycuda ends a process that ends while one of its own is."""
+        context.push()
+        try:
+            yield
+        finally:
+            self._cuda.Context.pop()
+
+    def take(self, size: int) -> Any:
+        """Return memory on the device, whose int is its address. Raises MemoryError."""
+        try:
+            return self._cuda.mem_alloc(size)
+        except self._cuda.MemoryError as error:
+            raise MemoryError(f"cuMemAlloc of {size} bytes failed: out of memory") from error
+
+    def free(self, allocation: Any) -> None:
+        allocation.free()
+
+    def pin(self, size: int) -> Array:
+        """Return bytes on the host that the device can copy by itself."""
+        pinned: Array = self._cuda.pagelocked_empty(size, "uint8")
+        return pinned
+
+    def unpin(self, pinned: Array) -> None:
+        pinned.base.free()  # type: ignore[union-attr]
+
+    def upload(self, address: int, pinned: Array) -> None:
+        self._cuda.memcpy_htod(address, pinned)
+
+    def download(self, pinned: Array, address: int) -> None:
+        self._cuda.memcpy_dtoh(pinned, address)
+
+
+class CudaBindings:
+    """Device memory by cuda-bindings, which pip installs without a compiler.
 
     https://nvidia.github.io/cuda-python/cuda-bindings/latest/module/driver.html
     """
 
-    def __init__(self) -> None:
-        """Load and initialize it. Raises Unsupported."""
-        try:
-            self._module: Any = importlib.import_module("cuda.bindings.driver")
-        except ImportError as error:
-            raise Unsupported(f"cuda-bindings does not load ({error}): pip install cuda-bindings") from error
-        try:
-            self.call("cuInit", 0)
-        except RuntimeError as error:
-            text = f"cuda-bindings finds no usable NVIDIA driver ({error}): update or reinstall the driver"
-            raise Unsupported(text) from error
-        self.version = f"cuda-bindings {installed_version('cuda-bindings')}"
+    distribution = "cuda-bindings"
 
-    def call(self, function: str, *arguments: Any) -> Any:
-        """Return what the driver's function gives. Raises RuntimeError, and MemoryError where no memory is left."""
-        result, *values = getattr(self._module, function)(*arguments)
-        if result == self._module.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+    def __init__(self) -> None:
+        """Raises ImportError, and RuntimeError where there is no driver."""
+        self._cuda: Any = importlib.import_module("cuda.bindings.driver")
+        self.version = f"{self.distribution} {installed_version(self.distribution)}"
+        self._call("cuInit", 0)
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        result, *values = getattr(self._cuda, function)(*arguments)
+        if result == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise MemoryError(f"{function} failed: out of memory")
-        if result != self._module.CUresult.CUDA_SUCCESS:
+        if result != self._cuda.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{function} failed: {getattr(result, 'name', result)}")
         return values[0] if values else None
+
+    def retain(self, number: int) -> Any:
+        """Return the primary context of the device of that number, with the device."""
+        device = self._call("cuDeviceGet", number)
+        return device, self._call("cuDevicePrimaryCtxRetain", device)
+
+    def release(self, context: Any) -> None:
+        self._call("cuDevicePrimaryCtxRelease", context[0])
+
+    @contextlib.contextmanager
+    def current(self, context: Any) -> Iterator[None]:
+        self._call("cuCtxPushCurrent", context[1])
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent")
+
+    def take(self, size: int) -> Any:
+        """Return memory on the device, whose int is its address. Raises MemoryError."""
+        return self._call("cuMemAlloc", size)
+
+    def free(self, allocation: Any) -> None:
+        self._call("cuMemFree", allocation)
+
+    def pin(self, size: int) -> Array:
+        """Return bytes on the host that the device can copy by itself."""
+        address = int(self._call("cuMemAllocHost", size))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+    def unpin(self, pinned: Array) -> None:
+        self._call("cuMemFreeHost", pinned.ctypes.data)
+
+    def upload(self, address: int, pinned: Array) -> None:
+        self._call("cuMemcpyHtoD", address, pinned.ctypes.data, pinned.nbytes)
+
+    def download(self, pinned: Array, address: int) -> None:
+        self._call("cuMemcpyDtoH", pinned.ctypes.data, address, pinned.nbytes)
+
+
+Driver = PyCuda | CudaBindings
 
 
 class Buffers:
     """Memory in a GPU's primary context, which is the one that torch works in."""
 
     def __init__(self, driver: Driver, device: int) -> None:
-        self._call = driver.call
-        handle = self._call("cuDeviceGet", device)
-        self._context = self._call("cuDevicePrimaryCtxRetain", handle)
+        self._driver, self._context = driver, driver.retain(device)
         self._taken = contextlib.ExitStack()
         # Given back last of all, after the memory in it.
-        self._taken.callback(self._call, "cuDevicePrimaryCtxRelease", handle)
+        self._taken.callback(driver.release, self._context)
         # Frees once nobody holds these buffers, if nobody did before.
         self._free = weakref.finalize(self, self._taken.close)
         self.size = 0
@@ -92,39 +193,31 @@ class Buffers:
 
     def block(self, size: int) -> int:
         """Return the address of `size` bytes on the device, aligned as cuMemAlloc aligns. Raises MemoryError."""
-        with self._current():
-            allocation = self._call("cuMemAlloc", max(size, 1))
-        self._taken.callback(self._call, "cuMemFree", allocation)
+        with self._driver.current(self._context):
+            allocation = self._driver.take(max(size, 1))
+        self._taken.callback(self._driver.free, allocation)
         self.size += size
         return int(allocation)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, on_host: bool = False) -> Buffer:
         """Take memory for a contiguous tensor; `on_host` leaves it at the pinned twin."""
         size = math.prod(shape) * dtype.itemsize
-        with self._current():
-            pinned_at = int(self._call("cuMemAllocHost", max(size, 1)))
-            self._taken.callback(self._call, "cuMemFreeHost", pinned_at)
-        pinned = np.ctypeslib.as_array((ctypes.c_uint8 * max(size, 1)).from_address(pinned_at))[:size]
-        return Buffer(self._call, shape, dtype, pinned_at if on_host else self.block(size), pinned, on_host)
+        with self._driver.current(self._context):
+            pinned = self._driver.pin(max(size, 1))
+            self._taken.callback(self._driver.unpin, pinned)
+        address = pinned.ctypes.data if on_host else self.block(size)
+        return Buffer(self._driver, shape, dtype, address, pinned[:size], on_host)
 
     def free(self) -> None:
         """Free all of it, in the reverse order, and give the context back; a second call does nothing."""
         self._free()
-
-    @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
-        self._call("cuCtxPushCurrent", self._context)
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent")
 
 
 @dataclass(frozen=True)
 class Buffer:
     """A tensor's memory; `pinned` are its bytes on the host, `address` is where the device has it."""
 
-    call: Callable[..., Any]
+    driver: Driver
     shape: tuple[int, ...]
     dtype: torch.dtype
     address: int
@@ -137,12 +230,12 @@ class Buffer:
         tensor = torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array)
         self.pinned[:] = tensor.to(self.dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
         if not self.on_host and self.pinned.size:
-            self.call("cuMemcpyHtoD", self.address, self.pinned.ctypes.data, self.pinned.nbytes)
+            self.driver.upload(self.address, self.pinned)
 
     def download(self) -> Array:
         """Return the tensor: floats as float32, integers and bools as they are. Its writer must have ended."""
         if not self.on_host and self.pinned.size:
-            self.call("cuMemcpyDtoH", self.pinned.ctypes.data, self.address, self.pinned.nbytes)
+            self.driver.download(self.pinned, self.address)
         tensor = torch.empty(self.shape, dtype=self.dtype)
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = self.pinned
         values: Array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()

@@ -20,7 +20,7 @@ import torch
 from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
 from engines.catalog import ENGINES
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.device import Buffer, Buffers, Driver, capture
+from engines.device import Buffer, Buffers, capture, open_driver
 from engines.options import TrtOptions, parse_batches
 from engines.requirements import explain, install_command, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
@@ -101,7 +101,7 @@ class TrtSession:
         self.library, self.product = library(job.engine), ENGINES[job.engine].library
         self.request = _request(self.library, job)
         self.specs = graph_specs(job.source, job.graph)
-        self.driver = Driver()
+        self.driver = open_driver()
         self.results, self.products = _names(job.graph)
         self.warnings: list[Warning] = []
         self.runtime: Any = None

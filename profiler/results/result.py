@@ -25,7 +25,7 @@ Finding = str | Warning | None
 """A check's finding: why the row is failed, a warning, or nothing."""
 PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_ms")
 """Parts of an iteration on the headline clock."""
-WITH_ENDS = ("latency_ms", "gpu_ms", "throughput")
+WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
 """Figures that have a 95 % interval."""
 LAYERS_AT_MOST = 1.5
 """Layers that add up to more times their case's latency are no parts of it: the profiler or other work slowed them."""

@@ -19,7 +19,7 @@ from exporters.source import shape_words
 from exporters.whole_file import write_whole
 from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, Group, names
-from profiler.results.result import PARTS, Result, ends_of, is_set_by_host
+from profiler.results.result import PARTS, WITH_ENDS, Result, ends_of, is_set_by_host
 from profiler.results.warning_kinds import DISTURBED, retaken
 from profiler.stats import samples as statistics
 from profiler.stats.intervals import CONTRADICTION, UNMEASURED, Spread, Spreads, deviations, figure_interval, pooled
@@ -105,11 +105,16 @@ def _intervals(
         rates += [result.throughput * latency / end for end in (own.low, own.high)]
         found["throughput"] = figure_interval(result.throughput, [], spread.reach, rates)
     known: dict[str, Spread] = {"latency_spread": spread}
-    if gpu := result.median("gpu"):
-        # The share may be of the processors, which take no time from the device's own clock.
-        had = None if beside_work is None else 0.0
-        found["gpu_ms"] = figure_interval(gpu, result.samples["gpu"], spreads.device.reach, beside_work=had)
-        known["gpu_spread"] = spreads.device
+    for column, values in result.clocks.items():
+        middle = statistics.median(values)
+        if column not in WITH_ENDS or not middle:
+            continue
+        reach, had = spread.reach, beside_work
+        if column == "gpu_ms":
+            # The share may be of the processors, which take no time from the device's own clock.
+            reach, had = spreads.device.reach, None if beside_work is None else 0.0
+            known["gpu_spread"] = spreads.device
+        found[column] = figure_interval(middle, values, reach, beside_work=had)
     ends = (zip(ends_of(name), (interval.low, interval.high), strict=True) for name, interval in found.items())
     row = {end: value for pair in ends for end, value in pair}
     row |= {name: one.sd for name, one in known.items()}

@@ -113,6 +113,48 @@ class Bindings(ModuleType):
         return memory.ctypes.data
 
 
+class Pycuda(ModuleType):
+    """pycuda.driver as far as engines/device.py uses it, over the same memory."""
+
+    class Error(Exception): ...
+
+    class MemoryError(Error): ...
+
+    def __init__(self, bindings: Bindings) -> None:
+        super().__init__("pycuda.driver")
+        self.Context = SimpleNamespace(pop=bindings.current.pop)
+        self.init = lambda: None
+        self.bindings = bindings
+
+    def Device(self, number: int) -> SimpleNamespace:
+        context = SimpleNamespace(
+            push=lambda: self.bindings.current.append("primary context"), detach=lambda: self.bindings.release(number)
+        )
+        self.bindings.retain(number)
+        return SimpleNamespace(retain_primary_context=lambda: context)
+
+    def mem_alloc(self, size: int) -> Any:
+        try:
+            address = self.bindings.allocate(size)
+        except MemoryError as error:
+            raise self.MemoryError from error
+        owner = type(
+            "DeviceAllocation", (), {"__int__": lambda _: address, "free": lambda _: self.bindings.free(address)}
+        )
+        return owner()
+
+    def pagelocked_empty(self, size: int, dtype: str) -> np.ndarray[Any, Any]:
+        address = self.bindings.pin(size)
+        kind = type("Pinned", (ctypes.c_uint8 * size,), {"free": lambda _: self.bindings.pinned.pop(address)})
+        return np.ndarray(size, dtype, buffer=kind.from_address(address))
+
+    def memcpy_htod(self, address: int, array: np.ndarray[Any, Any]) -> None:
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def memcpy_dtoh(self, array: np.ndarray[Any, Any], address: int) -> None:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+
 class Graph:
     """torch.cuda.CUDAGraph and torch.cuda.graph in one: it keeps what the stand-in did not run, and replays it."""
 
@@ -187,6 +229,24 @@ def nothing_is_held(library: StandIn, driver: Bindings) -> None:
     assert (driver.taken, driver.pinned, driver.retained, driver.current) == ({}, {}, 0, [])
     for thing in ("runtime", "engine", "context"):
         assert library.events.count(f"{thing} made") == library.events.count(f"{thing} freed")
+
+
+def test_pycuda_holds_the_buffers_where_it_is_installed(
+    driver: Bindings, library: StandIn, convolution: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pycuda = Pycuda(driver)
+    monkeypatch.setitem(sys.modules, "pycuda", ModuleType("pycuda"))
+    monkeypatch.setitem(sys.modules, "pycuda.driver", pycuda)
+    job = job_of(convolution, "fp32")
+    session = trt.open_session(job)
+    np.testing.assert_allclose(run(session)[0], expected(job), rtol=1e-5, atol=1e-6)
+    assert session.proof().details["buffers_by"].startswith("pycuda ")
+    session.close()
+    del session
+    nothing_is_held(library, driver)
+    driver.fails_at = driver.allocations
+    with pytest.raises(MemoryError):
+        trt.open_session(job)
 
 
 def test_the_first_run_is_plain_and_the_others_are_replays(
@@ -341,6 +401,7 @@ def test_an_engine_that_computes_in_another_type_is_a_mismatch(
     library.tactic = f"sm80_xmma_fprop_implicit_{kernel}_nhwckrsc"
     session = trt.open_session(job_of(convolution, precision))
     found = checks.mismatch(case_of(session.job), session.proof())
+    session.close()
     assert found is None if says is None else says in (found or "")
 
 

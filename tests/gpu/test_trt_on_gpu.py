@@ -1,4 +1,4 @@
-"""TensorRT's run half on a GPU: cuda-bindings beside torch, the session on a stand-in, rows where TensorRT is not.
+"""TensorRT's run half on a GPU: the buffers beside torch, the session on a stand-in, rows where TensorRT is not.
 
 The stand-in runs the graph by ONNX Runtime on the addresses and the stream that the session gives it (stand_in.py).
 """
@@ -20,8 +20,7 @@ import torch
 from runs import Profiler
 
 from engines import trt
-from engines.base import Unsupported
-from engines.device import ALIGNMENT, Buffers, Driver, capture
+from engines.device import ALIGNMENT, Buffers, CudaBindings, Driver, PyCuda, capture
 from profiler import load
 from profiler.processes.process import explain
 
@@ -55,13 +54,12 @@ def stream() -> Iterator[torch.cuda.Stream]:
         yield torch.cuda.current_stream()
 
 
-@pytest.fixture(scope="module")
-def driver() -> Driver:
+@pytest.fixture(scope="module", params=[CudaBindings, PyCuda])
+def driver(request: pytest.FixtureRequest) -> Driver:
     torch.cuda.init()
-    try:
-        return Driver()
-    except Unsupported as error:
-        pytest.skip(str(error))
+    pytest.importorskip("pycuda" if request.param is PyCuda else "cuda.bindings")
+    made: Driver = request.param()
+    return made
 
 
 @pytest.fixture

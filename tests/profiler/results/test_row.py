@@ -162,8 +162,8 @@ def calm(ms: float, **clocks: float) -> dict[str, list[float]]:
 @pytest.mark.parametrize(("enqueue", "spread"), [(0.5, SPREADS.device), (1.9, SPREADS.host)])
 def test_a_figure_that_nothing_else_doubts_reaches_as_far_as_processes_differ(enqueue: float, spread: Spread) -> None:
     """Host-bound latencies have the host's spread, the device's own clock the device's."""
-    row = row_of_(full(samples=calm(2.0, gpu=1.5, enqueue=enqueue)))
-    assert ends(row, "latency_ms") == around(2.0, spread)
+    row = row_of_(full(samples=calm(2.0, gpu=1.5, enqueue=enqueue, forward=2.0)))
+    assert ends(row, "latency_ms") == ends(row, "forward_ms") == around(2.0, spread)
     assert ends(row, "throughput") == around(2000.0, spread)
     assert ends(row, "gpu_ms") == around(1.5, SPREADS.device)
     assert (row["latency_spread"], row["latency_spread_free"]) == (spread.sd, spread.free)
