@@ -32,7 +32,6 @@ from exporters.inputs import (
     distinct_items,
     fixed_batch,
     how_seeded,
-    input_specs,
     numpy_dtype,
     seeded_inputs,
 )
@@ -74,7 +73,8 @@ def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: 
     source, _, root = argument
     cache = Cache(root)
     _check_source(source)
-    specs, source = tuple(input_specs(source)), identified(source)
+    source = identified(source)
+    specs = source.specs or ()
     state = None if source.kind == "onnx" else cached_state(source, cache)
     reference = cached_reference(source, specs, state, cache)
     failures = {name: Outcome("failed", why) for name, why in refused_graphs(source, specs).items()}
