@@ -120,8 +120,6 @@ class Engine:
     """Further distributions whose versions environment.json records."""
     compiles: bool = False
     """It compiles in the process that measures, for the better part of a minute."""
-    compile_cache: str = ""
-    """The variable that names the folder in which the library keeps what it compiled."""
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
@@ -270,7 +268,6 @@ ENGINES: dict[str, Engine] = {
             options=CompiledOptions,
             packages=("triton", "torchao"),
             compiles=True,
-            compile_cache="TORCHINDUCTOR_CACHE_DIR",
         ),
         _ort_engine(
             name="ort",

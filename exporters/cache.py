@@ -77,8 +77,6 @@ class Cache:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
-        self.rebuilt: list[str] = []
-        """Kinds of the entries that were damaged, and that `entry` made again."""
 
     def entry(
         self,
@@ -110,7 +108,6 @@ class Cache:
                 return path, True
             if not intact and (path.exists() or manifest.exists()):
                 print(f"the cache's {path} was damaged, and is made again", file=sys.stderr)
-                self.rebuilt.append(kind)
                 damaged(path)
             replace_files(path, manifest, produce)
         return path, False

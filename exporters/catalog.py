@@ -95,8 +95,6 @@ Pair = tuple[Count, Count]
 class Conv2d:
     """A two-dimensional convolution. `input` is channels, height and width of one item; the rest as in torch."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
-
     input: tuple[Count, Count, Count]
     out_channels: Count
     kernel: Pair
@@ -105,13 +103,6 @@ class Conv2d:
     dilation: Pair = (1, 1)
     groups: Count = 1
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        for what, channels in (("input channels", self.input[0]), ("out_channels", self.out_channels)):
-            if channels % self.groups:
-                raise ValueError(f"{channels} {what} cannot be divided into {self.groups} groups")
-        if min(self.output_size) < 1:
-            raise ValueError(f"a kernel of {self.kernel} does not fit into an input of {self.input[1:]}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -147,8 +138,6 @@ class Conv2d:
 @dataclass(frozen=True)
 class Linear:
     """A fully connected layer; names as in torch."""
-
-    __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
 
     in_features: Count
     out_features: Count
