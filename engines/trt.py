@@ -192,12 +192,9 @@ class TrtSession:
                     raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
         finally:
             self.context.profiler = None
-        known = {layer.name: layer for layer in self._layers()}
-        unknown = EngineLayer("", "unknown")
-        return [
-            Layer(name, known.get(name, unknown).kind, known.get(name, unknown).nodes, ms / _PROFILED_ITERATIONS)
-            for name, ms in profiler.ms.items()
-        ]
+        known = {layer.name: (layer.kind, layer.nodes) for layer in self._layers()}
+        times = {name: ms / _PROFILED_ITERATIONS for name, ms in profiler.ms.items()}
+        return [Layer(name, *known.get(name, ("unknown", ())), ms) for name, ms in times.items()]
 
     def close(self) -> None:
         self.taken.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from torch import nn
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import CompiledOptions, EagerOptions
 from engines.compiled import CompiledSession
-from engines.eager import EagerSession, _choose, write_program
+from engines.eager import EagerSession, _choose
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelSource
 from exporters.weights import cached_state
 
 FACTORY = """
@@ -95,10 +94,3 @@ def test_on_a_gpu_layers_stay_float_that_its_integer_units_do_not_take() -> None
         _choose(layers[1:], "int8", "cuda", infer)
     with pytest.raises(Unsupported, match="the model has none"):
         _choose([], "int8", "cpu", infer)
-
-
-def test_it_is_not_exported(tmp_path: Path) -> None:
-    job = Job(SOURCE, "inference", "int8", 1, "cpu", EagerOptions(), ())
-    with pytest.raises(ModelError, match=r"int8 is not exported.*quantize_"):
-        write_program(job, tmp_path, None)
-    assert not list(tmp_path.iterdir())

@@ -117,11 +117,6 @@ def test_what_is_no_description_is_refused(text: str) -> None:
         read_layers(text)
 
 
-def test_names_with_brackets_are_kept_whole() -> None:
-    (layer,) = described({"Metadata": "[ONNX Layer: /m.0/Conv[0]/x]\x1e[ONNX Layer: b]\x1e[ONNX Layer: b]"})
-    assert layer.nodes == ("/m.0/Conv[0]/x", "b")
-
-
 @pytest.mark.parametrize(
     ("tactic", "expected"),
     [
