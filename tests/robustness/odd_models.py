@@ -14,7 +14,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,11 +102,6 @@ WHEN_IMPORTED = {
 
 
 @row("failed")
-def raises_an_interrupt(y):
-    raise KeyboardInterrupt
-
-
-@row("failed")
 def raises_what_cannot_be_printed(y):
     class Odd(BaseException):
         def __str__(self):
@@ -131,11 +125,6 @@ def raises_a_huge_text(y):
 @row("failed")
 def recurses(y):
     return recurses(y)
-
-
-@row("failed")
-def exits(y):
-    sys.exit(0)
 
 
 @row("crashed")
@@ -182,35 +171,9 @@ def changes_the_folder(y):
     return y
 
 
-@row("ok", "failed")
-def clears_the_environment(y):
-    os.environ.clear()
-    return y
-
-
 @row("ok")
 def changes_the_default_type(y):
     torch.set_default_dtype(torch.float64)
-    return y
-
-
-@row("ok")
-def changes_threads_and_seeds(y):
-    torch.set_num_threads(3)
-    torch.manual_seed(time.monotonic_ns() % 1000)
-    return y
-
-
-@row("ok")
-def takes_signals(y):
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_IGN)
-    return y
-
-
-@row("ok", "failed", "crashed")
-def lowers_limits(y):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
     return y
 
 
@@ -230,26 +193,6 @@ def starts_processes(y):
     for _ in range(5 if _first("processes") else 0):
         context.Process(target=time.sleep, args=(900,), daemon=False).start()
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
-    return y
-
-
-@row("ok")
-def keeps_a_thread_spinning(y):
-    def spin():
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
-            pass
-
-    if _first("thread"):
-        threading.Thread(target=spin).start()
-    return y
-
-
-@row("ok")
-def writes_into_the_results(y):
-    for folder in Path().glob("results/*/logs") if _first("results") else ():
-        with (folder.parent / "journal.jsonl").open("ab") as file:
-            file.write(b'{"case_id": "x", \xff\n{}\n[]\n\n')
     return y
 
 
