@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +137,8 @@ def _count_module(
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs in parts, which torch would run as one kernel each.
-        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
+        parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
+        with warnings.catch_warnings(action="ignore"), parts[0], parts[1], counter:  # mkldnn warns of Intel's GPUs.
             result = call(model.train(trains), specs, items)
             if trains:
                 trained_output(result, source.outputs).float().square().mean().backward()
