@@ -27,8 +27,6 @@ from profiler.machine import (
     core_quota,
     cpu_model,
     resolve_device,
-    total_memory_mib,
-    untested,
     usable_cores,
 )
 from profiler.nvml import Nvml, slowdowns, visible_gpus
@@ -44,23 +42,18 @@ from profiler.tables.writers import print_pairs
 
 Ran = tuple[Case, Result]
 _TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
-"""Kinds of warning that say something of an installation; others are of a figure."""
-State = Literal["ok", "note", "missing", "failed"]
-STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
-"""`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
-what is there does not work."""
+"""Kinds of warning about an installation; others are of a figure."""
+_STYLES = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
 _LEAST_GIB = 5.0
-"""Room on a disk below which graphs, references and engines of a job of large networks do not fit."""
-_LEAST_MIB = 2048
-"""Below it the larger networks cannot be prepared: VGG-16's weights alone are 0.5 GiB, and there are copies."""
+"""Room on a disk that graphs, references and engines of large networks need."""
 _BUSY = 0.25
 """Load by core from which other work is likely to be seen in the figures."""
 
 
 class Check(NamedTuple):
-    """Say what was looked at, how it is, and what mends it."""
+    """Name what was looked at, how it is, and what mends it."""
 
-    status: State
+    status: Literal["ok", "note", "missing", "failed"]
     what: str
     text: str
 
@@ -70,7 +63,7 @@ def execute(options: Options, console: Console) -> int:
     kept = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
     with libraries() as facts, kept as folder:
         target = resolve_device(check_device(options.device), facts)
-        machine = of_machine(target, facts)
+        machine = [*_card(target, facts), *_processor(), *_room()]
         _print(console, "Machine", machine)
         run, config = RunFolder.create(folder), tiny_job(target, folder)
         with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
@@ -91,7 +84,7 @@ def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
     console.print(Text(f"\n{title}", style="bold"))
     widest = max(len(check.what) for check in checks)
     for status, what, text in checks:
-        head = Text.assemble("  ", (f"{status:<8}", STYLES[status]), what.ljust(widest))
+        head = Text.assemble("  ", (f"{status:<8}", _STYLES[status]), what.ljust(widest))
         print_pairs(console, [(head, Text(text))])
 
 
@@ -156,12 +149,6 @@ def _of_preset(preset: Preset, results: Sequence[Ran]) -> Check:
     return Check("note" if told else "ok", preset.name, "; ".join([f"{library}: {ran}", *told]))
 
 
-def of_machine(target: Target, facts: Mapping[str, Any]) -> list[Check]:
-    """Return all that can be said before anything is measured; `facts` are the libraries'."""
-    versions = (Check("note", "Version", text) for text in untested())
-    return [*_card(target, facts), *_processor(), *_room(), *versions]
-
-
 def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
     gpus, gpu = visible_gpus(), target.gpu
     if gpu is None:
@@ -187,18 +174,15 @@ def _processor() -> Iterator[Check]:
     cores, quota, load = usable_cores(), core_quota(), os.getloadavg()[0]
     yield Check("ok", "CPU", f"{cpu_model()}, {cores} of {os.cpu_count() or 1} cores")
     if quota is not None and quota < cores:
-        text = f"a control group gives {quota:g} of {cores} cores: give it all, or fewer threads by taskset"
-        yield Check("note", "CPU limit", text)
+        yield Check("note", "CPU limit", f"a control group gives {quota:g} of {cores} cores: use fewer, by taskset")
     if load > max(1.0, _BUSY * cores):
         yield Check("note", "Load", f"{load:.1f} on {cores} cores: other work runs; {WHEN_IDLE} waits for its end")
 
 
 def _room() -> Iterator[Check]:
     """Look at memory, and at the disks of the cache and of temporary files."""
-    total, free = total_memory_mib(), available_memory_mib()
-    if total and free:
-        status: State = "ok" if free > _LEAST_MIB else "note"
-        yield Check(status, "Memory", f"{free / 1024:.1f} GiB of {total / 1024:.1f} can be had")
+    if free := available_memory_mib():
+        yield Check("ok", "Memory", f"{free / 1024:.1f} GiB can be had")
     temporary = Path(tempfile.gettempdir())
     for what, folder, mend in (("Cache", default_root(), "PROFILER_CACHE"), ("Temporary files", temporary, "TMPDIR")):
         try:

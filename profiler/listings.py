@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -14,8 +13,8 @@ from exporters.cache import Entry, default_root, entries
 from exporters.catalog import CATALOG
 from profiler import nvml
 from profiler.bundled import bundled
-from profiler.errors import PROGRAM, ConfigError, check_choice
-from profiler.job.config import Config, load_config
+from profiler.errors import PROGRAM, check_choice
+from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, make_plan
 from profiler.machine import Target, check_device, resolve_device
 from profiler.options import Cache, Engines, Models, Suites
@@ -25,14 +24,12 @@ from profiler.tables.numbers import counted, decimals, duration, each, grouped, 
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
 
-SUITES = bundled("suites")
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
 def list_engines(options: Engines, console: Console) -> int:
-    """Print every preset, and every option of an engine. Raises ConfigError for a word that is no device."""
+    """Print every preset. Raises ConfigError for a word that is no device."""
     print_table(console, engines_table(options.device))
-    print_table(console, options_table())
     return 0
 
 
@@ -81,28 +78,8 @@ def _missing(preset: Preset, device: Device) -> str:
     return f"for {' and '.join(narrow)}: {explain(missing(engine, device, precision=narrow[0]))}" if narrow else ""
 
 
-def options_table() -> Table:
-    """Return every option that a config may give an engine, with its default and meaning."""
-    rows = []
-    for engine in ENGINES.values():
-        for key, option in engine.options.declared().items():
-            choices = f": {', '.join(option.choices)}" if option.choices else ""
-            default = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
-            rows.append([engine.name, key, default, option.devices, option.meaning + choices])
-    fields = [
-        *(name(heading, heading) for heading in ("Engine", "Option", "Default", "On")),
-        prose("Meaning", "meaning"),
-    ]
-    return of_rows("Options", fields, rows)
-
-
 def list_models(_: Models, console: Console) -> int:
-    print_table(console, models_table())
-    return 0
-
-
-def models_table() -> Table:
-    """Return every canonical network with its input, size, published errors and citation."""
+    """Print every canonical network with its input, size, published errors and citation."""
     rows = []
     for row in CATALOG.values():
         shape, work = "×".join(map(str, row.input_shape)), row.multiply_adds / 1e9
@@ -114,42 +91,28 @@ def models_table() -> Table:
         figure("Top-5 error", "top5", _TWO_DECIMALS, unit="%"),
         prose("Citation", "citation"),
     ]
-    return of_rows("", fields, rows)
-
-
-def list_suites(options: Suites, console: Console) -> int:
-    """Print the suites. Raises ConfigError for a word that is no device."""
-    print_table(console, suites_table(options.device))
+    print_table(console, of_rows("", fields, rows))
     return 0
 
 
-def read_suites(device: Device) -> list[tuple[Path, Config]]:
-    """Return every suite with its block for the device, by file name. Raises ConfigError where the folder has none."""
-    paths = sorted(SUITES.glob("*.yaml"))
-    if not paths:
-        raise ConfigError(f"{SUITES} has no suites: this copy of the profiler is not complete; install it again")
-    return [(path, load_config(path, device)) for path in paths]
-
-
-def suites_table(requested: str) -> Table:
-    """Return every suite: what it measures, cases and time here. Raises ConfigError for an unknown device."""
-    target, rows = resolve_device(check_device(requested)), []
-    for path, config in read_suites(target.kind):
+def list_suites(options: Suites, console: Console) -> int:
+    """Print every suite: what it measures, cases and time here. Raises ConfigError for an unknown device."""
+    target, rows = resolve_device(check_device(options.device)), []
+    for path in sorted(bundled("suites").glob("*.yaml")):
+        config = load_config(path, target.kind)
         cases = make_plan(config, target.kind, hardware=target.hardware)
         runnable = sum(case.unsupported is None for case in cases)
         number = str(len(cases)) if runnable == len(cases) else f"{runnable} of {len(cases)}"
-        about, study = _first_comment(path), STUDIES.get(config.published or "")
+        # The comment at the file's head, up to its first empty line.
+        head = path.read_text(encoding="utf-8").partition("\n\n")[0].partition("\n#\n")[0]
+        about, study = " ".join(line.lstrip("# ") for line in head.splitlines()), STUDIES.get(config.published or "")
         about += f" Based on: {', '.join(filter(None, (study.title, study.address)))}" if study else ""
         rows.append([path.stem, about, number, sum(estimate_seconds(case, config.budget) for case in cases)])
     fields = [name("Suite", "suite", repeated=True), prose("Measures", "measures")]
     fields += [figure("Cases", "cases", list), figure("About", "seconds", each(duration))]
-    return of_rows(f"Suites on {target.name}; run one by its name: {PROGRAM} cnn-benchmarks", fields, rows)
-
-
-def _first_comment(path: Path) -> str:
-    """Join the comment at the file's head up to its first empty line."""
-    head = path.read_text(encoding="utf-8").partition("\n\n")[0].partition("\n#\n")[0]
-    return " ".join(line.removeprefix("#").strip() for line in head.splitlines() if line.startswith("#"))
+    title = f"Suites on {target.name}; run one by its name: {PROGRAM} cnn-benchmarks"
+    print_table(console, of_rows(title, fields, rows))
+    return 0
 
 
 def cache(options: Cache, console: Console) -> int:

@@ -20,9 +20,6 @@ from profiler import nvml
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 
-_OWN_PACKAGES = ("onnx", "onnxscript", "numpy", "polars")
-"""Distributions whose versions are recorded besides those of the engines."""
-
 DEVICES = "auto, cpu, cuda, cuda:1"
 """Names of devices, for messages."""
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
@@ -101,25 +98,27 @@ def host_and_user() -> dict[str, str]:
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
     """Return all about the machine that a reader may ask for; the first keys are columns of the results."""
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
+    packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
+    packages += ["onnx", "onnxscript", "numpy", "polars"]
+    gpu, of_cuda = target.gpu, facts if target.gpu else {}
     return {
-        "gpu": target.gpu.name if target.gpu else None,
+        "gpu": gpu and gpu.name,
         **host_and_user(),
-        "cuda": facts.get("torch_cuda") if target.gpu else None,
-        "driver": target.gpu.driver if target.gpu else None,
-        "cudnn": facts.get("cudnn") if target.gpu else None,
+        "cuda": of_cuda.get("torch_cuda"),
+        "driver": gpu and gpu.driver,
+        "cudnn": of_cuda.get("cudnn"),
         **library_versions(),
         "device": target.kind,
-        "gpu_uuid": target.gpu.uuid if target.gpu else None,
-        "gpu_memory_mib": target.gpu.memory_mib if target.gpu else None,
-        "compute_capability": facts.get("compute_capability") if target.gpu else None,
+        "gpu_uuid": gpu and gpu.uuid,
+        "gpu_memory_mib": gpu and gpu.memory_mib,
+        "compute_capability": of_cuda.get("compute_capability"),
         "cpu": cpu_model(),
         "cpu_cores": usable_cores(),
         "memory_mib": total_memory_mib(),
         "torch_threads": facts.get("torch_threads"),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": _package_versions(),
-        "untested": untested(),
+        "packages": {name: version for name in dict.fromkeys(packages) if (version := installed_version(name))},
         "command": sys.argv,
         "variables": {name: os.environ[name] for name in sorted(variables - {*_OWN_VARIABLES})},
     }
@@ -202,23 +201,3 @@ def library_versions() -> dict[str, str | None]:
 
 def own_version() -> str:
     return installed_version("runtime-profiler") or "of a copy that is not installed"
-
-
-def untested() -> list[str]:
-    """Return a note for each installed package whose version is not one of constraints.txt."""
-    from packaging.requirements import Requirement  # Neither is in every worker's interpreter.
-
-    from profiler.bundled import bundled
-
-    lines = [line.partition("#")[0].strip() for line in bundled("constraints.txt").read_text().splitlines()]
-    notes = []
-    for one in map(Requirement, filter(None, lines)):
-        found = installed_version(one.name)
-        if found and not one.specifier.contains(found.partition("+")[0], prereleases=True):
-            notes.append(f"{one.name} {found} was not tested with this version of the profiler; {one.specifier} was")
-    return notes
-
-
-def _package_versions() -> dict[str, str]:
-    packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
-    return {name: found for name in dict.fromkeys([*packages, *_OWN_PACKAGES]) if (found := installed_version(name))}

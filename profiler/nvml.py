@@ -38,8 +38,6 @@ class Gpu:
     memory_mib: float
     driver: str
     compute_capability: str | None = None
-    card: str | None = None
-    """UUID of a MIG slice's card."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +55,27 @@ class Reading:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs and MIG slices that a process started now could use; empty without a driver.
+    """Return the GPUs that a process started now could use, without a CUDA context; empty without a driver.
 
-    Creates no CUDA context. Of a card in MIG mode CUDA uses one slice, by itself the first. Raises ConfigError where
-    CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
+    Raises ConfigError where CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
     """
     nvml = _nvml()
     if nvml is None:
         return []
-    cards = [_devices(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
+    cards = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        card = nvml.nvmlDeviceGetHandleByIndex(number)
+        capability = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", card)
+        uuid, name = nvml.nvmlDeviceGetUUID(card), nvml.nvmlDeviceGetName(card)
+        memory, driver = nvml.nvmlDeviceGetMemoryInfo(card).total / MIB, nvml.nvmlSystemGetDriverVersion()
+        cards.append(Gpu(number, uuid, name, memory, driver, capability and ".".join(map(str, capability))))
     requested = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = [card[0] for card in cards if card] if requested is None else _requested(requested, cards)
+    chosen = cards if requested is None else _requested(requested, cards)
     return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
 
 
-def _requested(value: str, cards: list[list[Gpu]]) -> list[Gpu]:
-    """Return the devices that CUDA_VISIBLE_DEVICES names, up to the first word that names none, or several.
+def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, up to the first word that names none, or several.
 
     This is CUDA's rule: "If one of the indices is invalid, only the devices whose index precedes the invalid index are
     visible" (CUDA C++ Programming Guide, section "CUDA Environment Variables"). A UUID may be cut short.
@@ -80,61 +83,30 @@ def _requested(value: str, cards: list[list[Gpu]]) -> list[Gpu]:
     chosen: list[Gpu] = []
     words = [word.strip() for word in value.split(",")]
     for word in words:
-        names_card = word.isdigit() or word.startswith("GPU-")
-        devices = [device for card in cards for device in (card[:1] if names_card else card)]
-        match = [gpu for gpu in devices if word == str(gpu.index) or _uuid(gpu, names_card).startswith(word or "none")]
+        match = [gpu for gpu in cards if word == str(gpu.index) or (word and gpu.uuid.startswith(word))]
         if len(match) != 1:
             break
         chosen += match
     # Slurm says NoDevFiles where a job has no GPU.
     if not chosen and cards and words[0] not in ("", "NoDevFiles") and not re.fullmatch(r"-\d+", words[0]):
-        here = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for card in cards for gpu in card)
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no device, or several; there are {here}; or unset it")
+        here = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for gpu in cards)
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU, or several; there are {here}; or unset it")
     return chosen
 
 
-def _uuid(gpu: Gpu, of_card: bool) -> str:
-    return gpu.card or gpu.uuid if of_card else gpu.uuid
-
-
-def _devices(nvml: Any, number: int) -> list[Gpu]:
-    """Return a card, or of one in MIG mode its slices."""
-    card, driver = nvml.nvmlDeviceGetHandleByIndex(number), nvml.nvmlSystemGetDriverVersion()
-    capability = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", card)
-    capability = capability and ".".join(map(str, capability))
-
-    def described(handle: Any, parent: str | None = None) -> Gpu:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
-        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        return Gpu(number, uuid, name, memory, driver, capability, parent)
-
-    if not (_answer(nvml, "nvmlDeviceGetMigMode", card) or [0])[0]:
-        return [described(card)]
-    # Slices' indices need not be without gaps.
-    most, uuid = _answer(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0, nvml.nvmlDeviceGetUUID(card)
-    slices = (_answer(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, index) for index in range(most))
-    return [described(handle, uuid) for handle in slices if handle is not None]
-
-
 class Nvml:
-    """Read one GPU; without a GPU or a driver each figure is None.
-
-    A MIG slice has its own memory, and its card's power, clock, temperature and clock events.
-    """
+    """Read one GPU; without a GPU or a driver each figure is None."""
 
     def __init__(self, uuid: str | None) -> None:
         self._nvml = _nvml() if uuid else None
         self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid) if self._nvml else None
-        self._card = self._handle
-        if self._nvml and uuid and uuid.startswith("MIG-"):
-            self._card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
 
     def memory_mib(self) -> float | None:
-        return self._ask("MemoryInfo", lambda memory: memory.used / MIB, self._handle)
+        return self._ask("MemoryInfo", lambda memory: memory.used / MIB)
 
     def energy_mj(self) -> float | None:
-        """Return millijoules since the driver was loaded; None of a slice, whose card counts other slices' too."""
-        return self._ask("TotalEnergyConsumption") if self._card is self._handle else None
+        """Return millijoules since the driver was loaded."""
+        return self._ask("TotalEnergyConsumption")
 
     def pids(self) -> frozenset[int] | None:
         """Return the processes that compute on the device. A container may see none, or other numbers."""
@@ -142,10 +114,7 @@ class Nvml:
         return None if running is None else frozenset(int(process.pid) for process in running)
 
     def used_by(self, since: float) -> dict[int, float] | None:
-        """Return by process its mean share of the device since then (time.time()), without those that had none.
-
-        None where NVML does not tell, as with MIG.
-        """
+        """Return by process its mean share of the device since then (time.time()); None where NVML does not tell."""
         if self._nvml is None:
             return None
         try:
@@ -159,7 +128,7 @@ class Nvml:
 
     def utilization(self) -> float | None:
         """Return the share of the last UTILIZATION_SECONDS or less in which any process had a kernel running."""
-        return self._ask("UtilizationRates", lambda rates: rates.gpu / 100, self._handle)
+        return self._ask("UtilizationRates", lambda rates: rates.gpu / 100)
 
     def power_limits_w(self) -> tuple[float | None, float | None]:
         """Return the limit that is set, which slows a card down under load, and the card's default."""
@@ -171,8 +140,8 @@ class Nvml:
             time.monotonic(),
             self.memory_mib(),
             self._power_w(),
-            self._ask("ClockInfo", float, self._card, "NVML_CLOCK_SM"),
-            self._ask("Temperature", float, self._card, "NVML_TEMPERATURE_GPU"),
+            self._ask("ClockInfo", float, "NVML_CLOCK_SM"),
+            self._ask("Temperature", float, "NVML_TEMPERATURE_GPU"),
             None if reasons is None else int(reasons),
         )
 
@@ -182,15 +151,15 @@ class Nvml:
         nvmlDeviceGetPowerUsage averages over a second on most GPUs since Ampere, which is longer than many a case's
         samples (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
         """
-        values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._card, [_POWER_INSTANT])
+        values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._handle, [_POWER_INSTANT])
         if values and values[0].nvmlReturn == 0:
             return _watts(values[0].value.uiVal)
         return self._ask("PowerUsage", _watts)
 
-    def _ask(self, what: str, convert: Any = float, handle: Any = None, *constants: str) -> float | None:
-        """Return what the card, or another handle, answers to nvmlDeviceGet…"""
+    def _ask(self, what: str, convert: Any = float, *constants: str) -> float | None:
+        """Return what the GPU answers to nvmlDeviceGet…"""
         arguments = (getattr(self._nvml, name, None) for name in constants)
-        found = _answer(self._nvml, f"nvmlDeviceGet{what}", handle or self._card, *arguments)
+        found = _answer(self._nvml, f"nvmlDeviceGet{what}", self._handle, *arguments)
         return None if found is None else float(convert(found))
 
 

@@ -278,8 +278,6 @@ def measure_cases(
     journal, cases, limits = runner.run.results(), runner.chosen, config.largest_batch
     waiting = _waiting(journal, cases, config.budget, retry)
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    for note in environment["untested"]:
-        console.print(Text(f"Note: {note}"), soft_wrap=True)
     where = f"{runner.target.name}: {_to_measure(journal, cases, waiting)}; into {runner.run.path}"
     console.print(Text(where), soft_wrap=True)
     interrupted = False

@@ -41,9 +41,6 @@ if log := os.environ.get(LOG):
 # Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-# torch would ask CUDA about a slice of a card; it asks NVML about the card.
-_SLICES = os.environ.pop("CUDA_VISIBLE_DEVICES") if os.environ.get("CUDA_VISIBLE_DEVICES", "")[:4] == "MIG-" else None
-
 try:
     # torch first: it loads the CUDA libraries that onnxruntime then finds.
     import torch
@@ -71,8 +68,6 @@ except Exception:
     traceback.print_exc(file=sys.stderr)
 finally:
     end_with_parent(False)  # A thread may have started it, and end before the last call.
-    if _SLICES is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _SLICES
 
 
 def probe(_: None, report: Report) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Jobs of the project run by their names, and a version that was not tested is said."""
+"""Jobs of the project run by their names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from profiler import machine
 from profiler.bundled import bundled, job_file, jobs
 from profiler.errors import ConfigError
 
@@ -30,12 +29,3 @@ def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path: Path, monkeyp
     (tmp_path / "suites").mkdir()
     assert bundled("suites") == tmp_path / "suites"
     assert bundled("references") == tmp_path.parents[1] / "references"
-
-
-def test_a_version_that_was_not_tested_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"torch": "2.15.0+cu130", "onnxruntime": "1.31.2"}
-    monkeypatch.setattr(machine, "installed_version", installed.get)
-    note = "torch 2.15.0+cu130 was not tested with this version of the profiler; <2.14,>=2.11 was"
-    assert machine.untested() == [note]
-    installed["torch"] = "2.13.0+cpu"
-    assert machine.untested() == []

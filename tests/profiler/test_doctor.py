@@ -65,7 +65,7 @@ def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.Monk
 def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
-    (line,) = (check for check in doctor.of_machine(CPU, {}) if check.what == "Cache")
+    (line,) = (check for check in doctor._room() if check.what == "Cache")
     assert line.status == "failed"
     assert "PROFILER_CACHE" in line.text
 
@@ -79,7 +79,7 @@ def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_
 )
 def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "visible_gpus", lambda: [H200.gpu])
-    (check,) = (check for check in doctor.of_machine(CPU, facts) if check.what == "GPU")
+    (check,) = (check for check in doctor._card(CPU, facts) if check.what == "GPU")
     assert check.status == "failed"
     assert says in check.text
 
@@ -89,7 +89,7 @@ def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
     monkeypatch.setattr(doctor, "_LEAST_GIB", 1e9)
-    lines = {check.what: check for check in doctor.of_machine(CPU, {})}
+    lines = {check.what: check for check in (*doctor._processor(), *doctor._room())}
     assert "0.5 of" in lines["CPU limit"].text
     assert "99.0 on" in lines["Load"].text
     assert lines["Cache"].status == "note"

@@ -15,49 +15,26 @@ from profiler.nvml import Gpu, Nvml, Reading, power_capped, slowdowns, summarize
 
 
 class Driver:
-    """As NVML answers on a machine with an H200 in two slices, where the second card is whole.
-
-    Handles are UUIDs; a slice answers neither for power, clocks and temperature, nor for a slice that was destroyed.
-    """
+    """As NVML answers on a machine with two H200s; handles are UUIDs."""
 
     NVMLError = pynvml.NVMLError
     NVML_ERROR_NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU
     CARDS = ("GPU-aa11", "GPU-bb22")
-    SLICES = (None, "MIG-cc33", "MIG-cd44")
     nvmlSystemGetDriverVersion = staticmethod(lambda: "580.95")
     nvmlDeviceGetCount = staticmethod(lambda: 2)
     nvmlDeviceGetHandleByIndex = staticmethod(CARDS.__getitem__)
     nvmlDeviceGetHandleByUUID = nvmlDeviceGetUUID = staticmethod(lambda handle: handle)
-    nvmlDeviceGetName = staticmethod(lambda handle: "NVIDIA H200" + " MIG 1g.18gb" * handle.startswith("MIG"))
+    nvmlDeviceGetName = staticmethod(lambda handle: "NVIDIA H200")
     nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (9, 0))
-    nvmlDeviceGetMigMode = staticmethod(lambda card: [int(card == "GPU-aa11")] * 2)
-    nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda card: 7)
-    nvmlDeviceGetDeviceHandleFromMigDeviceHandle = staticmethod({"MIG-cc33": "GPU-aa11", "MIG-cd44": "GPU-aa11"}.get)
     nvmlDeviceGetUtilizationRates = staticmethod(lambda handle: types.SimpleNamespace(gpu=35, memory=2))
-
-    @staticmethod
-    def nvmlDeviceGetMemoryInfo(handle: str) -> types.SimpleNamespace:
-        return types.SimpleNamespace(total=(18 if handle.startswith("MIG") else 141) * 2**30, used=2**30)
-
-    @classmethod
-    def nvmlDeviceGetMigDeviceHandleByIndex(cls, card: str, index: int) -> str:
-        if card != "GPU-aa11" or index >= len(cls.SLICES) or cls.SLICES[index] is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return str(cls.SLICES[index])
-
-    @staticmethod
-    def whole(handle: str, *_: object) -> int:
-        if handle.startswith("MIG"):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return 400_000
-
-    nvmlDeviceGetPowerUsage = nvmlDeviceGetClockInfo = nvmlDeviceGetTemperature = whole
-    nvmlDeviceGetTotalEnergyConsumption = nvmlDeviceGetCurrentClocksEventReasons = whole
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: types.SimpleNamespace(total=141 * 2**30, used=2**30))
+    nvmlDeviceGetPowerUsage = nvmlDeviceGetClockInfo = nvmlDeviceGetTemperature = staticmethod(lambda *_: 400_000)
+    nvmlDeviceGetTotalEnergyConsumption = nvmlDeviceGetCurrentClocksEventReasons = staticmethod(lambda _: 400_000)
 
 
 @pytest.fixture
-def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_module, "_nvml", Driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -72,19 +49,15 @@ def answering(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Nvml:
     return Nvml("GPU-bb22")
 
 
-def test_readings_have_the_columns_units_and_a_slice_has_its_own_memory(
-    sliced: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cd44")
-    (gpu,) = visible_gpus()
-    assert gpu == Gpu(0, "MIG-cd44", "NVIDIA H200 MIG 1g.18gb", 18 * 1024.0, "580.95", "9.0", card="GPU-aa11")
-    assert resolve_device("cuda", {"cuda_available": True}) == Target("cuda", gpu)
-    for uuid, energy in (("MIG-cd44", None), ("GPU-bb22", 400_000)):
-        nvml = Nvml(uuid)
-        reading = nvml.read()
-        assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (1024.0, 400.0, 400_000.0)
-        assert (reading.temperature_c, reading.reasons) == (400_000.0, 400_000)
-        assert (nvml.energy_mj(), nvml.utilization()) == (energy, 0.35)
+def test_readings_have_the_columns_units(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, other = visible_gpus()
+    assert gpu == Gpu(0, "GPU-aa11", "NVIDIA H200", 141 * 1024.0, "580.95", "9.0")
+    assert resolve_device("cuda:1", {"cuda_available": True}) == Target("cuda", other)
+    nvml = Nvml(gpu.uuid)
+    reading = nvml.read()
+    assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (1024.0, 400.0, 400_000.0)
+    assert (reading.temperature_c, reading.reasons) == (400_000.0, 400_000)
+    assert (nvml.energy_mj(), nvml.utilization()) == (400_000, 0.35)
     blank = answering(monkeypatch, MemoryInfo=None, CurrentClocksEventReasons=None).read()
     assert (blank.memory_mib, blank.power_w, blank.reasons) == (None, 400.0, None)
     nothing = Nvml(None)
@@ -97,7 +70,7 @@ def test_readings_have_the_columns_units_and_a_slice_has_its_own_memory(
     ids=["instant", "average", "older driver"],
 )
 def test_power_is_the_instant_figure_where_there_is_one(
-    sliced: None, monkeypatch: pytest.MonkeyPatch, code: int | None, watts: float
+    driver: None, monkeypatch: pytest.MonkeyPatch, code: int | None, watts: float
 ) -> None:
     def field_values(handle: object, fields: list[int]) -> object:
         values = (pynvml.c_nvmlFieldValue_t * 1)()
@@ -110,40 +83,30 @@ def test_power_is_the_instant_figure_where_there_is_one(
 @pytest.mark.parametrize(
     ("value", "uuids"),
     [
-        (None, ["MIG-cc33", "GPU-bb22"]),
-        ("MIG-cd44", ["MIG-cd44"]),
-        ("0", ["MIG-cc33"]),
-        ("GPU-a", ["MIG-cc33"]),
-        ("GPU-b,MIG-cd", ["GPU-bb22", "MIG-cd44"]),
-        (" 1 , 0", ["GPU-bb22", "MIG-cc33"]),
-        *((value, ["GPU-bb22"]) for value in ("1,7,0", "1,-1,0", "1,MIG-c")),
+        (None, ["GPU-aa11", "GPU-bb22"]),
+        ("0", ["GPU-aa11"]),
+        ("GPU-b,GPU-a", ["GPU-bb22", "GPU-aa11"]),
+        (" 1 , 0", ["GPU-bb22", "GPU-aa11"]),
+        *((value, ["GPU-bb22"]) for value in ("1,7,0", "1,-1,0", "1,GPU-")),
         *((value, []) for value in ("", "-1", "-1,0", "NoDevFiles")),
     ],
 )
 def test_visible_devices_are_cudas(
-    sliced: None, monkeypatch: pytest.MonkeyPatch, value: str | None, uuids: list[str]
+    driver: None, monkeypatch: pytest.MonkeyPatch, value: str | None, uuids: list[str]
 ) -> None:
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert [(gpu.index, gpu.uuid) for gpu in visible_gpus()] == [*enumerate(uuids)]
 
 
-@pytest.mark.parametrize("value", ["2", "MIG-ff", "MIG-c", "GPU-", "GPU-ff,0", "cuda:0", "all"])
+@pytest.mark.parametrize("value", ["2", "GPU-", "GPU-ff,0", "MIG-ff", "cuda:0", "all"])
 def test_what_matches_nothing_is_an_error_that_names_what_is_there(
-    sliced: None, monkeypatch: pytest.MonkeyPatch, value: str
+    driver: None, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    here = r"0 or MIG-cc33 \(.*\), 0 or MIG-cd44 \(.*\), 1 or GPU-bb22 \(NVIDIA H200\); or unset it"
-    with pytest.raises(
-        ConfigError, match=rf"CUDA_VISIBLE_DEVICES={value} names no device, or several; there are {here}"
-    ):
+    with pytest.raises(ConfigError, match=rf"CUDA_VISIBLE_DEVICES={value} .* 0 or GPU-aa11 .*, 1 or GPU-bb22"):
         resolve_device("auto")
     assert resolve_device("cpu") == Target("cpu")
-
-
-def test_a_card_that_is_to_be_cut_and_has_no_slice_is_none(sliced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Driver, "SLICES", ())
-    assert [gpu.uuid for gpu in visible_gpus()] == ["GPU-bb22"]
 
 
 def test_nvmls_binding_has_what_is_asked_of_it_and_its_bits() -> None:
@@ -165,7 +128,7 @@ def test_a_summary_is_medians_and_whether_the_card_slowed_down() -> None:
     assert set(summarize([]).values()) == {None}
 
 
-def test_the_processes_on_a_gpu_and_what_each_had_of_it(sliced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_on_a_gpu_and_what_each_had_of_it(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without samples is left out, and so are samples of the time before."""
     told = ((7, 2_000_000, 40), (7, 2_500_000, 60), (8, 900_000, 90))
     samples = [types.SimpleNamespace(pid=pid, timeStamp=at, smUtil=share) for pid, at, share in told]

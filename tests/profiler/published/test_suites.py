@@ -19,7 +19,6 @@ from profiler.nvml import Gpu
 from profiler.published import references
 from profiler.published.studies import STUDIES
 from profiler.published.times import LAYER_COUNTERPART
-from profiler.tables.writers import print_table
 
 FOLDER = Path(__file__).resolve().parents[3] / "suites"
 SUITES = ("cloud-gpus", "cnn-benchmarks", "convnet-benchmarks", "convnet-layers", "gpu-study", "minibatch-efficiency")
@@ -92,9 +91,9 @@ def test_the_gpu_study_compares_frameworks_on_all_seven_networks() -> None:
     assert lacking <= {"jax"}, "all others are always installed"
 
 
-def test_the_listing_names_every_suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_listing_names_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(device: str, width: int = 120) -> str:
-        return on_console(print_table, listings.suites_table(device), width=width)
+        return on_console(lambda console: listings.list_suites(listings.Suites(device=device), console), width=width)
 
     for width in (120, 80):
         text = listed("cpu", width)
@@ -103,10 +102,7 @@ def test_the_listing_names_every_suite(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(nvml, "visible_gpus", lambda: [Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", "9.0")])
     assert "A card" in listed("auto")
     with pytest.raises(ConfigError, match="--device gpu: valid: auto, cpu, cuda"):
-        listings.suites_table("gpu")
-    monkeypatch.setattr(listings, "SUITES", tmp_path)
-    with pytest.raises(ConfigError, match="has no suites"):
-        listings.read_suites("cpu")
+        listed("gpu")
 
 
 JOB = """
