@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,10 +30,9 @@ from exporters.whole_file import write_whole
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.nvml import visible_gpus
-from profiler.published.cleaning import Run, clean, read_run, write_run
+from profiler.published.cleaning import clean, read_run, write_run
 from profiler.results.cells import OK, compared
 from profiler.results.columns import Group, factor, names
-from profiler.results.reading import is_unfinished, so_far
 from profiler.results.result import ends_of
 from profiler.results.run_folder import RunFolder
 from profiler.tables import numbers
@@ -128,7 +125,7 @@ def families() -> Callable[[str], str]:
 
 def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: Path) -> None:
     """Write page, rows, seconds and job of the runs and of what is there. Exits where machines or versions differ."""
-    runs = clean([_read(folder) for folder in folders])
+    runs = clean([read_run(folder) for folder in folders])
     rows, seconds = whole(pl.concat([run.results for run in runs])), seconds_of(folders)
     if (into / "results.parquet").exists():
         rows = added(pl.read_parquet(into / "results.parquet"), rows)
@@ -141,17 +138,6 @@ def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: P
     of = len(load_config(folders[0] / "bench.yaml").models)
     family = pl.col("model").map_elements(family_of, pl.String)
     write_whole(into / "README.md", page(rows.with_columns(family=family), seconds, of))
-
-
-def _read(folder: Path) -> Run:
-    """Read a run; of one that was cut off what its journal holds, without tables that would be old later."""
-    if not is_unfinished(folder):
-        return read_run(folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        for file in ("environment.json", "bench.yaml"):
-            shutil.copy(folder / file, scratch)
-        write_whole(Path(scratch, "results.parquet"), parquet(so_far(folder)[0]["results"]))
-        return read_run(Path(scratch))
 
 
 def whole(rows: pl.DataFrame) -> pl.DataFrame:

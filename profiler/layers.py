@@ -42,7 +42,7 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
     """
     runs = read_runs([run])
     rows = runs.results.collect()
-    if runs.layers is None:
+    if runs.layers.limit(1).collect().is_empty():
         warnings = rows["warnings"].explode().drop_nulls()
         reasons = warnings.filter(warnings.str.starts_with("no-layers"))
         why = f" ({reasons[0]})" if len(reasons) else ""

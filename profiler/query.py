@@ -58,9 +58,8 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     if first not in _READS:
         hint = nearest(first, _READS, f'for example "{_EXAMPLE}"')
         raise ConfigError(f"query: only queries that read are allowed{hint}")
-    tables = {"results": runs.results, "samples": runs.samples, "environments": _environments(runs.environments)}
-    if runs.layers is not None:
-        tables["layers"] = runs.layers
+    tables = {"results": runs.results, "samples": runs.samples, "layers": runs.layers}
+    tables["environments"] = _environments(runs.environments)
     if re.search(r"\bcells\b", sql, re.IGNORECASE):
         tables["cells"] = cells(runs.results).lazy()
     try:

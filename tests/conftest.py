@@ -38,7 +38,6 @@ from profiler.job.config import Config, JobFile
 from profiler.machine import usable_cores
 from profiler.nvml import visible_gpus
 from profiler.processes import process
-from profiler.results.result import WallTime
 from profiler.run import watch
 from profiler.run.progress import PlainDisplay
 from profiler.run.watch import DeviceLock, Quiet
@@ -170,7 +169,7 @@ def same_environment() -> Iterator[None]:
 @pytest.fixture
 def alone() -> Quiet:
     """Return a watch for other work that finds no other run and waits for nobody."""
-    return Quiet(DeviceLock("cpu", Path("run")), None, None, PlainDisplay(Console()), WallTime())
+    return Quiet(DeviceLock("cpu", Path("run")), None, None, PlainDisplay(Console()))
 
 
 HOSTILE = {

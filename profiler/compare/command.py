@@ -160,8 +160,7 @@ def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Contain
     """Return the models that may be another network than in the first side; `sides` has each side's run ids."""
     recorded: dict[str, dict[str, Identity]] = {}
     for run in runs.runs:
-        known = {subject: model.identity for subject, model in RunFolder(Path(run.address)).read_models().items()}
-        recorded |= dict.fromkeys(run.run_ids, known)
+        recorded |= dict.fromkeys(run.run_ids, RunFolder(Path(run.address)).read_models())
     (base, base_ids), *others = sides.items()
     first = {subject: identity for of in reversed(base_ids) for subject, identity in recorded[of].items()}
     found = []

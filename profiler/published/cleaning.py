@@ -55,7 +55,7 @@ def read_run(folder: Path) -> Run:
     try:
         environment = dict(read_json(folder / "environment.json"))
         job = folder / "bench.yaml"
-        return Run(folder, read_results(str(folder)), environment, read_text(job) if job.is_file() else "")
+        return Run(folder, read_results(folder), environment, read_text(job) if job.is_file() else "")
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{folder}: cannot be read as a run: {first_line(error)}; give another run") from None
 

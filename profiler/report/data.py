@@ -139,8 +139,6 @@ def _problems(results: pl.DataFrame) -> pl.DataFrame:
 
 def _layers(runs: Runs, shown: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:
     """Put profiled cells together that differ only by the variant; of a cell the first profiled process counts."""
-    if runs.layers is None:
-        return []
     keys = [*KEY, "precision"]
     cases = shown.with_columns(run_id="run_ids", case_id="case_ids").explode("case_id").explode("run_id")
     profiles = together(profiled(cases.with_row_index("replicate"), runs.layers, [*keys, "variant"]), keys)

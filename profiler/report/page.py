@@ -28,7 +28,7 @@ from profiler.report.chart_specs import Chart, charts
 from profiler.report.data import Data, Row, chart_rows, domains
 from profiler.report.tables import tables
 from profiler.results.choice import MAX_ERROR, Choice, cell_name
-from profiler.results.reading import Runs, describe
+from profiler.results.reading import Runs, took
 from profiler.results.run_folder import read_text
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
@@ -134,7 +134,7 @@ def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
 
 def _wall_times(runs: Runs) -> list[str]:
     known = [(run.name, run.environment["wall_seconds"]) for run in runs.runs if run.environment.get("wall_seconds")]
-    return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{describe(seconds)}." for name, seconds in known]
+    return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{took(seconds)}." for name, seconds in known]
 
 
 def _jobs(runs: Runs) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Read the folders of runs as one table each, lazily; of a run that has no tables yet what its journal holds."""
+"""Read the folders of runs as one table each, lazily."""
 
 from __future__ import annotations
 
@@ -11,27 +11,22 @@ from typing import Any
 
 import polars as pl
 
-from engines.base import Phase
-from engines.catalog import ENGINES, Device
+from engines.catalog import ENGINES
 from profiler.errors import ConfigError, nearest, resuming
 from profiler.job.case import Filter
-from profiler.job.config import load_config
-from profiler.job.plan import make_plan
 from profiler.results.cells import cells as merge
 from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
-from profiler.results.result import WAIT, printable
+from profiler.results.result import printable
 from profiler.results.row import ENVIRONMENT, flat_environment
-from profiler.results.run_folder import RunFolder, open_run_file, read_json, writer
-from profiler.tables.numbers import counted, duration, percent
+from profiler.results.run_folder import RunFolder, open_run_file
+from profiler.tables.numbers import duration, percent
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 """Exceptions of polars for a file that it cannot read; damaged bytes make some of its readers panic."""
 _FACTS = ("machine", "device", *ENVIRONMENT)
-"""Columns of the results that stand in for an environment.json that cannot be read."""
+"""Columns of the results that stand in for what environment.json lacks."""
 _SCHEMAS = {"results": RESULTS, "samples": SAMPLES, "layers": LAYERS, "largest_batch": LARGEST_BATCH}
 _GIVE = "give a run's folder, such as results/2026…, or a pattern such as 'results/*'"
-_SPENT = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,), "waiting": (WAIT,)}
-"""Phases that a run is for, and its user's waiting; the rest is the price of measuring."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +41,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """Several runs as one table each; `layers` is None where no run has any, `notes` say what could not be read."""
+    """Several runs as one table each; `notes` say what could not be read."""
 
     runs: tuple[Run, ...]
     results: pl.LazyFrame
     samples: pl.LazyFrame
-    layers: pl.LazyFrame | None
+    layers: pl.LazyFrame
     largest_batches: pl.LazyFrame
     notes: tuple[str, ...] = ()
 
@@ -68,37 +63,40 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
     empty one, or one that cannot be read.
     """
     notes: list[str] = []
-    known: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
-    tables: dict[str, list[pl.LazyFrame]] = {name: [] for name in _SCHEMAS}
-    for address in _folders(addresses, notes):
-        written = _tables(address, notes)
-        facts = _run_facts(written["results"], address)
-        twice = [run_id for run_id in facts if any(run_id in run_ids for run_ids, _ in known.values())]
-        if twice:
-            notes.append(f"{address}: {', '.join(twice)} is given twice; it counts once")
-        run_ids = tuple(run_id for run_id in facts if run_id not in twice)
+    known: dict[Path, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    tables: dict[str, list[pl.LazyFrame]] = {name: [pl.LazyFrame(schema=schema)] for name, schema in _SCHEMAS.items()}
+    for folder in _folders(addresses, notes):
+        results = read_results(folder)
+        facts = results.group_by("run_id", maintain_order=True).agg(pl.col(_FACTS).drop_nulls().first())
+        if facts.is_empty():
+            raise ConfigError(f"{folder}: this run is empty: results.parquet has no rows; {_GIVE}")
+        seen = {run_id for run_ids, _ in known.values() for run_id in run_ids}
+        run_ids = tuple(run_id for run_id in facts["run_id"] if run_id not in seen)
+        if twice := seen & set(facts["run_id"]):
+            notes.append(f"{folder}: {', '.join(sorted(twice))} is given twice; it counts once")
         if not run_ids:
             continue
-        known[address] = run_ids, _environment(address, facts[run_ids[0]], notes)
-        if "samples" not in written:
-            notes.append(f"{address}: there is no samples.parquet that can be read")
-        for name, frame in written.items():
-            tables[name].append(frame.filter(pl.col("run_id").is_in(run_ids)) if twice else frame)
-    runs = tuple(Run(address, name, *known[address]) for address, name in zip(known, _names(list(known)), strict=True))
-    results, samples, layers, tries = (
-        pl.concat([pl.LazyFrame(schema=schema), *tables[name]]) for name, schema in _SCHEMAS.items()
-    )
-    return Runs(runs, results, samples, layers if tables["layers"] else None, tries, tuple(notes))
+        environment, columns = RunFolder(folder).read_environment(), facts.row(0, named=True)
+        if not environment:
+            notes.append(f"{folder}/environment.json: cannot be read; the results' columns stand in for it")
+        if not (folder / "samples.parquet").is_file():
+            notes.append(f"{folder}: there is no samples.parquet")
+        known[folder] = run_ids, flat_environment({**columns, **environment}, columns["machine"])
+        for name in _SCHEMAS:
+            frame = results.lazy() if name == "results" else _scan(folder, name)
+            tables[name].append(frame.filter(pl.col("run_id").is_in(run_ids)))
+    runs = tuple(Run(str(folder), name, *known[folder]) for folder, name in zip(known, _names([*known]), strict=True))
+    results_of, samples, layers, tries = (pl.concat(frames) for frames in tables.values())
+    return Runs(runs, results_of, samples, layers, tries, tuple(notes))
 
 
-def read_results(address: str) -> pl.DataFrame:
+def read_results(folder: Path) -> pl.DataFrame:
     """Read results.parquet in a run's folder; of a case that is in it twice the first row counts."""
-    path = f"{address}/results.parquet"
-    frame = _scan(path, RESULTS)
     try:
-        return frame.unique(["run_id", "case_id"], keep="first", maintain_order=True).collect()
+        frame = _scan(folder, "results").unique(["run_id", "case_id"], keep="first", maintain_order=True)
+        return frame.collect()
     except UNREADABLE as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable(folder / "results.parquet", error) from None
 
 
 def load(*runs: str | Path, cells: bool = False) -> tuple[pl.LazyFrame, pl.LazyFrame]:
@@ -113,8 +111,7 @@ def load(*runs: str | Path, cells: bool = False) -> tuple[pl.LazyFrame, pl.LazyF
 
 def load_layers(*runs: str | Path) -> pl.LazyFrame:
     """Return the layers of runs that were made with --profile, lazily; arguments and errors as for `load`."""
-    layers = read_runs(runs).layers
-    return pl.LazyFrame(schema=LAYERS) if layers is None else layers
+    return read_runs(runs).layers
 
 
 def load_largest_batches(*runs: str | Path) -> pl.LazyFrame:
@@ -139,32 +136,6 @@ def check_only(conditions: Filter, results: pl.LazyFrame) -> None:
                 raise ConfigError(f"{what}: no row of these runs matches{nearest(word, known) if known else ''}")
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Return whether the journal may hold more than the run's tables: another process measures, or there are none."""
-    if (folder / "results.parquet").is_file():
-        return writer(folder) is not None
-    return (folder / "bench.yaml").is_file()
-
-
-def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
-    """Return the tables of what a run's journal holds, as `RunFolder.frames`, and sentences on what is lacking."""
-    run = RunFolder(folder)
-    environment, who = run.read_environment(), writer(folder)
-    try:
-        results = run.results()
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}; give another run's folder") from None
-    config = load_config(folder / "bench.yaml")  # As resolved for the run's device.
-    kind: Device = "cpu" if config.device == "cpu" else "cuda"
-    plan = make_plan(config, kind, hardware=environment.get("compute_capability"))
-    frames = run.frames(config.suite, plan, environment)
-    if frames["results"].is_empty():
-        raise ConfigError(f"{folder}: {_nothing(folder)}")
-    done = f"{sum(case.id in results for case in plan)} of {counted(len(plan), 'case')}"
-    ended = f"this run was ended early, after {done}; finish it: {resuming(folder)}"
-    return frames, [f"{folder}: {f'{who} measures into it; these are {done}' if who else ended}", *run.damages()]
-
-
 def flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Give its facts by keys such as "packages.torch", and before those of a mapping that mapping."""
     for key, value in environment.items():
@@ -183,13 +154,9 @@ def versions_of_others(engines: Iterable[str]) -> set[str]:
     return keys[False] - keys[True]
 
 
-def describe(split: Mapping[str, float]) -> str:
-    """Say what a run's seconds went into, like "Took 78 s (measuring 33 %, building 39 %, other 28 %)"."""
-    total = sum(split.values())
-    shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _SPENT.items()}
-    known = {what: seconds for what, seconds in shares.items() if seconds} | {"other": total - sum(shares.values())}
-    parts = [f"{what} {percent(seconds / (total or 1.0))} %" for what, seconds in known.items()]
-    return f"Took {duration(total)} ({', '.join(parts)})"
+def took(seconds: Mapping[str, float]) -> str:
+    """Say like "Took 78 s, 33 % of it measuring" what a run's seconds went into."""
+    return f"Took {duration(seconds['total'])}, {percent(seconds['measuring'] / seconds['total'])} % of it measuring"
 
 
 def first_line(error: BaseException) -> str:
@@ -204,12 +171,11 @@ def json_object(text: str | None) -> dict[str, Any]:
     return dict(printable(json.loads(text or "{}")))
 
 
-def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]:
+def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path]:
     """Give every run's folder in the order given, patterns expanded. Raises ConfigError where there is none."""
     if not addresses:
         raise ConfigError(f"no run is given; {_GIVE}")
-    for given in map(str, addresses):
-        address = given.rstrip("/") or given
+    for address in map(str, addresses):
         is_pattern = glob.has_magic(address) and not Path(address).is_dir()
         found = sorted(filter(Path.is_dir, map(Path, glob.glob(address)))) if is_pattern else [Path(address)]  # noqa: PTH207
         problems = {folder: why for folder in found if (why := _problem(folder))}
@@ -218,80 +184,44 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]
         if len(problems) == len(found):
             raise ConfigError(f"{address}: no folder with a results.parquet matches; {_GIVE}")
         notes += [f"left out: {folder}: {why}" for folder, why in problems.items()]
-        yield from (str(folder) for folder in found if folder not in problems)
+        yield from (folder for folder in found if folder not in problems)
 
 
 def _problem(folder: Path) -> str:
     """Say why a folder holds no run; "" if it does."""
     if not folder.exists():
         return f"there is no such folder; {_GIVE}"
-    journal = folder / "journal.jsonl"
-    if (folder / "results.parquet").is_file() or (journal.is_file() and journal.stat().st_size):
+    if (folder / "results.parquet").is_file():
         return ""
-    return _nothing(folder) if is_unfinished(folder) else f"not a run folder (no results.parquet); {_GIVE}"
+    is_begun = (folder / "bench.yaml").is_file()
+    return f"no results yet; finish it: {resuming(folder)}" if is_begun else f"not a run folder; {_GIVE}"
 
 
-def _nothing(folder: Path) -> str:
-    if who := writer(folder):
-        return f"{who} has measured nothing yet; give another run's folder"
-    return f"this run was ended before it had measured anything; finish it: {resuming(folder)}"
-
-
-def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame]:
-    """Read the files of a run, or what its journal holds so far; a table that the run lacks is left out."""
-    if is_unfinished(Path(address)):
-        frames, lacking = so_far(Path(address))
-        notes.extend(lacking)
-        return {name: frame.lazy() for name, frame in frames.items() if name != "layers" or not frame.is_empty()}
-    paths = {name: f"{address}/{name}.parquet" for name in _SCHEMAS}
-    others = {name: _scan(path, _SCHEMAS[name]) for name, path in paths.items() if Path(path).is_file()}
-    return others | {"results": read_results(address).lazy()}
-
-
-def _scan(path: str, schema: dict[str, pl.DataType]) -> pl.LazyFrame:
-    """Open a table lazily, with the columns of `schema` alone. Raises ConfigError for one that is no such table."""
+def _scan(folder: Path, name: str) -> pl.LazyFrame:
+    """Open a run's table lazily, an empty one where it has none. Raises ConfigError for one that is no such table."""
+    path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
+    if name != "results" and not path.is_file():
+        return pl.LazyFrame(schema=schema)
     try:
-        open_run_file(Path(path)).close()
+        open_run_file(path).close()
         frame = pl.scan_parquet(path, glob=False)
         found = frame.collect_schema()
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
-    for name, dtype in schema.items():
-        if found.get(name) != dtype:
-            what = f"the column {name} is of type {found[name]}, not {dtype}" if name in found else f"no column {name}"
-            raise ConfigError(f"{path}: this is no table of a run ({what}); {_GIVE}")
+    for column, dtype in schema.items():
+        if found.get(column) != dtype:
+            raise ConfigError(f"{path}: this is no table of a run: column {column} is not of type {dtype}; {_GIVE}")
     return frame.select(*schema)
 
 
-def _unreadable(path: str, error: BaseException) -> ConfigError:
+def _unreadable(path: Path, error: BaseException) -> ConfigError:
     return ConfigError(f"{path}: cannot be read: {first_line(error)}; {_GIVE}")
 
 
-def _run_facts(results: pl.LazyFrame, address: str) -> dict[str, dict[str, Any]]:
-    """Return by run id, in the order of the rows, what its rows say of the machine. Raises ConfigError without rows."""
-    facts = [pl.col(name).drop_nulls().first() for name in _FACTS]
-    rows = results.group_by("run_id", maintain_order=True).agg(facts).collect().to_dicts()
-    if not rows:
-        raise ConfigError(f"{address}: this run is empty: results.parquet has no rows; {_GIVE}")
-    return {str(row.pop("run_id")): row for row in rows}
-
-
-def _environment(address: str, facts: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Read environment.json, with the results' facts where it lacks them; `machine` is what to call the machine."""
-    path = f"{address}/environment.json"
-    try:
-        found = dict(read_json(Path(path)))
-    except (OSError, ValueError, TypeError) as error:
-        notes.append(f"{path}: cannot be read ({first_line(error)}); the results' columns stand in for it")
-        found = {}
-    return flat_environment({**facts, **found}, facts["machine"])
-
-
-def _names(addresses: Sequence[str]) -> list[str]:
-    """Return the end of each address, as long as it needs to be unique."""
-    parts = [[part for part in address.split("/") if part not in ("", ".")] or [address] for address in addresses]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(p[-length:]) for p in parts]
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the end of each path, as long as it needs to be unique."""
+    for length in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-length:]) for folder in folders]
         if len(set(names)) == len(names):
-            return names
-    return list(addresses)
+            break
+    return names

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -29,8 +26,6 @@ WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
 """Figures that have a 95 % interval."""
 LAYERS_AT_MOST = 1.5
 """Layers that add up to more times their case's latency are no parts of it: the profiler or other work slowed them."""
-WAIT = "wait"
-"""The phase of waiting for a machine to be quiet."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but line breaks and tabs, marks that turn the direction of text, and halves of a pair."""
 
@@ -223,35 +218,3 @@ def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warn
         how = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
         warnings.append(Warning("drift", f"the last third of the samples is {how} than the first"))
     return warnings
-
-
-class WallTime:
-    """Seconds by phase, summed over a run."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._started = time.monotonic()
-
-    def count_from(self, started: float) -> None:
-        """Count what came before, since that moment of time.monotonic(), as "start"."""
-        self.seconds["start"] += self._started - started
-        self._started = started
-
-    @contextlib.contextmanager
-    def span(self, phase: str) -> Iterator[None]:
-        """Count what lies inside as `phase`."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += time.monotonic() - start
-
-    def add(self, phases: Mapping[str, float]) -> None:
-        for phase, seconds in phases.items():
-            self.seconds[phase] += seconds
-
-    def split(self) -> dict[str, float]:
-        """Return seconds by phase, largest first; `rest` is what nothing counted."""
-        total = time.monotonic() - self._started
-        parts = {**self.seconds, "rest": max(0.0, total - sum(self.seconds.values()))}
-        return dict(sorted(parts.items(), key=lambda part: -part[1]))

@@ -12,7 +12,7 @@ import secrets
 import socket
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,9 @@ from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
 from profiler.tables.numbers import counted
 from profiler.tables.table import of_frame
-from profiler.tables.writers import TEXTS, parquet
+from profiler.tables.writers import csv, parquet
 
 _LOCK = "lock"
-_MOMENT = 0.1
-"""Seconds, for which a reader that looks who writes has the lock at most."""
 _SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Exceptions of a line that is no result."""
@@ -105,7 +103,7 @@ def writing(folder: Path) -> Iterator[None]:
     """Be the only process that writes into a run's folder. Raises ConfigError if another does, or the disk is full."""
     lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire(timeout=_MOMENT)
+        lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(f"{folder}: {_holder(folder)} measures into it; wait until that ends, or end it") from None
     with contextlib.suppress(OSError):
@@ -122,37 +120,12 @@ def writing(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def writer(folder: Path) -> str | None:
-    """Name the other process that measures into the folder, like "process 7, since 2026-01-02 12:00 UTC,", if any."""
-    if not (folder / _LOCK).exists() or _who(folder).get("pid") == os.getpid():
-        return None
-    try:
-        with FileLock(folder / _LOCK, timeout=_MOMENT):
-            return None
-    except Timeout:
-        return _holder(folder)
-    except OSError:  # Nobody writes into a folder that may only be read.
-        return None
-
-
-def _who(folder: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        who = json.loads((folder / _LOCK).read_text())
-        return who if isinstance(who, dict) else {}
-    return {}
-
-
 def _holder(folder: Path) -> str:
-    who = _who(folder)
-    return f"process {who['pid']}, since {who['since']}," if {"pid", "since"} <= set(who) else "another process"
-
-
-@dataclass(frozen=True)
-class RecordedModel:
-    """Fingerprint of a model when the run measured it first."""
-
-    identity: Identity
-    since: str
+    try:
+        who = json.loads((folder / _LOCK).read_text())
+        return f"process {who['pid']}, since {who['since']},"
+    except (OSError, *_NO_RESULT):
+        return "another process"
 
 
 class RunFolder:
@@ -213,25 +186,18 @@ class RunFolder:
             return {}
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
-        """Record in models.json what each model is; one that has not changed stays as it was recorded first."""
-        known, now = self.read_models(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        for name, identity in identities.items():
-            if name not in known or known[name].identity.changes(identity):
-                known[name] = RecordedModel(identity, now)
-        lines = {name: {"since": model.since, **asdict(model.identity)} for name, model in known.items()}
+        """Record in models.json what each model is."""
+        lines = {name: asdict(identity) for name, identity in {**self.read_models(), **identities}.items()}
         write_whole(self._models, json.dumps(lines, indent=2, default=repr) + "\n")
 
-    def read_models(self) -> dict[str, RecordedModel]:
+    def read_models(self) -> dict[str, Identity]:
         """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
         if not self._models.exists():
             return {}
         try:
             with open_run_file(self._models) as file:
                 lines = json.load(file).items()
-            return {
-                name: RecordedModel(Identity(dict(one["parts"]), (*one["remarks"],)), one["since"])
-                for name, one in lines
-            }
+            return {name: Identity(dict(one["parts"]), tuple(one["remarks"])) for name, one in lines}
         except (OSError, *_NO_RESULT):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 
@@ -277,11 +243,12 @@ class RunFolder:
 
     def damages(self) -> list[str]:
         """Say of the run's files what cannot be read, one sentence each."""
-        lines, environment = counted(self.unreadable_lines(), "line"), self.path / "environment.json"
-        notes = [f"{self.journal}: {lines} cannot be read; --resume measures again what they held"]
-        notes = notes if self.unreadable_lines() else []
-        is_lost = self.journal.exists() and not self.read_environment()
-        return notes + [f"{environment}: cannot be read, so the machine is not compared"] * is_lost
+        notes = []
+        if bad := self.unreadable_lines():
+            notes.append(f"{self.journal}: {counted(bad, 'line')} cannot be read; --resume measures them again")
+        if self.journal.exists() and not self.read_environment():
+            notes.append(f"{self.path / 'environment.json'}: cannot be read, so the machine is not compared")
+        return notes
 
     def _read_journal(self) -> tuple[dict[str, Result], int]:
         """Parse the journal, once as long as nobody writes into it."""
@@ -294,15 +261,7 @@ class RunFolder:
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Write `frames`, some only where they have rows; return results and samples. Raises OSError."""
-        frames = self.frames(suite, cases, environment)
-        for name, frame in frames.items():
-            if name not in ("layers", "largest_batch") or not frame.is_empty():
-                write_whole(self.path / f"{name}.parquet", parquet(frame))
-        return frames["results"], frames["samples"]
-
-    def frames(self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
-        """Return results, samples and layers of every case that has ended, in the plan's order; tries of a search."""
+        """Write every case that has ended, in the plan's order; return results and samples. Raises OSError."""
         known = self.results()
         ended = [(case, known[case.id]) for case in cases if case.id in known]
         roofs = raised(environment.get("roofs") or {}, ended)
@@ -310,16 +269,16 @@ class RunFolder:
         spreads = all_spreads(environment.get("spread") or {}, spread_of_bases(done))
         rows = [row_of(result, case, self.run_id, suite, environment, spreads) for case, result in done]
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
-        return {
-            "results": pl.DataFrame(rows, schema=RESULTS),
-            "samples": _samples(self.run_id, [result for _, result in done]),
-            "layers": pl.DataFrame(layers, schema=LAYERS),
-            "largest_batch": self.largest_batches(),
-        }
+        results, samples = pl.DataFrame(rows, RESULTS), _samples(self.run_id, [result for _, result in done])
+        frames = {"results": results, "samples": samples}
+        extra = {"layers": pl.DataFrame(layers, LAYERS), "largest_batch": self.largest_batches()}
+        for name, frame in (frames | {name: frame for name, frame in extra.items() if not frame.is_empty()}).items():
+            write_whole(self.path / f"{name}.parquet", parquet(frame))
+        return results, samples
 
 
 def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries: pl.DataFrame | None = None) -> None:
-    """Write each table as CSV (all digits) and as Markdown; `tries` are those of the search for the largest batch."""
+    """Write each table as CSV; `tries` are those of the search for the largest batch."""
     folder.mkdir(exist_ok=True)
     tables = {
         "latency": results.filter(OK).select([*CONFIGURATION, "replicate", *_TIMES, "warnings"]),
@@ -332,8 +291,7 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
     if tries is not None and not tries.is_empty():
         tables["largest-batch"] = largest(tries)
     for name, frame in tables.items():
-        for ending in ("csv", "md"):
-            write_whole(folder / f"{name}.{ending}", TEXTS[ending](of_frame(name, name, frame)))
+        write_whole(folder / f"{name}.csv", csv(of_frame(name, name, frame)))
 
 
 def _results_in(path: Path) -> tuple[dict[str, Result], int]:

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +29,8 @@ from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import nothing_compared, present, require
 from profiler.results.cells import cells
-from profiler.results.reading import describe as describe_time
-from profiler.results.result import Result, WallTime
+from profiler.results.reading import took
+from profiler.results.result import Result
 from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
 from profiler.run.dry_run import earlier_seconds, print_plan
@@ -99,7 +98,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             return _dry_run(start)
         with _open_run(start) as run:
             runner = start.runner(run)
-            runner.wall.count_from(started)
+            runner.started = started
             runner.refuses = isinstance(job, ModelJob)
             interrupted, results = measure_cases(runner, console, options.retry)
     trim(default_root(), limit)
@@ -286,8 +285,7 @@ def measure_cases(
             runner.measure(waiting, to_search, retry)
         except KeyboardInterrupt:
             interrupted = True
-    wall = runner.wall if waiting or to_search else None
-    return interrupted, _write_results(runner, wall, console, report)
+    return interrupted, _write_results(runner, console, report)
 
 
 def _waiting(journal: Mapping[str, Result], cases: Sequence[Case], budget: Budget, retry: bool) -> list[Case]:
@@ -304,8 +302,8 @@ def _to_measure(journal: Mapping[str, Result], cases: Sequence[Case], waiting: S
     return f"{left}, {unsupported} of them unsupported here" if unsupported else left
 
 
-def _write_results(runner: Runner, wall: WallTime | None, console: Console, report: bool) -> pl.DataFrame:
-    """Write and print what the journal holds, a `report` of it too; `wall` is what the time went into."""
+def _write_results(runner: Runner, console: Console, report: bool) -> pl.DataFrame:
+    """Write and print what the journal holds, a `report` of it too."""
     run, config, environment = runner.run, runner.config, runner.environment
     results, _ = run.write_parquet(config.suite, runner.plan, environment)
     known, tries, study = run.results(), run.largest_batches(), config.published
@@ -323,13 +321,13 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
             console.print(Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow"), soft_wrap=True)
 
     print_results(console, results, merged, print_study, tries)
-    if wall is not None:
+    if runner.measured_s:
         # Only now: the time of writing and printing the tables counts, too.
-        seconds = wall.split()
-        total = Counter(environment.get("wall_seconds", {}))
-        total.update(seconds)
-        run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
-        console.print(Text(f"\n{describe_time(seconds)}"))
+        seconds = {"total": time.monotonic() - runner.started, "measuring": runner.measured_s}
+        before = environment.get("wall_seconds", {})
+        total = {name: round(before.get(name, 0.0) + value, 3) for name, value in seconds.items()}
+        run.write_environment({**environment, "wall_seconds": total})
+        console.print(Text(f"\n{took(seconds)}"))
     if report and not results.is_empty():
         _report(console, run, merged)
     return results

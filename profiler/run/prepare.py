@@ -316,12 +316,10 @@ def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
     for name, model in recorded.items():
         found = now[name]
         if not isinstance(found, Identity):
+            raise ConfigError(f"{option}: model {name!r} cannot be had: {found}; mend that, or start a new run")
+        if changes := model.changes(found):
             raise ConfigError(
-                f"{option}: model {name!r} cannot be had ({model.since}): {found}; mend that, or start a new run"
-            )
-        if changes := model.identity.changes(found):
-            raise ConfigError(
-                f"{option}: model {name!r} has changed since the run measured it ({model.since}): "
+                f"{option}: model {name!r} has changed since the run measured it: "
                 f"{', '.join(changes)}; {why}: start a new run, or restore the model as it was"
             )
 

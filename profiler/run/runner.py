@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from profiler.machine import Target, available_memory_mib
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, Child, run_one
-from profiler.results.result import Result, WallTime, log_name, result_of
+from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import excess
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import DISTURBED, REMEASURED, is_due, retaken
@@ -114,7 +115,7 @@ def _disturbance(result: Result) -> float:
 
 
 class Runner:
-    """Measures the cases of one run; `wall` holds what the time went into.
+    """Measures the cases of one run.
 
     `config` is the job as resolved for `target`, `plan` all of its cases, and `chosen` those to measure; `environment`
     gets the device's roofs. Before each case it waits up to `idle_minutes` until the machine is quiet.
@@ -133,7 +134,7 @@ class Runner:
     ) -> None:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.plan, self.chosen, self.budget = plan, chosen, config.budget
-        self.wall = WallTime()
+        self.started, self.measured_s = time.monotonic(), 0.0
         self.refuses = False
         """True if a model that cannot be had is an error, and no row."""
         self._idle_minutes = idle_minutes
@@ -155,7 +156,7 @@ class Runner:
         if not waiting and not searched:
             return
         with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
-            quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display, self.wall)
+            quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display)
             quiet.begin()
             task = self._prepare(waiting, searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
@@ -167,19 +168,17 @@ class Runner:
         """Prepare the models and measure the device's roofs; return what makes a case's task."""
         # An odd batch and an even one, which a reference of the gradients is made for.
         cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
-        with self.wall.span("prepare"):
-            prepared = prepare(cases, self.budget, self.run.logs, self.config.path, self.display.preparing, self._uuid)
-            bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
-            if self.refuses and bad is not None:
-                raise ConfigError(str(bad.reason))
-            identities = {name: one.identity for name, one in prepared.items() if one.identity}
-            self.run.write_models(identities)
-            remarked = ((one.remarks, name.partition("/")[0]) for name, one in identities.items() if one.remarks)
-            for remarks, models in grouped(remarked).items():
-                self.display.announce(f"{listed(dict.fromkeys(models))}: {'; '.join(remarks)}")
+        prepared = prepare(cases, self.budget, self.run.logs, self.config.path, self.display.preparing, self._uuid)
+        bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
+        if self.refuses and bad is not None:
+            raise ConfigError(str(bad.reason))
+        identities = {name: one.identity for name, one in prepared.items() if one.identity}
+        self.run.write_models(identities)
+        remarked = ((one.remarks, name.partition("/")[0]) for name, one in identities.items() if one.remarks)
+        for remarks, models in grouped(remarked).items():
+            self.display.announce(f"{listed(dict.fromkeys(models))}: {'; '.join(remarks)}")
         quiet.start()
-        with self.wall.span("roofs"):
-            self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
+        self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
         energy, profile = self.config.energy, self.config.profile
         return lambda case: Task(case, prepared[case.subject], self.budget, self._uuid, energy, profile)
 
@@ -245,11 +244,13 @@ class Runner:
             if over is not None and over.is_impossible:
                 result.fail(over.rejection())
         counts = takes.add(result)
-        self.wall.add(result.phases)
+        self._count(result)
         if counts:
-            with self.wall.span("write"):
-                result = self.run.append(result)
+            result = self.run.append(result)
         self.display.ended(task.case, result, counts)
+
+    def _count(self, result: Result) -> None:
+        self.measured_s += sum(result.phases.get(phase, 0.0) for phase in (Phase.MEASURE, Phase.ENERGY))
 
     def _search(self, case: Case, retry: bool) -> Search:
         results = self.run.results()
@@ -280,7 +281,7 @@ class Runner:
                     one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
                     result = measure(one, tick)
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
-                self.wall.add(result.phases)
+                self._count(result)
                 self.run.append_try(case, result)
                 self.display.ended(case, result)
 

@@ -26,7 +26,7 @@ from profiler.errors import WHEN_IDLE
 from profiler.nvml import UTILIZATION_SECONDS, Nvml, Reading
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
-from profiler.results.result import WAIT, Result, WallTime
+from profiler.results.result import Result
 from profiler.run.progress import Display
 from profiler.tables.numbers import percent, significant
 from profiler.worker.disturbance import CARD, reasons
@@ -142,10 +142,8 @@ class Quiet:
     `start` waits up to `minutes`; None is not at all.
     """
 
-    def __init__(
-        self, lock: DeviceLock, gpu: str | None, minutes: float | None, display: Display, wall: WallTime
-    ) -> None:
-        self._lock, self._nvml, self._minutes, self._display, self._wall = lock, Nvml(gpu), minutes, display, wall
+    def __init__(self, lock: DeviceLock, gpu: str | None, minutes: float | None, display: Display) -> None:
+        self._lock, self._nvml, self._minutes, self._display = lock, Nvml(gpu), minutes, display
         self._other: str | None = None
         self._gave_up = False
 
@@ -159,8 +157,7 @@ class Quiet:
     def start(self) -> None:
         """Call this right before something is measured."""
         if self._minutes is not None:
-            with self._wall.span(WAIT):
-                self._wait(self._minutes)
+            self._wait(self._minutes)
         self._other = self._lock.other()
 
     def mark(self, result: Result) -> None:

@@ -12,7 +12,6 @@ from other_work import on_gpu
 from runs import Profiler, run_job
 
 from profiler.nvml import Nvml, visible_gpus
-from profiler.results.result import WallTime
 from profiler.run.watch import DeviceLock, Quiet
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +38,7 @@ def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -
         assert time.monotonic() < end, "the GPU is not idle: nothing can be tested on it"
         time.sleep(0.5)
     with DeviceLock(uuid, Path("run")) as lock:
-        looks = Quiet(lock, uuid, 0.1, told, WallTime())
+        looks = Quiet(lock, uuid, 0.1, told)
         with on_gpu():
             looks.start()
             seen = len(nvml.pids() or ()), nvml.utilization()
@@ -48,7 +47,7 @@ def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -
         assert told.waited, seen
         assert all(any(word in what for word in words) for what in told.waited), told.waited
         assert len(told.announced) == 1
-        Quiet(lock, uuid, 1.0, told, WallTime()).start()
+        Quiet(lock, uuid, 1.0, told).start()
         assert len(told.announced) == 1, "the machine is quiet within a minute"
 
 

@@ -32,7 +32,7 @@ def test_results_samples_and_environments_are_tables() -> None:
     assert run("select count(*) as n from results where status = 'ok'").item() == 120
     assert run("select count(*) as n from samples").item() == 141_494
     assert run("select value from environments where key = 'driver'").item() == "580.159.04"
-    assert run("show tables").to_series().to_list() == ["environments", "results", "samples"]
+    assert run("show tables").to_series().to_list() == ["environments", "layers", "results", "samples"]
     found = run("select device, count(*) as n from results group by device order by device", H200, CPU)
     assert found.rows() == [("cpu", 25), ("cuda", 120)]
     found = run(
@@ -49,8 +49,7 @@ def test_results_samples_and_environments_are_tables() -> None:
         ("select latncy_ms from results", "no column 'latncy_ms'; did you mean 'latency_ms'"),
         ("select keyy from environments", "have no column 'keyy'; did you mean 'key'"),
         ("select r.modl from results r", "no column"),
-        ("select * from samplez", "no table 'samplez'; there are results, samples"),
-        ("select * from layers", "there is no table 'layers'; there are results, samples, environments"),
+        ("select * from samplez", "no table 'samplez'; there are results, samples, layers, environments"),
         ("selct from", "only queries that read are allowed; did you mean 'select'"),
         ("select model,, from results", "sql parser error"),
         ("select list_filter(warnings, 'x') from results", "is taken apart by unnest"),

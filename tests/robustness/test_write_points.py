@@ -150,7 +150,7 @@ class Job:
                     run.append(Result(case.id, "ok", clock="host", samples={"host": [1.0, 2.0, 3.0]}, throughput=1.0))
             console = Console(quiet=True)
             runner = Runner(run, self.config, Target("cpu"), self.plan, self.plan, environment, PlainDisplay(console))
-            _write_results(runner, runner.wall, console, report=False)
+            _write_results(runner, console, report=False)
 
 
 def rows(path: Path) -> set[str]:

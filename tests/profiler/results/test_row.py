@@ -16,7 +16,7 @@ from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, RESULTS, Group, names
-from profiler.results.result import WITH_ENDS, Result, WallTime, ends_of, layer_warnings, sample_warnings
+from profiler.results.result import WITH_ENDS, Result, ends_of, layer_warnings, sample_warnings
 from profiler.results.row import all_spreads, earlier_spread, keep_spread, row_of, spread_of_bases
 from profiler.stats.intervals import UNMEASURED, Spread, Spreads
 
@@ -272,14 +272,3 @@ def test_earlier_runs_on_this_machine_count_and_others_do_not(
     pooled = all_spreads(kept, {"host": (0.0, 10.0), "device": (0.0, 0.0)})
     assert pooled.host.sd == pytest.approx(math.sqrt(0.4 / 50))
     assert pooled.device == UNMEASURED.device
-
-
-def test_wall_time_is_split_by_phase_and_what_nothing_counted() -> None:
-    wall = WallTime()
-    wall.count_from(wall._started - 30.0)
-    with wall.span("prepare"):
-        wall.add({"measure": 5.0})
-    split = wall.split()
-    assert (split["start"], split["measure"]) == (30.0, 5.0)
-    assert list(split.values()) == sorted(split.values(), reverse=True)
-    assert {"prepare", "rest"} <= split.keys()

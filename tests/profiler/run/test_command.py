@@ -304,13 +304,13 @@ def test_folder_holds_everything(full: Finished) -> None:
     assert files >= {"bench.yaml", "environment.json", "journal.jsonl", "results.parquet", "samples.parquet", "tables"}
     assert "report.html" in files
     tables = {file.name for file in (full.folder / "tables").iterdir()}
-    assert tables >= {f"{name}.{kind}" for name in ("latency", "memory", "speedup") for kind in ("csv", "md")}
+    assert tables >= {f"{name}.csv" for name in ("latency", "memory", "speedup")}
     environment = json.loads((full.folder / "environment.json").read_text())
     assert environment["device"] == "cpu"
     assert environment["cpu"]
     assert environment["packages"]["torch"]
     assert sorted(line["case_id"] for line in full.journal) == sorted(full.rows["case_id"])
-    assert environment["wall_seconds"].keys() >= {"prepare", "fork", "load", "warm-up", "measure", "check", "write"}
+    assert 0 < environment["wall_seconds"]["measuring"] < environment["wall_seconds"]["total"]
 
 
 def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) -> None:
@@ -754,7 +754,7 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
     assert "--resume" in second
     lines = [json.loads(line) for line in (resumed.folder / "journal.jsonl").read_text().splitlines()]
     measured = sum(line["phases"].get("measure", 0.0) for line in lines)
-    assert environment["wall_seconds"]["measure"] == pytest.approx(measured, abs=0.1)
+    assert environment["wall_seconds"]["measuring"] == pytest.approx(measured, abs=0.1)
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:

@@ -22,7 +22,7 @@ from profiler.machine import Target
 from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
-from profiler.results.result import Result, WallTime
+from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.run import runner as module
 from profiler.run.progress import PlainDisplay
@@ -130,7 +130,7 @@ def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
     assert is_done(result, Budget(repeats=repeats), retry) == done
 
 
-Run = Callable[..., tuple[RunFolder, Told, WallTime]]
+Run = Callable[..., tuple[RunFolder, Told, float]]
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         repeats: float = 0.5,
         folder: RunFolder | None = None,
         environment: dict[str, Any] = QUIET,
-    ) -> tuple[RunFolder, Told, WallTime]:
+    ) -> tuple[RunFolder, Told, float]:
         folder, display, cases = folder or RunFolder.create(tmp_path), Told(), [case(name) for name in takes]
 
         def measure_one(_: object, task: Task, *__: object) -> Result:
@@ -154,7 +154,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(environment), display)
         with contextlib.suppress(KeyboardInterrupt):
             runner.measure(cases)
-        return folder, display, runner.wall
+        return folder, display, runner.measured_s
 
     return go
 
@@ -168,7 +168,7 @@ def cool(ms: float) -> Result:
 
 
 def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_end(run: Run) -> None:
-    folder, display, wall = run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)], "c": [*hot(7.0, 6.0)]}, repeats=9)
+    folder, display, measured = run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)], "c": [*hot(7.0, 6.0)]}, repeats=9)
     a, b, c = (case(name).id for name in "abc")
     assert display.told == [a, b, c, a, c]
     assert display.announced == ["measuring 2 cases again"]
@@ -178,7 +178,7 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
         *(["remeasured"], [], ["throttled", "remeasured"])
     ]
     assert len(folder.journal.read_text().splitlines()) == 5
-    assert wall.seconds["measure"] == 5 * SECONDS
+    assert measured == 5 * SECONDS
     first, *later = display.left[:3]
     assert first > 3 * SECONDS, "as estimated"
     assert later == pytest.approx([2 * SECONDS, SECONDS]), "as the cases so far"
@@ -186,8 +186,8 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
 
 @pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 4)])
 def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repeats: float, again: int) -> None:
-    _, display, wall = run({name: hot(9.0, 8.0, 7.0) for name in "abcd"}, repeats)
-    assert wall.seconds["measure"] == (4 + again) * SECONDS
+    _, display, measured = run({name: hot(9.0, 8.0, 7.0) for name in "abcd"}, repeats)
+    assert measured == (4 + again) * SECONDS
     if 0 < again < 4:
         left = f"{again} of 4 cases measured again, {4 - again} not (`budget.repeats` was spent)"
         assert display.announced[-1] == left
@@ -195,12 +195,12 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repe
 
 def test_nothing_more_is_measured_again_where_the_machine_is_as_busy_as_before(run: Run) -> None:
     takes = {name: [take(0.9, ms=ms) for ms in (9.0, 8.0, 7.0)] for name in "abcd"}
-    folder, display, wall = run(takes, repeats=9)
+    folder, display, measured = run(takes, repeats=9)
     assert display.announced[1:] == ["2 of 4 cases measured again, 2 not (the machine was as busy as before)"]
     assert display.stayed == [case("a").id, case("b").id]
-    assert wall.seconds["measure"] == 6 * SECONDS
+    assert measured == 6 * SECONDS
     assert folder.results()[case("a").id].samples == {"host": [9.0]}
-    assert run(takes, repeats=9, folder=folder)[2].seconds["measure"] == 2 * SECONDS, "resumed: none of it twice"
+    assert run(takes, repeats=9, folder=folder)[2] == 2 * SECONDS, "resumed: none of it twice"
 
 
 def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:

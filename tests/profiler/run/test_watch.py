@@ -26,7 +26,7 @@ from profiler.job.case import Case
 from profiler.nvml import Reading
 from profiler.processes.process import Call
 from profiler.processor import Load
-from profiler.results.result import WAIT, Result, WallTime
+from profiler.results.result import Result
 from profiler.results.run_folder import read_lines
 from profiler.results.warning_kinds import retaken
 from profiler.run import watch
@@ -187,7 +187,7 @@ class Told(PlainDisplay):
         self.waited.append(re.sub(r"until \d\d:\d\d at", "until HH:MM at", what))
 
 
-Waiting = Callable[..., tuple[Quiet, Told, WallTime]]
+Waiting = Callable[..., tuple[Quiet, Told]]
 
 
 @pytest.fixture
@@ -195,10 +195,10 @@ def waiting(tmp_path: Path) -> Iterator[Waiting]:
     """`waiting(minutes)` is what looks at the machine for a run."""
     locks: list[DeviceLock] = []
 
-    def make(minutes: float | None, gpu: str | None = None) -> tuple[Quiet, Told, WallTime]:
+    def make(minutes: float | None, gpu: str | None = None) -> tuple[Quiet, Told]:
         locks.append(DeviceLock("cpu", tmp_path / "run"))
-        told, wall = Told(), WallTime()
-        return Quiet(locks[-1], gpu, minutes, told, wall), told, wall
+        told = Told()
+        return Quiet(locks[-1], gpu, minutes, told), told
 
     yield make
     for lock in locks:
@@ -216,25 +216,24 @@ def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
 
 @pytest.mark.slow
 def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors: list[int], waiting: Waiting) -> None:
-    looks, told, wall = waiting(0.03)
+    looks, told = waiting(0.03)
     looks.begin()
     looks.start()
     assert told.waited
     assert all(f"{WAITING}: " in what and " processes took " in what for what in told.waited), told.waited
     (said,) = told.announced
     assert said.startswith("the machine is not quiet after 0.0300 minutes of waiting, and is measured as it is: ")
-    assert wall.seconds[WAIT] > 0
 
 
 def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
     left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
-    looks, told, _ = waiting(10.0)
+    looks, told = waiting(10.0)
     looks.start()
     start = f"{WAITING}: other processes took"
     assert told.waited == [f"{start} 48 % of 2 processors", f"{start} 11 % of 2 processors"]
-    looks, told, wall = waiting(None)  # Nobody waits who was not asked to.
+    looks, told = waiting(None)  # Nobody waits who was not asked to.
     looks.begin()
-    assert (left, told.waited, told.announced, dict(wall.seconds)) == ([0.9], [], [], {})
+    assert (left, told.waited, told.announced) == ([0.9], [], [])
 
 
 def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
@@ -247,7 +246,7 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=utilization.pop(0)),
     )
     monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
-    looks, told, _ = waiting(10.0, gpu="GPU-1")
+    looks, told = waiting(10.0, gpu="GPU-1")
     looks.start()
     whys = ("other processes on the GPU: 2", "other processes on the GPU: 1", "the GPU is busy for 37 % of the time")
     assert told.waited == [f"{WAITING}: {why}" for why in whys]
@@ -259,7 +258,7 @@ def test_another_run_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, other_run: subprocess.Popen[str], waiting: Waiting
 ) -> None:
     play(monkeypatch, *[0.0] * 99)
-    looks, told, _ = waiting(10.0)
+    looks, told = waiting(10.0)
 
     def end_it(what: str) -> None:
         Told.waiting(told, what)
