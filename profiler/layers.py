@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from profiler.errors import PROGRAM, ConfigError, resuming
-from profiler.job.case import Filter, parse_only
+from profiler.job.case import Filter, parse_only, setting_words
 from profiler.options import Layers as Options
-from profiler.report.tables import layers_table
+from profiler.report.data import Layer, layers
 from profiler.results.layers import Profiled, profiled, together
 from profiler.results.reading import check_only, chosen, read_runs
+from profiler.tables import numbers
+from profiler.tables.numbers import each
+from profiler.tables.table import Table, excerpt, figure
 from profiler.tables.writers import print_table
 
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
@@ -30,9 +35,35 @@ def execute(options: Options, console: Console) -> int:
     """
     for cell in together(read(options.run, parse_only(options.only)), _GROUP):
         console.print()
-        print_table(console, layers_table(0, cell, options.top))
+        print_table(console, layers_table(cell, options.top))
     console.print(Text(f"\n{_METHOD}", style="dim"))
     return 0
+
+
+def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
+    """Show the exported nodes with every variant's time next to each other, or the `top` longest, and the sums."""
+    row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], layers(cell)
+    longest = sorted(rows, key=lambda layer: -max(layer.ms.values()))[:top]
+    shown = [layer for layer in rows if layer in longest]
+    if rest := [layer for layer in rows if layer not in longest]:
+        sums = {variant: sum(layer.ms.get(variant, 0.0) for layer in rest) for variant in variants}
+        shown.append(Layer(f"{len(rest)} more", None, sums))
+    totals = {"all layers": {case.row["variant"]: case.ms for case in cell}}
+    for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
+        totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}
+    shown += [Layer(name, None, ms) for name, ms in totals.items() if ms]
+    frame: dict[str, Sequence[Any]] = {
+        "modules": [layer.modules for layer in shown],
+        "nodes": [layer.nodes for layer in shown],
+        **{f"ms_{variant}": [layer.ms.get(variant) for layer in shown] for variant in variants},
+    }
+    columns = [
+        excerpt("PyTorch modules", "modules"),
+        excerpt("ONNX nodes, fused where they share a row", "nodes"),
+        *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
+    ]
+    what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
+    return Table("layers", ", ".join(what), frame, columns, totals=sum(map(bool, totals.values())))
 
 
 def read(run: Path, only: Filter | None = None) -> list[Profiled]:

@@ -6,7 +6,7 @@ A specification holds no text of the user's but as a value in a scale's domain, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,7 @@ _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], 
 _INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380
-_MODEL = {"run": 1, "pass": 1, "model": 1}
-_ONE = {**_MODEL, "setting": 1}
+_ONE = {"run": 1, "pass": 1, "model": 1, "setting": 1}
 _CONFIGURATION = ("configuration", "batch_size")
 _SPEEDUPS = (
     "The base's latency over the configuration's own, with its 95 % interval. The rows go from the base through "
@@ -81,15 +80,13 @@ paper, and no two look alike to those who lack a kind of cones. Shapes and dashe
 class Domains:
     """Hold what the scales must cover, so that a configuration looks the same whatever else is chosen.
 
-    Variants and precisions stand in the order of steps; `parts` of memory and sizes of `dimensions` are those that
-    occur.
+    Variants and precisions stand in the order of steps; `parts` are the parts of memory that occur.
     """
 
     variants: Sequence[str]
     precisions: Sequence[str]
     batches: Sequence[int]
     parts: Sequence[str]
-    dimensions: Mapping[str, Sequence[int]] = field(default_factory=dict)
     base: str = "the base"
 
 
@@ -113,26 +110,15 @@ class Chart:
 
 
 def charts(domains: Domains) -> list[Chart]:
-    """Return every chart; a name begins with its section's."""
+    """Return every chart; a chart has its section's name."""
     spread, largest = {**_ONE, "batch_size": 3}, {**_ONE, "batch_size": -1}
-    axes = [("latency", "batch_size", "batch size", domains.batches, "lines", _ONE)]
-    for number, (name, sizes) in enumerate(domains.dimensions.items()):
-        axes.append(
-            (f"latency-{number}", "size", name, sizes, f"sizes-{number}", _MODEL | {"rest": 1, "batch_size": 1})
-        )
-    latencies = [
-        Chart(
-            chart, f"Latency against {of}", _LATENCIES, partial(latency, domains, sizes, (key, of.capitalize()), data),
-            "latency_ms", keep, data=(data,),
-        )
-        for chart, key, of, sizes, data, keep in axes
-        if len(sizes) > 1
-    ]  # fmt: skip
     title, front, roofs = "Speed-up by configuration", "Throughput against latency", ("lines", "roofs")
     rows, bars, nodes, node = (13, _CONFIGURATION), (20, _CONFIGURATION), (9, ("nodes", "variant")), {"precision": 1}
     return [
         Chart("speedups", title, _SPEEDUPS, partial(speedups, domains), "factor", spread, rows),
-        *latencies,
+        *[Chart("latency", "Latency by batch size", _LATENCIES, partial(latency, domains), "latency_ms", _ONE)][
+            : len(domains.batches) > 1
+        ],
         Chart("throughput", front, _FRONT, partial(throughput, domains), "throughput", _ONE),
         Chart("memory", "Parts of the peak", _PEAK, partial(memory, domains), "peak_memory_mib", largest, bars),
         Chart("roofline", "Roofline", _ROOFLINE, partial(roofline, domains), "intensity", _ONE, None, roofs),
@@ -196,21 +182,20 @@ def speedups(domains: Domains) -> Spec:
     return _finished(alt.layer(unity, bar, dot))
 
 
-def latency(domains: Domains, every: Sequence[int], axis: tuple[str, str], data: str) -> Spec:
-    """Draw latency with its interval against sizes, a line for each configuration; `axis` names the sizes' field."""
-    values, (name, named) = list(every), axis
+def latency(domains: Domains) -> Spec:
+    """Draw latency with its interval against the batch size, a line for each configuration."""
+    values = list(domains.batches)
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=[values[0], values[-1]])
-    x = alt.X(f"{name}:Q", title=named, scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
-    lines = alt.Chart(alt.NamedData(data)).encode(x=x, color=_engine(domains))
+    x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
+    lines = alt.Chart(_LINES).encode(x=x, color=_engine(domains))
     y = alt.Y(**_log("latency_ms", "Latency, ms"))
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_cycled(domains.precisions, _DASHES), legend=None)
     line = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(y=y, strokeDash=dash)
     bar = lines.mark_rule(strokeWidth=1.5).encode(y=alt.Y("latency_low_ms:Q"), y2="latency_high_ms:Q")
     tips = _tips(("latency_ms", "Latency, ms"), ("latency_low_ms", "95 % from"), ("latency_high_ms", "to"))
-    tips += [alt.Tooltip(f"{name}:Q", title=named)] if name != "batch_size" else []
     dot = lines.mark_point(size=60).encode(y=y, shape=_precision(domains), tooltip=tips)
     # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
     return _finished(alt.layer(line, bar, dot).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))

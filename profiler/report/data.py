@@ -9,8 +9,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
-from profiler.errors import PROGRAM
-from profiler.job.case import Filter, settings
+from profiler.job.case import Filter
 from profiler.report.chart_specs import MEMORY, Domains
 from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned
 from profiler.results.choice import Choice, choices
@@ -23,14 +22,13 @@ KEY = ["run", *GROUP]
 CONFIGURATION_KEY = ["run", *CONFIGURATION]
 SWEEP = ["run", "model", "pass", "setting"]
 """Groups that differ only by the batch size share these."""
-MOST_LAYERED = 8
-"""Cells whose layers are on a page; the command `layers` prints every one."""
+_MOST_LAYERED = 8
+"""Cells whose layers are drawn; the command `layers` prints every one."""
 _MOST_LAYERS = 14
 """In the chart of layers: the longest."""
-_NAMES = ["run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step"]
-_LATENCY = ["latency_ms", "latency_low_ms", "latency_high_ms", "throughput"]
 _DRAWN = [
-    *(*_NAMES, "setting", *_LATENCY, "factor", "factor_low", "factor_high"),
+    *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "setting"),
+    *("latency_ms", "latency_low_ms", "latency_high_ms", "throughput", "factor", "factor_low", "factor_high"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
 ]
 Row = Mapping[str, Any]
@@ -52,7 +50,6 @@ class Data:
     warnings: pl.DataFrame
     layers: Sequence[Sequence[Profiled]]
     statuses: Mapping[str, int]
-    notes: Sequence[str]
 
     @property
     def environments(self) -> dict[str, dict[str, Any]]:
@@ -68,7 +65,7 @@ def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = 
 
     `known` are `cells` of all the runs by run_id, where they were made before.
     """
-    results, notes = runs.results.collect(), list[str]()
+    results = runs.results.collect()
     labels = _labels(runs, results)
     run = pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String)
     results = results.with_columns(run=run)
@@ -86,9 +83,8 @@ def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = 
         choices(merged.filter(OK.any().over(KEY)), by=("run",)),
         _problems(results),
         warned(results).sort("cases", descending=True, maintain_order=True),
-        _layers(runs, shown, notes),
+        _layers(runs, shown),
         dict(statuses.iter_rows()),
-        notes,
     )
 
 
@@ -137,15 +133,13 @@ def _problems(results: pl.DataFrame) -> pl.DataFrame:
     return reasons.with_columns(pl.Series("model", models, pl.List(pl.String)))
 
 
-def _layers(runs: Runs, shown: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:
+def _layers(runs: Runs, shown: pl.DataFrame) -> list[list[Profiled]]:
     """Put profiled cells together that differ only by the variant; of a cell the first profiled process counts."""
     keys = [*KEY, "precision"]
     cases = shown.with_columns(run_id="run_ids", case_id="case_ids").explode("case_id").explode("run_id")
     profiles = together(profiled(cases.with_row_index("replicate"), runs.layers, [*keys, "variant"]), keys)
-    if len(profiles) > MOST_LAYERED:
-        notes.append(f"Layers of {MOST_LAYERED} of {len(profiles)} profiled cells are shown; {PROGRAM} layers has all.")
     # The fullest: most variants side by side, then the largest batch.
-    fullest = sorted(profiles, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]
+    fullest = sorted(profiles, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:_MOST_LAYERED]
     return [cell for cell in profiles if cell in fullest]
 
 
@@ -170,9 +164,8 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
 
 def chart_rows(data: Data) -> dict[str, list[Row]]:
     """Return the rows that charts draw, by data set."""
-    sizes = {f"sizes-{number}": rows for number, rows in enumerate(_by_size(data.cells).values())}
     lines: list[Row] = list(data.cells.select(_DRAWN).iter_rows(named=True))
-    return {"lines": lines, "roofs": _roofs(data), "layers": _longest_layers(data), **sizes}
+    return {"lines": lines, "roofs": _roofs(data), "layers": _longest_layers(data)}
 
 
 def domains(cells: pl.DataFrame) -> Domains:
@@ -185,32 +178,8 @@ def domains(cells: pl.DataFrame) -> Domains:
         precisions["precision"].to_list(),
         sorted(cells.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)["batch_size"].unique()),
         [part for part in MEMORY if cells[part].count()],
-        _dimensions(cells),
         bases[0] if len(bases) == 1 else "the base",
     )
-
-
-def _dimensions(cells: pl.DataFrame) -> dict[str, list[int]]:
-    """Return the sizes of each dimension that was measured at several, in rising order."""
-    sizes: dict[str, set[int]] = {}
-    for shape in cells["shape"].drop_nulls().unique():
-        for name, size in settings(shape).items():
-            sizes.setdefault(name, set()).add(int(size))
-    return {name: sorted(sizes[name]) for name in sorted(sizes) if len(sizes[name]) > 1}
-
-
-def _by_size(cells: pl.DataFrame) -> dict[str, list[Row]]:
-    """Return the cells by dimension of several sizes, with their `size` and the `rest` of their setting.
-
-    They have no setting: whichever a reader chooses, the curve goes over all sizes.
-    """
-    found: dict[str, list[Row]] = {name: [] for name in _dimensions(cells)}
-    for row in cells.select(*_NAMES, *_LATENCY, "setting", "shape").iter_rows(named=True):
-        setting, shape = settings(row.pop("setting")), settings(row.pop("shape") or "")
-        for name in found.keys() & shape:
-            rest = "/".join(f"{key}={value}" for key, value in setting.items() if key != name)
-            found[name].append({**row, "size": int(shape[name]), "rest": rest})
-    return {name: sorted(rows, key=lambda row: natural(row["rest"])) for name, rows in found.items()}
 
 
 def _roofs(data: Data) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import math
@@ -29,7 +28,6 @@ from profiler.report.data import Data, Row, chart_rows, domains
 from profiler.report.tables import tables
 from profiler.results.choice import MAX_ERROR, Choice, cell_name
 from profiler.results.reading import Runs, took
-from profiler.results.run_folder import read_text
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -40,7 +38,7 @@ _FILTERS |= {"setting": "Setting", "precision": "Precision"}
 _TITLES = {
     "answer": "What to deploy",
     "speedups": "Speed-up by configuration",
-    "latency": "Latency by batch size and shape",
+    "latency": "Latency by batch size",
     "throughput": "Throughput against latency",
     "memory": "Memory",
     "roofline": "Roofline",
@@ -53,7 +51,7 @@ _TITLES = {
     "environment": "Machine and versions",
     "method": "Method",
 }
-"""The sections in the order of reading; names of charts and tables begin with their section's."""
+"""The sections in the order of reading; charts and tables have their section's name."""
 _OPEN = ("answer", "not-measured", "warnings", "environment")
 """Sections whose tables are shown at once; a reader unfolds the others."""
 _ANSWER = (
@@ -85,8 +83,6 @@ class Report:
     rows: Mapping[str, Sequence[Row]]
     tables: Sequence[Table]
     texts: Mapping[str, Sequence[str]]
-    jobs: Sequence[tuple[str, str]]
-    notes: Sequence[str]
 
 
 def compose(data: Data) -> Report:
@@ -100,6 +96,7 @@ def compose(data: Data) -> Report:
         "warnings": [] if "warnings" in made else ["No warnings."],
         "environment": [*_wall_times(runs), *runs.notes],
         "method": _METHOD,
+        "layers": [f"To print the times of every node: {PROGRAM} layers RUN"] if data.layers else [],
     }
     drawn = [
         chart
@@ -108,7 +105,7 @@ def compose(data: Data) -> Report:
     ]
     counts = ", ".join(f"{count(number)} {status}" for status, number in data.statuses.items())
     machine = f"{', '.join(data.environments)} · {count(sum(data.statuses.values()))} cases: {counts}"
-    return Report(headline(data.choices), machine, drawn, rows, list(made.values()), texts, _jobs(runs), data.notes)
+    return Report(headline(data.choices), machine, drawn, rows, list(made.values()), texts)
 
 
 def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
@@ -137,18 +134,6 @@ def _wall_times(runs: Runs) -> list[str]:
     return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{took(seconds)}." for name, seconds in known]
 
 
-def _jobs(runs: Runs) -> list[tuple[str, str]]:
-    """Return titles and texts: the command and the job of each run."""
-    found: list[tuple[str, str]] = []
-    for run in runs.runs:
-        name = f" of {run.name}" if len(runs.runs) > 1 else ""
-        if command := run.environment.get("command"):
-            found.append((f"Command{name}", shlex.join(map(str, command))))
-        with contextlib.suppress(OSError):  # A published run may have none.
-            found.append((f"Job{name} (bench.yaml, as resolved)", read_text(Path(run.address) / "bench.yaml")))
-    return found
-
-
 def page(report: Report) -> str:
     """Return the whole document; whatever names it holds, only the two scripts run whose hashes it allows."""
     options, bundle = _options(report.rows["lines"]), vega_bundle()
@@ -165,7 +150,6 @@ def page(report: Report) -> str:
         style=colours + style,
         contents="".join(f'<li><a href="#{name}">{escape(_TITLES[name])}</a></li>' for name in sections),
         filters=_filters(options),
-        notes="".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes),
         sections="".join(sections.values()),
         data=_json(_payload(report, options)),
         bundle=bundle,
@@ -192,25 +176,19 @@ def vega_bundle() -> str:
 
 
 def _section(report: Report, name: str) -> str:
-    def own(each: Chart | Table) -> bool:
-        return each.name == name or each.name.startswith(f"{name}-")
-
-    drawn = [chart for chart in report.charts if own(chart)]
+    drawn = [chart for chart in report.charts if chart.name == name]
     parts = [f"<p>{escape(text)}</p>" for text in report.texts.get(name, ())]
-    parts += [_figure(chart, titled=len(drawn) > 1) for chart in drawn]
-    parts += [_table(table, name in _OPEN) for table in report.tables if own(table)]
-    for title, text in report.jobs if name == "environment" else ():
-        parts.append(f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>")
+    parts += [_figure(chart) for chart in drawn]
+    parts += [_table(table, name in _OPEN) for table in report.tables if table.name == name]
     return f'<section id="{name}"><h2>{escape(_TITLES[name])}</h2>{"".join(parts)}</section>' if parts else ""
 
 
-def _figure(chart: Chart, titled: bool) -> str:
-    title = f"<h3>{escape(chart.title)}</h3>" if titled else ""
+def _figure(chart: Chart) -> str:
     return (
-        f'<figure id="chart-{chart.name}">{title}<p class="scope"></p><figcaption>{escape(chart.caption)}</figcaption>'
-        f'<div class="chart" role="img" aria-label="{escape(chart.title)}; its figures are in the table below"></div>'
+        f'<figure id="chart-{chart.name}"><p class="scope"></p><figcaption>{escape(chart.caption)}</figcaption>'
+        f'<div class="chart" role="img" aria-label="{escape(chart.title)}"></div>'
         '<p class="nothing" hidden>Nothing to draw for this choice.</p>'
-        '<p class="only-without">The chart needs JavaScript; the table below has its figures.</p></figure>'
+        '<p class="only-without">The chart needs JavaScript; its figures are in the tables.</p></figure>'
     )
 
 

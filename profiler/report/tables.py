@@ -8,16 +8,14 @@ from typing import Any
 
 import polars as pl
 
-from profiler.job.case import setting_words
-from profiler.report.data import CONFIGURATION_KEY, KEY, Data, Layer, layers
+from profiler.report.data import CONFIGURATION_KEY, KEY, Data
 from profiler.results.cells import CELLS
 from profiler.results.choice import Choice, cell_name
 from profiler.results.columns import DERIVED, Group, Shown, columns, factor, field, fields
-from profiler.results.layers import Profiled
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
 from profiler.tables.numbers import aligned, compact, each, errors, whole
-from profiler.tables.table import Field, Table, excerpt, figure, prose, words
+from profiler.tables.table import Field, Table, figure, prose, words
 
 _FACTS = {
     "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
@@ -36,9 +34,8 @@ _shown = partial(fields, shown=Shown.REPORT)
 
 
 def tables(data: Data) -> dict[str, Table]:
-    """Return every table that is not empty, by name; a name begins with its section's."""
+    """Return every table that is not empty, by name; a table has its section's name."""
     made = [_answer(data.choices), *_of_cells(data.cells)]
-    made += [layers_table(number, profiles) for number, profiles in enumerate(data.layers, 1)]
     made += [_problems(data.problems), _warnings(data.warnings), environment_table(data.environments)]
     return {table.name: table for table in made if table.rows}
 
@@ -180,37 +177,6 @@ def _speedup() -> Field:
 
 def _counts(heading: str, name: str, least: int) -> Field:
     return figure(heading, name, each(lambda value: numbers.count(value) if value >= least else ""))
-
-
-def layers_table(number: int, cell: Sequence[Profiled], top: int | None = None) -> Table:
-    """Show the exported nodes with every variant's time next to each other, or the `top` longest, and the sums."""
-    row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], layers(cell)
-    longest = sorted(rows, key=lambda layer: -max(layer.ms.values()))[:top]
-    shown = [layer for layer in rows if layer in longest]
-    if rest := [layer for layer in rows if layer not in longest]:
-        sums = {variant: sum(layer.ms.get(variant, 0.0) for layer in rest) for variant in variants}
-        shown.append(Layer(f"{len(rest)} more", None, sums))
-    totals = {"all layers": {case.row["variant"]: case.ms for case in cell}}
-    for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
-        totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}
-    shown += [Layer(name, None, ms) for name, ms in totals.items() if ms]
-    keys = [*KEY, "precision"]
-    frame = pl.DataFrame(
-        {
-            **{name: [row.get(name)] * len(shown) for name in keys},
-            "modules": [layer.modules for layer in shown],
-            "nodes": [layer.nodes for layer in shown],
-            **{f"ms_{variant}": [layer.ms.get(variant) for layer in shown] for variant in variants},
-        }
-    )
-    columns = [
-        excerpt("PyTorch modules", "modules"),
-        excerpt("ONNX nodes, fused where they share a row", "nodes"),
-        *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
-    ]
-    what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
-    title = ", ".join(what)
-    return Table(f"layers-{number}", title, frame, columns, keys=keys, totals=sum(map(bool, totals.values())))
 
 
 def _problems(problems: pl.DataFrame) -> Table:

@@ -40,7 +40,6 @@
     const parts = single.map(([key]) => values(key)[0]);
     const setting = values("setting");
     if (setting.length === 1 && setting[0]) parts.push(setting[0]);
-    if (rows[0].rest) parts.push(rows[0].rest);
     if ("precision" in chart.keep) parts.push(values("precision")[0]);
     const sizes = values("batch_size").sort((a, b) => a - b);
     if (sizes.length < 6) parts.push("batch " + sizes.join(", "));

@@ -20,12 +20,12 @@ from profiler.report.data import Data
 from profiler.report.page import Report, compose
 
 Gather = Callable[..., Data]
-DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib"], {"sequence": [16, 64]})
+DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib"])
 
 
 def test_specifications_are_vega_lites() -> None:
     made = {chart.name: chart.draw() for chart in charts(DOMAINS)}
-    assert list(made) == ["speedups", "latency", "latency-0", "throughput", "memory", "roofline", "layers"]
+    assert list(made) == ["speedups", "latency", "throughput", "memory", "roofline", "layers"]
     for name, spec in made.items():
         assert spec["width"] == "container", name
         alt.Chart.from_dict(spec, validate=True)
@@ -87,23 +87,16 @@ def test_names_are_only_in_the_data_and_in_domains(hostile_report: Report) -> No
         assert "hacked" not in text.replace(json.dumps(label, ensure_ascii=False), ""), chart.name
 
 
-def test_shapes_have_a_filter_and_curves_in_the_order_of_their_numbers(gathered: Gather) -> None:
+def test_settings_have_a_filter_in_the_order_of_their_numbers(gathered: Gather) -> None:
     cases = [row("eager", 9.0, model="fixed"), row("ort", 3.0, model="fixed")]
     for width, length in product((8, 16), (128, 16, 64)):
         shape = f"length={length}/width={width}"
-        more = {"batch_size": 2, "setting": shape, "shape": shape}
-        cases += [row(name, ms * length, **more) for name, ms in (("eager", 2.0), ("ort", 1.0))]
-    data = gathered(*cases)
-    report = compose(data)
+        cases += [row(name, 1.0, batch_size=2, setting=shape, shape=shape) for name in ("eager", "ort")]
+    report = compose(gathered(*cases))
     shapes = [f"length={length}/width={width}" for length in (16, 64, 128) for width in (8, 16)]
     assert page._options(report.rows["lines"])["setting"] == ["", *shapes]
     assert "<option value='3'>length 64, width 8</option>" in page.page(report)
-    titles = {chart.name: chart.title for chart in report.charts if chart.name.startswith("latency")}
-    assert titles == {"latency-0": "Latency against length", "latency-1": "Latency against width"}
-    _, rows = drawing(report, "latency-0", rest="width=8")
-    assert {(one["variant"], one["size"], one["latency_ms"]) for one in rows} == {
-        (name, size, ms * size) for name, ms in (("eager", 2.0), ("ort", 1.0)) for size in (16, 64, 128)
-    }
+    assert "latency" not in {chart.name for chart in report.charts}, "one batch size is no curve"
 
 
 def test_roofs_bound_what_is_drawn_below_them(gathered: Gather) -> None:
