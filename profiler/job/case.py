@@ -43,8 +43,8 @@ class Budget:
 class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
-    `reference` is the model whose base and outputs it is compared with, if that is not its own. `options` are the
-    engine's, resolved for the device. `unsupported` holds the reason if the plan knows that the case cannot run.
+    `options` are the engine's, resolved for the device. `unsupported` holds the reason if the plan knows that the case
+    cannot run.
     """
 
     model: str
@@ -59,7 +59,6 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     training: Training = PLAIN
     unsupported: str | None = None
-    reference: ModelSource | None = None
 
     @property
     def id(self) -> str:
@@ -94,7 +93,7 @@ class Case:
     @property
     def is_base(self) -> bool:
         """True if speed-ups are relative to this case."""
-        return self.reference is None and is_base(self.variant, self.precision, self.source.kind)
+        return is_base(self.variant, self.precision, self.source.kind)
 
     @property
     def subject(self) -> str:

@@ -194,8 +194,6 @@ class ModelEntry(_Strict):
     """A folder of inputs, as .npy files, from which int8 takes its ranges."""
     batch_sizes: BatchSizes | None = None
     """In place of the job's."""
-    reference: str | None = None
-    """Another model of the job, whose base and outputs this one is compared with in place of its own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -254,7 +252,7 @@ class ModelEntry(_Strict):
                 raise mistake(no_values(name, str(each.dtype)), "inputs", each.place)
 
     def source(self) -> ModelSource:
-        others = {"input", "inputs", "outputs", "batch_sizes", "shapes", "reference", "variants"}
+        others = {"input", "inputs", "outputs", "batch_sizes", "shapes", "variants"}
         data = self.model_dump(exclude=others)
         data["graphs"] = dict(self.variants)
         if self.onnx and not self.is_file:
@@ -402,7 +400,6 @@ class Config(_Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         self._check_subjects()
-        self._check_references()
         self._check_sizes()
         return self
 
@@ -423,13 +420,6 @@ class Config(_Strict):
             # A device's block may leave out some of the networks.
             check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
 
-    def _check_references(self) -> None:
-        names = [entry.name for entry in self.models]
-        for number, entry in enumerate(self.models):
-            if entry.reference is not None:
-                others = [name for name in names if name != entry.name]
-                check_word(entry.reference, others, "model", at=("models", number, "reference"))
-
     def _check_sizes(self) -> None:
         """Require numbers for every named size of a factory's inputs."""
         for number, entry in enumerate(self.models):
@@ -441,11 +431,6 @@ class Config(_Strict):
                 raise mistake(f"{first} has no size{hint}", "models", number, "inputs")
         if "batch" in self.shapes:
             raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")
-
-    def reference_of(self, entry: ModelEntry | LayerEntry) -> ModelEntry | None:
-        """Find the model that an entry is compared with, if it names one."""
-        name = entry.reference if isinstance(entry, ModelEntry) else None
-        return next((other for other in self.models if other.name == name), None)
 
     @property
     def path(self) -> tuple[str, ...]:

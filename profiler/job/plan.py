@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -103,7 +103,7 @@ def _cells(
     lacking: Callable[[str, str], str],
 ) -> Iterator[Case]:
     """The cells of one model or layer, of the first replicate."""
-    of_job, reference = entry.source(), config.reference_of(entry)
+    of_job = entry.source()
     precisions = precisions_of(of_job, config.precisions)
     trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]
     varied = (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
@@ -133,7 +133,6 @@ def _cells(
                 options=options,
                 training=training,
                 unsupported=reason,
-                reference=_at_same_shape(reference, shape) if reference else None,
             )
 
 
@@ -141,12 +140,6 @@ def _untrainable(source: ModelSource, pass_: Pass) -> str | None:
     if pass_ == "training" and source.step in _GENERATION:
         return f"{source.step} needs a cache, which training has not: train the model without `step`, or exclude this"
     return None
-
-
-def _at_same_shape(reference: ModelEntry, shape: Mapping[str, int]) -> ModelSource:
-    """The model that is compared with, at these sizes of the dimensions that it has."""
-    varied = reference.shapes or {}
-    return at_shape(reference.source(), {name: size for name, size in shape.items() if name in varied}, varied)
 
 
 def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:

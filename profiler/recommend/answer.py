@@ -224,7 +224,7 @@ def make_answer(request: Request, choice: Choice, every: pl.DataFrame) -> Answer
 def base_of(cell: Row, every: pl.DataFrame) -> Row | None:
     """Return the cell that a factor is over."""
     same = {key: cell[key] for key in ("pass", "batch_size", "setting", "machine", "device")}
-    bases = every.filter(pl.col("is_base"), pl.col("status") == "ok", model=cell["reference_model"] or cell["model"])
+    bases = every.filter(pl.col("is_base"), pl.col("status") == "ok", model=cell["model"])
     found = bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items())
     return next((base for base in found.to_dicts() if set(base["run_ids"]) & set(cell["run_ids"])), None)
 

@@ -219,17 +219,13 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
 
 
 def _against_bases(merged: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Join each cell with its base, its group's or that of its `reference_model`, and compare them."""
+    """Join each cell with its base, its group's, and compare them."""
     is_base = pl.col("is_base").fill_null(value=False)
-    keys = [*(name for name in by if name not in _NOT_OF_BASES), "base_model"]
-    keys += [name for name in GROUP[1:] if name not in by]
-    bases = merged.filter(is_base, OK).with_columns(base_model="model").unique(keys, keep="first", maintain_order=True)
-    both = merged.with_columns(base_model=pl.coalesce("reference_model", "model")).join(
-        bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left"
-    )
+    keys = list(dict.fromkeys([*(name for name in by if name not in _NOT_OF_BASES), *GROUP]))
+    bases = merged.filter(is_base, OK).unique(keys, keep="first", maintain_order=True)
+    both = merged.join(bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
     both = both.hstack(compared(both))
-    known, refers = pl.col("factor").is_not_null(), pl.col("reference_model").is_not_null()
-    name = pl.concat_str("variant_base", "precision_base", separator=" ")
-    of = pl.when(refers).then(pl.format("{} of {}", name, "base_model")).otherwise(name)
+    known = pl.col("factor").is_not_null()
+    of = pl.concat_str("variant_base", "precision_base", separator=" ")
     ends = {end: pl.when(is_base & known).then(1.0).otherwise(end) for end in ("factor", "factor_low", "factor_high")}
     return both.with_columns(**ends, base=pl.when(known).then(of), verdict=pl.when(~is_base).then("verdict"))

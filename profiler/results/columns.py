@@ -123,8 +123,6 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _text("shape", "Shape"),
     "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file",
     _flag("is_base", "Base"),
-    "the model whose base and outputs the row is compared with, where the job names another (`reference`)",
-    _text("reference_model", "Reference"),
     "what training did besides forward and backward; null in inference",
     *_each(_text, optimizer="Optimizer", head="Head"),
     *_each(_flag, dropout="Dropout", input_gradient="Input gradient"),

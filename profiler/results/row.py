@@ -60,7 +60,6 @@ def row_of(
         "model_kind": case.source.kind,
         "network": case.source.catalog_name,
         "shape": "/".join(shape_words(case.shape)) or None,
-        "reference_model": case.reference.name if case.reference else None,
         **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
         "options": case.options_json,
         "warnings": list(map(str, result.warnings)),

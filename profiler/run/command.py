@@ -235,7 +235,7 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     check_machine(folder, before, environment)
     measured = {case.model for case in start.plan if (row := run.results().get(case.id)) and row.status == "ok"}
     compared = [case for case in start.cases if case.unsupported is None and case.model in measured]
-    sources = {each.subject: each for case in compared for each in (case.reference, case.source) if each}
+    sources = {case.subject: case.source for case in compared}
     with open_display(start.console) as display:
         stages = Stages(sources, start.config.budget, run.logs, start.config.path, display.preparing)
         check_models(run, stages, f"--resume {folder}", "figures of two networks cannot be mixed in one table")

@@ -15,7 +15,7 @@ from engines.catalog import ENGINES, Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
 from exporters.flops import Cost
 from exporters.gradients import reference_items
-from exporters.inputs import dimensions_of, fixed_batch, numpy_dtype, why_fixed
+from exporters.inputs import dimensions_of, why_fixed
 from exporters.int8 import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
@@ -78,12 +78,9 @@ def prepare(
     a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
-    references = {case.subject: case.reference for case in runnable if case.reference}
-    sources = {each.subject: each for each in references.values()} | {case.subject: case.source for case in runnable}
+    sources = {case.subject: case.source for case in runnable}
     stages = Stages(sources, budget, logs, path, tick, cases=runnable)
     prepared = stages.models(gpu)
-    for name, reference in references.items():
-        prepared[name] = compared(name, prepared[name], reference.subject, prepared[reference.subject])
     stages.exports()
     # After the exports, which show what of a model reaches an output.
     stages.costs()
@@ -277,27 +274,6 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
         return None
     names = reversed(graphs_of(graph_of(case), case.batch_size))
     return next((prepared.failures[name] for name in names if name in prepared.failures), None)
-
-
-def compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
-    """Let the model's errors be relative to the other one's outputs, or say why they cannot be."""
-    if "model" in own.failures:
-        return own
-    if "model" in its.failures:
-        reason = f"its reference {other} cannot be had: {its.failures['model'].reason}"
-        return replace(own, failures={"model": replace(its.failures["model"], reason=reason)})
-    batch = fixed_batch(own.specs) or fixed_batch(its.specs) or 1
-    if (ours := _described(own, batch)) != (theirs := _described(its, batch)):
-        why = f"reference {other} has {theirs}, not {ours}; name a model with the same, or leave it out"
-        return replace(own, failures={"model": Outcome("failed", f"model {name!r}: {why}")})
-    return replace(own, other=its)
-
-
-def _described(model: Prepared, batch: int) -> str:
-    """Describe inputs and outputs; seeded inputs of the same description hold the same values."""
-    kinds = ["integers" if numpy_dtype(spec.dtype).kind in "biu" else "floats" for spec in model.specs]
-    inputs = ", ".join(f"{kind} {spec.at(batch)}" for kind, spec in zip(kinds, model.specs, strict=True))
-    return f"the inputs {inputs} and the outputs {', '.join(str(shape[1:]) for shape in model.outputs)} an item"
 
 
 def failed(outcome: Outcome) -> Outcome:

@@ -27,7 +27,7 @@ from exporters.gradients import (
     unlike,
 )
 from exporters.inputs import distinct_items, how_seeded, seeded_inputs
-from exporters.source import ModelSource, shape_words
+from exporters.source import shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
@@ -96,14 +96,11 @@ def verify(
 def _check_outputs(
     task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance
 ) -> None:
-    """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with.
-
-    The measured batch is judged by itself first, so that further items hide nothing.
-    """
-    case, model, other = task.case, task.prepared, task.prepared.other
+    """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
+    case, model = task.case, task.prepared
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs, reference, seeding = [list(outputs)], _reference(model), how_seeded()
-    pairs, differences, apart = _compared(case, case.source, model, reference, runs, names)
+    pairs, differences, apart = _compared(case, model, reference, runs, names)
     finding = parity.judge(case.precision, differences, seeding)
     grows = any(parity.can_grow(pair, outputs, reference, case.batch_size) for pair in pairs)
     if grows and not apart and not isinstance(finding, str) and isinstance(session, Feedable):
@@ -112,17 +109,13 @@ def _check_outputs(
             if [array.shape for array in run] != [array.shape for array in outputs]:  # They depend on values.
                 break
             runs.append(run)
-        pairs, differences, apart = _compared(case, case.source, model, reference, runs, names)
+        pairs, differences, apart = _compared(case, model, reference, runs, names)
         finding = parity.judge(case.precision, differences, seeding)
     result.take(explained(case, model, finding, differences, apart))
-    if other is not None:
-        source = case.reference or case.source
-        pairs, differences, more = _compared(case, source, other, _reference(other), runs, names)
-        apart = list(dict.fromkeys([*apart, *more]))
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
     if differences:
-        result.reference = (other or model).reference_name(reference_of((case.reference or case.source).kind)[1])
+        result.reference = model.reference_name(reference_of(case.source.kind)[1])
         distinct = distinct_items(model.specs)
         result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct)
 
@@ -152,7 +145,6 @@ def _reference(model: Prepared) -> Reference:
 
 def _compared(
     case: Case,
-    source: ModelSource,
     model: Prepared,
     reference: Reference,
     runs: Sequence[Sequence[Array]],
@@ -163,7 +155,7 @@ def _compared(
     def bare(array: Array) -> Array:
         return parity.without_padding(array, model.specs)
 
-    pairs, apart = parity.align(runs[0], names, reference.first, source.outputs, case.batch_size, reference.batch)
+    pairs, apart = parity.align(runs[0], names, reference.first, case.source.outputs, case.batch_size, reference.batch)
     pairs = parity.grown(pairs, runs, reference, case.batch_size)
     pairs = [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs]
     differences = parity.compare(pairs)

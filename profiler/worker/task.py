@@ -46,8 +46,6 @@ class Prepared:
     outputs: tuple[tuple[int, ...], ...] = ()
     """The shapes of the reference's arrays."""
     taken: Taken = USUAL
-    other: Prepared | None = None
-    """The model that errors are relative to, where that is another."""
     onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
     """How something could not be made: "model" for all of it, or a graph's name."""

@@ -102,8 +102,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     (models("{name: alexnet, input: [3]}"), 3, "models[0]: input leave out"),
     (models("{name: x, network: resnet8}"), 3, "models[0].network: 'resnet8' mean"),
     (models("{name: alexnet, step: decode}"), 3, "models[0].step: hf:GPT2LMHeadModel"),
-    (models("alexnet", "{name: vgg16, reference: alexnt}"), 4, "models[1].reference: 'alexnet'?"),
-    (models("alexnet", "{name: vgg16, reference: vgg16}"), 4, "models[1].reference: alexnet"),
     (models("{name: x, factory: mymodel, input: [3]}"), 3, "models[0].factory: 'mymodel' package.module:function"),
     (models("{name: x, factory: 'a/b.py:c', input: [3]}"), 3, "models[0].factory: without .py"),
     (factory("network: vgg16, input: [3]"), 3, "only one"),
@@ -256,7 +254,7 @@ def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(writ
     run = RunFolder.create(tmp_path / "results")
     (run.path / "model").mkdir()
     np.savez(run.path / "model" / "inputs.npz", ids=np.ones((2, 4), np.int64))
-    labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module., reference: x}"
+    labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module.}"
     theirs = "{name: x, onnx: there.onnx, dimensions: {time: 4}}"
     taking = f"{{name: y, factory: 'a:b', inputs: {{ids: {{data: '{run.path}/model/inputs.npz'}}}}}}"
     text = models("{name: resnet18, calibration: images}", theirs, labelled, taking, "hf:BertModel") + (

@@ -247,15 +247,6 @@ def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(
     assert case.unsupported == "no_such_module is not installed: pip install no-such-module"
 
 
-def test_a_case_knows_the_model_that_it_is_compared_with_and_is_no_base(planned: Planned) -> None:
-    models = "alexnet, {name: theirs, onnx: theirs.onnx, reference: alexnet}"
-    own, theirs = planned(f"models: [{models}]\nengines: [ort]\n")
-    assert (own.reference, own.is_base) == (None, False)
-    assert (theirs.reference, theirs.precision, theirs.is_base) == (own.source, "native", False)
-    (alone,) = planned("models: [{name: theirs, onnx: theirs.onnx}]\nengines: [ort]\n")
-    assert alone.is_base
-
-
 def test_graphs_that_are_given_run_at_their_own_precisions(planned: Planned) -> None:
     theirs = "onnx: theirs.onnx, variants: {int8: theirs.onnx}"
     models = f"{{name: x, factory: 'a:b', input: [3], {theirs}}}, {{name: y, {theirs}}}"

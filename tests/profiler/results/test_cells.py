@@ -101,12 +101,6 @@ def test_sides_have_cells_and_bases_of_their_own():
     assert compared(both, figure="throughput")["factor"].item() == pytest.approx(0.2), "more throughput is better"
 
 
-def test_a_model_is_compared_with_the_base_of_its_reference():
-    rows = [row(ms=10.0), row("ort", ms=2.0, model="student", reference_model="net", is_base=False)]
-    found = only(cells(frame(*rows)), variant="ort")
-    assert (found["base"], found["factor"]) == ("eager fp32 of net", pytest.approx(5.0))
-
-
 def test_the_winner_is_the_best_that_is_right_and_a_tie_goes_to_the_cheaper_start():
     rows = [
         *bases(9.9, 10.0, 10.1),

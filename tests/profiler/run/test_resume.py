@@ -45,15 +45,13 @@ JOB = """
 models:
   - {name: net, factory: "mine:net", input: [8]}
   - {name: weighted, factory: "mine:net", input: [8], weights: weights.pt}
-  - {name: graph, onnx: graph.onnx, reference: against}
-  - {name: against, onnx: against.onnx}
+  - {name: graph, onnx: graph.onnx}
   - {name: outside, onnx: outside.onnx}
   - {name: broken, factory: "other:make", input: [8]}
 engines: [eager, ort]
 device: cpu
 batch_sizes: [1, 2]
 budget: {seconds: 0.05, min_samples: 3}
-exclude: [{model: against}]
 """
 FIRST = ["--only", "batch_size=1"]
 
@@ -75,7 +73,6 @@ def write_all(folder: Path) -> None:
     (folder / "job.yaml").write_text(JOB)
     write_weights(folder / "weights.pt", 1)
     write_graph(folder / "graph.onnx", 1)
-    write_graph(folder / "against.onnx", 1)
     write_graph(folder / "outside.onnx", 1, external=True)
 
 
@@ -134,11 +131,6 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "weights": ("weighted", lambda folder: write_weights(folder / "weights.pt", 2), "its weights file"),
     "a graph": ("graph", lambda folder: write_graph(folder / "graph.onnx", 2), "its ONNX file"),
-    "what a graph is compared with": (
-        "against",
-        lambda folder: write_graph(folder / "against.onnx", 2),
-        "its ONNX file",
-    ),
     "a graph's data": ("outside", lambda folder: write_graph(folder / "outside.onnx", 2, external=True), "its ONNX"),
     "a factory that raises now": ("net", lambda folder: (folder / "helper.py").write_text("1 / 0"), "cannot be had"),
 }
@@ -198,4 +190,4 @@ def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environm
     hosts = {(row["batch_size"], row["host"]) for row in measured}
     assert hosts == {(1, "elsewhere"), (2, socket.gethostname())}
     models = json.loads((run / "models.json").read_text())
-    assert set(models) == {"net", "weighted", "graph", "against", "outside", "broken"}
+    assert set(models) == {"net", "weighted", "graph", "outside", "broken"}
