@@ -185,7 +185,7 @@ class Filter:
                     hint = nearest_engine(word, known) if "variant" in columns else nearest(word, known)
                     raise ConfigError(f"--only {self}: the config has no {columns[0]} {word}{hint}")
         if not any(map(self.matches, cases)):
-            raise ConfigError(f"--only {self}: no case has all of these; --dry-run lists the {len(cases)} cases")
+            raise ConfigError(f"--only {self}: no case has all of these")
 
 
 _KEYS = ", ".join(KEYS)

@@ -55,7 +55,7 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
             raise ConfigError(f"{count} cases have the id {case_id}: give models, engines and listed values once each")
     plan = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
     if not plan:
-        raise ConfigError(f"exclude: no case is left; --dry-run without it lists the {len(cases)} of the config")
+        raise ConfigError(f"exclude: no case is left of {len(cases)}")
     return plan
 
 

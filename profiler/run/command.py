@@ -372,7 +372,7 @@ def _dry_run(start: Start) -> int:
         if not cases:
             return 0
     earlier = earlier_seconds(config.output, start.environment, config.budget)
-    code = print_plan(start.console, start.target.name, cases, config.budget, earlier, options.wait_for_idle)
+    code = print_plan(start.console, start.target.name, cases, config.budget, earlier)
     if config.largest_batch is not None:
         start.say("The search for the largest batch comes on top.")
     return code

@@ -13,9 +13,10 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.plan import estimate_seconds
 from profiler.results.run_folder import RunFolder, read_json
-from profiler.tables.numbers import count, counted, duration
-from profiler.tables.table import name, of_rows
-from profiler.tables.writers import print_pairs, print_table
+from profiler.tables import numbers
+from profiler.tables.numbers import counted, duration, grouped
+from profiler.tables.table import figure, name, of_rows, words
+from profiler.tables.writers import print_table
 
 _RUNS = 10
 """The latest runs that are read."""
@@ -39,32 +40,22 @@ def earlier_seconds(folder: Path, environment: Mapping[str, Any], budget: Budget
 
 
 def print_plan(
-    console: Console,
-    machine: str,
-    cases: Sequence[Case],
-    budget: Budget,
-    earlier: Mapping[str, float],
-    idle_minutes: float | None = None,
+    console: Console, machine: str, cases: Sequence[Case], budget: Budget, earlier: Mapping[str, float]
 ) -> int:
-    """Print the cases with a time, or why they cannot run. Returns the exit code: 2 where no case can run."""
-    runnable = [case for case in cases if case.unsupported is None]
-    reasons = list(dict.fromkeys(case.unsupported for case in cases if case.unsupported))
-    seconds = {case.id: earlier.get(case.id, estimate_seconds(case, budget)) for case in runnable}
-    rows = []
-    for case in cases:
-        text = f"unsupported ({reasons.index(case.unsupported) + 1})" if case.unsupported else ""
-        rows.append((case.id, text or f"{count(seconds[case.id])} s{'' if case.id in earlier else ' (guess)'}"))
-    # Beside long names a third column would not fit.
-    print_table(console, of_rows("", [name("Case", "case"), name("Time", "time")], rows))
-    if reasons:
-        console.print()
-        print_pairs(console, [(Text(f"({n})", "yellow"), Text(str(why))) for n, why in enumerate(reasons, 1)], gap=1)
+    """Print a row a model, variant and pass. Returns the exit code: 2 where no case can run."""
+    seconds = {case.id: earlier.get(case.id, estimate_seconds(case, budget)) for case in cases}
+    groups = grouped(((case.model, case.variant, case.pass_, case.unsupported), seconds[case.id]) for case in cases)
+    rows = [
+        (*key, len(times), f"unsupported: {why}" if why else duration(sum(times)))
+        for (*key, why), times in groups.items()
+    ]
+    columns = [name("Model", "model"), name("Variant", "variant"), name("Pass", "pass")]
+    print_table(console, of_rows("", [*columns, figure("Cases", "cases", numbers.whole), words("Time", "time")], rows))
+    runnable = [case.id for case in cases if case.unsupported is None]
     text = f"\n{machine}: {len(runnable)} of {counted(len(cases), 'case')} can run here"
     if runnable:
-        known = sum(case.id in earlier for case in runnable)
-        source = f"{known} as in earlier runs here, {len(runnable) - known} guessed"
-        text += f", in about {duration(sum(seconds.values()))} besides preparing the models ({source})"
-        if idle_minutes is not None:
-            text += f", plus up to {idle_minutes:g} min of waiting before each"
+        known = sum(id_ in earlier for id_ in runnable)
+        total = duration(sum(seconds[id_] for id_ in runnable))
+        text += f", in about {total} besides preparing the models ({known} as in earlier runs here, the others guessed)"
     console.print(Text(text), soft_wrap=True)
     return 0 if runnable else 2
