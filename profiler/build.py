@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -203,9 +202,11 @@ def _build_all(
         log.unlink(missing_ok=True)
         graph = of_model.graph(task.case)
         ready = replace(task, onnx=graph.path if graph else None)
-        outcomes.append(
-            build(ready, gpu, log, limit, partial(display.building, task.name, done=number, total=len(tasks)))
-        )
+
+        def tick(phase: str, name: str = task.name, number: int = number) -> None:
+            display.preparing(f"build: {name}", number, len(tasks))
+
+        outcomes.append(build(ready, gpu, log, limit, tick))
     return outcomes
 
 

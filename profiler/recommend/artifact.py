@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +150,13 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
             onnx = graph.path if graph else None
         if task is not None:
             gpu = None if task.target else find_gpu(engine, None)
-            tick = partial(display.building, task.name, done=0, total=1)
-            built = _made(build(replace(task, onnx=onnx), gpu, log, limit, tick)).path
+            what = f"build: {task.name}"
+            built = _made(
+                build(replace(task, onnx=onnx), gpu, log, limit, lambda _: display.preparing(what, 0, 1))
+            ).path
         argument, no_gpu = (case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
         call = Call("profiler.recommend.artifact:write_files", argument, log, limit, limit, no_gpu, folders)
-        outcome = run_one(call, lambda child: display.building(f"{case.model} for {engine.name}", "", 0, 1))
+        outcome = run_one(call, lambda child: display.preparing(f"{case.model} for {engine.name}", 0, 1))
     deployed: Deployed = _made(outcome)
     return deployed
 

@@ -148,11 +148,10 @@ class Stages:
         floats = [key for key in needed if key[1] not in PLACEMENTS]
         floats += [(name, "fp32") for name, _ in quantized if self._lacks(name, "fp32")]
         self._export(dict.fromkeys(floats), "exports to ONNX")
-        self._export_by_shape()
         self._export_by_batch(of_graphs)
         for name, graph in quantized:
             model = self.prepared[name]
-            if "fp32" in model.failures and static_graph("fp32") not in model.onnx:
+            if "fp32" in model.failures:
                 self._keep(name, graph, model.failures["fp32"])
         ready = [(name, graph) for name, graph in quantized if graph not in self.prepared[name].failures]
         self._export(ready, "graphs quantized to int8")
@@ -166,20 +165,8 @@ class Stages:
         new = {"onnx": {**old.onnx, graph: outcome.value}} if made else {"failures": {**old.failures, graph: outcome}}
         self.prepared[name] = replace(old, **new)
 
-    def _export_by_shape(self) -> None:
-        """Export a graph a shape of the models whose export with all sizes free failed."""
-        calls: dict[tuple[str, str], Call] = {}
-        for name, source in self.sources.items():
-            failures = self.prepared[name].failures.items()
-            failed_ = [g for g, why in failures if why.status == "failed" and g not in ("model", *PLACEMENTS)]
-            if failed_ and any(least < largest for least, largest in source.varied.values()) and not source.own_graph:
-                self.sources[name] = replace(source, varied={})
-                calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
-        for (name, graph), outcome in self._run(calls, "exports to ONNX, each for a shape").items():
-            self._keep(name, static_graph(graph) if outcome.status == "ok" else graph, failed(outcome))
-
     def _export_by_batch(self, cases: Sequence[Case]) -> None:
-        """Export a graph a batch size of the models whose export with a free one failed."""
+        """Export a graph a shape and batch size of the models whose export with free ones failed."""
         needed = dict.fromkeys(
             (case.subject, graph_of(case), case.batch_size)
             for case in cases
@@ -188,6 +175,7 @@ class Stages:
             and case.precision != "int8"
             and case.source.own_graph is None
         )
+        self.sources.update((name, replace(self.sources[name], varied={})) for name, *_ in needed)
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
         for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
             if outcome.status != "ok":
@@ -200,9 +188,7 @@ class Stages:
         """Export each graph once a model: the shapes of a model share one, which is exported at the first of them."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
-            # One that is for its own shape only is quantized at that.
-            own = name if static_graph("fp32") in self.prepared[name].onnx else self.sources[name].name
-            sharing.setdefault((own, graph), []).append(name)
+            sharing.setdefault((self.sources[name].name, graph), []).append(name)
         calls = {
             (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
             for (_, graph), names in sharing.items()
@@ -305,23 +291,19 @@ def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
 
     Raises ConfigError for a name that no model has, and for one that a model with `shapes` of its own lacks.
     """
-    asking = [entry for entry in config.models if entry.shapes or (entry.shapes is None and config.shapes)]
-    if not asking:
-        return config
-    own = dict(zip([entry.name for entry in asking], _dimensions(asking, config.path, tick), strict=True))
-    models = list(config.models)
-    for number, entry in enumerate(config.models):
-        for name in entry.shapes or () if entry in asking else ():
-            if name not in own[entry.name]:
-                raise config.error(_lacks(entry, name, own[entry.name]), "models", number, "shapes", name)
-        if entry in asking:
-            given = config.shapes if entry.shapes is None else entry.shapes
-            taken = {name: sizes for name, sizes in given.items() if name in own[entry.name]}
-            models[number] = entry.model_copy(update={"shapes": taken})
-    every = [name for entry in asking if entry.shapes is None for name in own[entry.name]]
-    for name in config.shapes if any(entry.shapes is None for entry in asking) else ():
+    asking = {n: e for n, e in enumerate(config.models) if e.shapes or (e.shapes is None and config.shapes)}
+    models, every = list(config.models), list[str]()
+    for number, own in _dimensions({n: entry.source() for n, entry in asking.items()}, config.path, tick).items():
+        entry = asking[number]
+        for name in entry.shapes or ():
+            if name not in own:
+                raise config.error(_lacks(entry, name, own), "models", number, "shapes", name)
+        given = config.shapes if entry.shapes is None else entry.shapes
+        models[number] = entry.model_copy(update={"shapes": {name: given[name] for name in given if name in own}})
+        every += own if entry.shapes is None else given
+    for name in config.shapes if asking else ():
         if name not in every:
-            raise config.error(_lacks(asking[0], name, every), "shapes", name)
+            raise config.error(_lacks(next(iter(asking.values())), name, every), "shapes", name)
     return config.model_copy(update={"models": models})
 
 
@@ -329,16 +311,16 @@ def _lacks(entry: ModelEntry, name: str, own: Sequence[str]) -> str:
     return f"{entry.name}'s inputs have no dimension '{name}'{nearest(name, own)}" if own else why_fixed(entry.source())
 
 
-def _dimensions(entries: Sequence[ModelEntry], path: tuple[str, ...], tick: Tick) -> list[list[str]]:
+def _dimensions(sources: Mapping[int, ModelSource], path: tuple[str, ...], tick: Tick) -> dict[int, list[str]]:
     """Name each model's dimensions; what only a library or a factory knows is asked in another process."""
-    foreign = {n: source for n, entry in enumerate(entries) if (source := entry.source()).asks_code}
     with own_folder() as folder:
         function, log = "profiler.worker.prepare_model:look_at_dimensions", folder / "log"
+        foreign = {n: source for n, source in sources.items() if source.asks_code}
         calls = {n: Call(function, source, log, _SHAPES_SECONDS, path=path) for n, source in foreign.items()}
-        outcomes = side_by_side(calls, tick, "models asked for their inputs")
+        outcomes = side_by_side(calls, tick, "models asked for their inputs") if calls else {}
     if bad := next((outcome for outcome in outcomes.values() if outcome.status != "ok"), None):
         raise ConfigError(f"shapes: {bad.reason}")
     try:
-        return [outcomes[n].value if n in outcomes else dimensions_of(e.source()) for n, e in enumerate(entries)]
+        return {n: outcomes[n].value if n in outcomes else dimensions_of(source) for n, source in sources.items()}
     except ModelError as error:
         raise ConfigError(str(error)) from None

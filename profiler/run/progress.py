@@ -46,10 +46,6 @@ class PlainDisplay:
             self._print_once(what)
         self._is_waiting = True
 
-    def building(self, what: str, phase: str, done: int, total: int) -> None:
-        """Show which engine is built ahead of time; called a few times a second."""
-        self._print_once(f"[{done + 1}/{total}] build: {what}")
-
     def announce(self, what: str) -> None:
         """Print a line of its own, or several: it is wrapped."""
         self._console.print(Text(what), highlight=False)
@@ -81,13 +77,11 @@ class LiveDisplay(PlainDisplay):
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         left = Text(f"about {duration(seconds_left)} left")
-        self._draw(_place(done, total), Text(case.id, style="cyan"), Text(phase, style="dim"), left)
+        place = Text(f"{done + 1}/{total}", style="bold")
+        self._draw(place, Text(case.id, style="cyan"), Text(phase, style="dim"), left)
 
     def waiting(self, what: str) -> None:
         self._draw(Text(what, style="yellow"))
-
-    def building(self, what: str, phase: str, done: int, total: int) -> None:
-        self._draw(_place(done, total), Text(what, style="cyan"), Text(phase, style="dim"))
 
     def _draw(self, *words: Text) -> None:
         now = time.monotonic()
@@ -105,10 +99,6 @@ Display = PlainDisplay
 def open_display(console: Console) -> Display:
     """Open the live display on a terminal, plain lines elsewhere."""
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
-
-
-def _place(done: int, total: int) -> Text:
-    return Text(f"{done + 1}/{total}", style="bold")
 
 
 def _line(case: Case, result: Result, counts: bool) -> Text:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.base import BuiltAhead, Phase, Warning
@@ -21,7 +21,7 @@ from profiler.processes.process import Call, Child, run_one
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import excess
 from profiler.results.run_folder import RunFolder
-from profiler.results.warning_kinds import DISTURBED, REMEASURED, is_due, retaken
+from profiler.results.warning_kinds import REMEASURED, is_due, retaken
 from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
@@ -32,8 +32,6 @@ from profiler.worker.task import Task
 
 _RETAKEN = ("ok", "oom", "timeout")
 """Statuses that another take may mend."""
-_IN_VAIN = 2
-"""After so many takes in a row beside as much other work, no more cases are measured again."""
 _ROOFS_SECONDS = 60.0
 
 
@@ -42,49 +40,6 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
     if retry:
         return result.status == "ok" and not retaken(result.warnings)
     return result.status not in _RETAKEN or not (budget.repeats > 0 and is_due(result.warnings))
-
-
-class Takes:
-    """The disturbed takes, to be measured once more, within `share` of the time that all else took.
-
-    `known` are the journal's results: their disturbed rows are measured again whatever the share, and replaced only by
-    better ones.
-    """
-
-    def __init__(self, known: Mapping[str, Result], share: float) -> None:
-        self._share = share
-        self._disturbed = {id_: result for id_, result in known.items() if _is_disturbed(result)}
-        self._known = frozenset(self._disturbed)
-        self._spent = {True: 0.0, False: 0.0}
-        self._again: set[str] = set()
-        self._in_vain = 0
-
-    @property
-    def is_in_vain(self) -> bool:
-        """Return True if the machine stays as busy as it was before."""
-        return self._in_vain >= _IN_VAIN
-
-    def is_due(self, case_id: str) -> bool:
-        """Tell whether a case is to be measured again now."""
-        if case_id not in self._disturbed or case_id in self._again or self.is_in_vain:
-            return False
-        return case_id in self._known or self._spent[True] < self._share * self._spent[False]
-
-    def add(self, result: Result) -> bool:
-        """Take a result into account; return whether it counts. It is marked where it replaces another one."""
-        before = self._disturbed.get(result.case_id)
-        self._spent[before is not None and result.case_id not in self._known] += sum(result.phases.values())
-        if before is not None:
-            self._again.add(result.case_id)
-            self._in_vain = self._in_vain + 1 if _is_as_disturbed(result, before) else 0
-            if not is_better(result, before):
-                return False
-            first = "; ".join(map(str, retaken(before.warnings)))
-            result.warnings.append(Warning(REMEASURED, f"the first take was {first}"))
-        elif _is_disturbed(result):
-            # Without its samples, which would fill the memory of a run of many cases.
-            self._disturbed[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
-        return True
 
 
 def is_better(second: Result, first: Result) -> bool:
@@ -103,17 +58,12 @@ def _is_disturbed(result: Result) -> bool:
     return result.status in _RETAKEN and bool(retaken(result.warnings))
 
 
-def _is_as_disturbed(second: Result, first: Result) -> bool:
-    """Tell whether other work took more than half as much as before: by chance it takes a little less or more."""
-    share = _disturbance(second)
-    return any(w.kind == DISTURBED for w in second.warnings) and _disturbance(first) / 2 < share < math.inf
-
-
 def _disturbance(result: Result) -> float:
     share = result.figures.get("disturbance")
     return math.inf if share is None else share
 
 
+@dataclass
 class Runner:
     """Measures the cases of one run.
 
@@ -121,24 +71,22 @@ class Runner:
     gets the device's roofs. Before each case it waits up to `idle_minutes` until the machine is quiet.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        config: Config,
-        target: Target,
-        plan: Sequence[Case],
-        chosen: Sequence[Case],
-        environment: dict[str, Any],
-        display: Display,
-        idle_minutes: float | None = None,
-    ) -> None:
-        self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
-        self.plan, self.chosen, self.budget = plan, chosen, config.budget
-        self.started, self.measured_s = time.monotonic(), 0.0
-        self.refuses = False
-        """True if a model that cannot be had is an error, and no row."""
-        self._idle_minutes = idle_minutes
-        self._uuid = target.gpu.uuid if target.gpu else None
+    run: RunFolder
+    config: Config
+    target: Target
+    plan: Sequence[Case]
+    chosen: Sequence[Case]
+    environment: dict[str, Any]
+    display: Display
+    idle_minutes: float | None = None
+    refuses: bool = False
+    """True if a model that cannot be had is an error, and no row."""
+    started: float = field(default_factory=time.monotonic)
+    measured_s: float = 0.0
+
+    @property
+    def _uuid(self) -> str | None:
+        return self.target.gpu.uuid if self.target.gpu else None
 
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), retry: bool = False) -> None:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
@@ -156,7 +104,7 @@ class Runner:
         if not waiting and not searched:
             return
         with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
-            quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display)
+            quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
             quiet.begin()
             task = self._prepare(waiting, searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
@@ -168,7 +116,8 @@ class Runner:
         """Prepare the models and measure the device's roofs; return what makes a case's task."""
         # An odd batch and an even one, which a reference of the gradients is made for.
         cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
-        prepared = prepare(cases, self.budget, self.run.logs, self.config.path, self.display.preparing, self._uuid)
+        config = self.config
+        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.preparing, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
         if self.refuses and bad is not None:
             raise ConfigError(str(bad.reason))
@@ -179,8 +128,8 @@ class Runner:
             self.display.announce(f"{listed(dict.fromkeys(models))}: {'; '.join(remarks)}")
         quiet.start()
         self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
-        energy, profile = self.config.energy, self.config.profile
-        return lambda case: Task(case, prepared[case.subject], self.budget, self._uuid, energy, profile)
+        energy, profile = config.energy, config.profile
+        return lambda case: Task(case, prepared[case.subject], config.budget, self._uuid, energy, profile)
 
     def _measure_roofs(self, cases: Sequence[Case]) -> None:
         """Measure the roofs that these cases need; a resumed run keeps its own and adds those that it lacks."""
@@ -188,7 +137,7 @@ class Runner:
         if not cases or known.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
             return
         self.display.preparing("measuring peak FLOP/s and bandwidth", 0, 1)
-        log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
+        log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
         visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
         outcome = run_one(
             Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOFS_SECONDS, environment=visible)
@@ -201,27 +150,34 @@ class Runner:
         self.run.write_environment(self.environment)
 
     def _measure_all(self, tasks: Sequence[Task], measure: _Measure) -> None:
-        """Measure every task, and once more what was disturbed, as far as there is time."""
-        takes = Takes(self.run.results(), self.budget.repeats)
+        """Measure every task, and once more what was disturbed, for the job's share of the time at most.
+
+        What was disturbed at an earlier start is measured again whatever the time.
+        """
+        disturbed = {id_: result for id_, result in self.run.results().items() if _is_disturbed(result)}
         # Failures come first: who reads them then can mend them now.
         ordered = sorted(tasks, key=lambda task: failure(task.case, task.prepared) is None)
-        self._measure_each([task for task in ordered if not takes.is_due(task.case.id)], measure, takes)
-        due = [task for task in ordered if takes.is_due(task.case.id)]
-        if due:
-            what = counted(len(due), "case")
-            self.display.announce(f"measuring {what} again")
-            done = self._measure_each(due, measure, takes, again=True)
-            if left := len(due) - done:
-                why = "the machine was as busy as before" if takes.is_in_vain else "`budget.repeats` was spent"
-                self.display.announce(f"{done} of {what} measured again, {left} not ({why})")
+        before = [task for task in ordered if task.case.id in disturbed]
+        fresh = [task for task in ordered if task.case.id not in disturbed]
+        spent, _ = self._measure_each(fresh, measure, disturbed)
+        due = [task for task in fresh if task.case.id in disturbed] if self.config.budget.repeats else []
+        if before or due:
+            self.display.announce(f"measuring {counted(len(before) + len(due), 'case')} again")
+        self._measure_each(before, measure, disturbed)
+        _, done = self._measure_each(due, measure, disturbed, self.config.budget.repeats * spent)
+        if left := len(due) - done:
+            why = "`budget.repeats` was spent"
+            self.display.announce(f"{done} of {counted(len(due), 'case')} measured again, {left} not ({why})")
 
-    def _measure_each(self, tasks: Sequence[Task], measure: _Measure, takes: Takes, again: bool = False) -> int:
-        """Measure tasks; `again` as long as that is due. Return how many were measured."""
-        expected = [estimate_seconds(task.case, self.budget) for task in tasks]
-        spent, done = 0.0, 0
+    def _measure_each(
+        self, tasks: Sequence[Task], measure: _Measure, disturbed: dict[str, Result], allowed: float = math.inf
+    ) -> tuple[float, int]:
+        """Measure tasks until the `allowed` seconds are spent; return the seconds and how many were measured."""
+        expected = [estimate_seconds(task.case, self.config.budget) for task in tasks]
+        spent = 0.0
         for number, task in enumerate(tasks):
-            if again and not takes.is_due(task.case.id):
-                continue
+            if spent >= allowed:
+                return spent, number
             # What is left takes longer or shorter than estimated, as what is done did.
             left = sum(expected[number:]) * (spent / sum(expected[:number]) if spent else 1.0)
 
@@ -233,17 +189,27 @@ class Runner:
                 result = Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
             else:
                 result = measure(task, tick)
-            spent, done = spent + sum(result.phases.values()), done + 1
-            self._keep(task, result, takes)
-        return done
+            spent += sum(result.phases.values())
+            self._keep(task, result, disturbed)
+        return spent, len(tasks)
 
-    def _keep(self, task: Task, result: Result, takes: Takes) -> None:
-        """Write a result that counts. A row far faster than the roofs allow fails, if nothing can have lowered them."""
+    def _keep(self, task: Task, result: Result, disturbed: dict[str, Result]) -> None:
+        """Write a result, unless it is a second take and no better than the first, which was `disturbed`.
+
+        A row far faster than the roofs allow fails, if nothing can have lowered them.
+        """
         if result.status == "ok" and self.environment.get("roofs_quiet"):
             over = excess(task.case, result, self.environment.get("roofs") or {})
             if over is not None and over.is_impossible:
                 result.fail(over.rejection())
-        counts = takes.add(result)
+        first = disturbed.pop(result.case_id, None)
+        counts = first is None or is_better(result, first)
+        if first is None and _is_disturbed(result):
+            # Without its samples, which would fill the memory of a run of many cases.
+            disturbed[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
+        elif first is not None and counts:
+            why = "; ".join(map(str, retaken(first.warnings)))
+            result.warnings.append(Warning(REMEASURED, f"the first take was {why}"))
         self._count(result)
         if counts:
             result = self.run.append(result)
@@ -277,7 +243,7 @@ class Runner:
                 tick("start")
                 result = search.refuse(batch, task.prepared.specs, available_memory_mib())
                 if result is None:
-                    budget = short(self.budget)
+                    budget = short(self.config.budget)
                     one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
                     result = measure(one, tick)
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
@@ -289,11 +255,13 @@ class Runner:
 _Measure = Callable[[Task, Callable[[str], None]], Result]
 
 
+@dataclass
 class _Supervisor:
     """Measures a case in a process of its own, once the machine is quiet, and adds the device's telemetry."""
 
-    def __init__(self, runner: Runner, watcher: Watcher, quiet: Quiet) -> None:
-        self._logs, self._path, self._watcher, self._quiet = runner.run.logs, runner.config.path, watcher, quiet
+    runner: Runner
+    watcher: Watcher
+    quiet: Quiet
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
         """Measure one case. An engine that builds does so in another process before, whose memory does not count."""
@@ -302,23 +270,25 @@ class _Supervisor:
             built = self._run("prepare_model:build_ahead", task, tick)
             if built.status != "ok":
                 return result_of(task.case.id, built)
-        self._quiet.start()
+        self.quiet.start()
         result = result_of(task.case.id, self._run("measure_case:measure_case", task, tick))
         if built is not None:
             _add_build(result, built)
         self._add_telemetry(result)
-        self._quiet.mark(result)
+        self.quiet.mark(result)
         return result
 
     def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
         """Run a worker's function within the task's limits; a log that stays empty is deleted."""
-        log = self._logs / f"{task.case.file_name}{'-largest-batch' if task.only_fits else ''}.log"
+        log = self.runner.run.logs / f"{task.case.file_name}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
 
         def look(child: Child) -> None:
             tick(child.doing)
 
-        outcome = run_one(Call(f"profiler.worker.{function}", task, log, *limits, visible, self._path), look)
+        outcome = run_one(
+            Call(f"profiler.worker.{function}", task, log, *limits, visible, self.runner.config.path), look
+        )
         if log.exists() and not log.stat().st_size:
             log.unlink()
         return outcome
@@ -329,7 +299,7 @@ class _Supervisor:
             return
         # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
         entered = result.entered
-        readings = self._watcher.between(min(entered.values()), entered[Phase.CHECK])
+        readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
 

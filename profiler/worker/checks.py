@@ -35,7 +35,7 @@ from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
 from profiler.worker.parity import NOT_FINITE, WRONG, Difference, Pair, Reference
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, static_graph
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -337,15 +337,12 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
 
 
 def _exported(task: Task) -> list[Warning]:
-    """Warn that a graph is for one batch size or one shape only, and say why."""
-    graph = graph_of(task.case)
-    why = task.prepared.failures.get(graph)
+    """Warn that a graph is for one batch size and shape only, and say why."""
+    why = task.prepared.failures.get(graph_of(task.case))
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
-    only = f"batch size {task.case.batch_size} only, since with a free one"
-    if static_graph(graph) in task.prepared.onnx:
-        only = f"{' '.join(shape_words(task.case.shape))} only, since with free sizes"
-    return [Warning("static-graph", f"the graph is for {only} {why.salvage or why.reason}")]
+    only = " ".join([f"batch size {task.case.batch_size}", *shape_words(task.case.shape)])
+    return [Warning("static-graph", f"the graph is for {only} only, since with free sizes {why.salvage or why.reason}")]
 
 
 def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:

@@ -36,8 +36,8 @@ USUAL = Taken()
 class Prepared:
     """Files that the prepare phase made of one model, by content in the cache.
 
-    `onnx` has by graph its export, or the user's file: "fp16", or "fp16 at its shape" or "fp16 at batch 8" of a model
-    that can be exported for one shape or one batch size only.
+    `onnx` has by graph its export, or the user's file: "fp16", or "fp16 at batch 8" of a model that can
+    be exported for one batch size only.
     """
 
     specs: tuple[TensorSpec, ...] = ()
@@ -117,18 +117,18 @@ def own_graphs(source: ModelSource) -> dict[str, Export]:
     return {name: Export(path) for name, path in {**file, **source.graphs}.items()}
 
 
-def static_graph(graph: str, batch: int | None = None) -> str:
-    """Name a graph that is for one batch size, or else for the model's shape and any batch size."""
-    return f"{graph} at its shape" if batch is None else f"{graph} at batch {batch}"
+def static_graph(graph: str, batch: int) -> str:
+    """Name a graph that is for one shape and batch size."""
+    return f"{graph} at batch {batch}"
 
 
 def graphs_of(graph: str, batch: int) -> tuple[str, ...]:
     """Return the names of a graph that a case of this batch size can run, the freest first."""
-    return graph, static_graph(graph), static_graph(graph, batch)
+    return graph, static_graph(graph, batch)
 
 
 def is_for_one_batch(graph: str) -> bool:
-    """Tell whether that is the name of a graph for one batch size: one for the model's shape takes any."""
+    """Tell whether that is the name of a graph for one batch size."""
     return " at batch " in graph
 
 

@@ -127,7 +127,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a helper": (
         "net",
         lambda folder: (folder / "helper.py").write_text(HELPER.replace("2", "1000")),
-        "its source code (helper), what it computes",
+        "its source code (helper)",
     ),
     "weights": ("weighted", lambda folder: write_weights(folder / "weights.pt", 2), "its weights file"),
     "a graph": ("graph", lambda folder: write_graph(folder / "graph.onnx", 2), "its ONNX file"),
