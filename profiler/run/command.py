@@ -34,7 +34,7 @@ from profiler.results.result import Result
 from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
 from profiler.run.dry_run import earlier_seconds, print_plan
-from profiler.run.model_job import ModelJob, check_new_file, model_job, refuse_model_options, write_job
+from profiler.run.model_job import ModelJob, model_job, refuse_model_options, write_job
 from profiler.run.prepare import Stages, cache_limit, check_cache, check_models, with_shapes
 from profiler.run.progress import Display, open_display
 from profiler.run.runner import Runner, is_done
@@ -145,14 +145,16 @@ def open_job(options: Options) -> JobFile | ModelJob:
     if path is not None:
         refuse_model_options(options, f"{path.name} has the keys itself, and --only measures a part of it")
         return JobFile(path)
-    if options.write_yaml is not None:
-        check_new_file(options.write_yaml)
+    if (file := options.write_yaml) is not None and (file.exists() or not file.resolve().parent.is_dir()):
+        raise ConfigError(f"--write-yaml {file}: give a new file in a folder that is there")
     return model_job(str(options.config), options)
 
 
 def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: str | None = None) -> Config:
-    """Check the job on a device of this kind, with the command's options in place of its own."""
-    config = job.config(kind, _overrides(options), hardware)
+    """Check the job on a device of this kind, with the command's options in place of its own keys."""
+    output = options.output and str(options.output.resolve())
+    given = {"output": output, **{name: getattr(options, name) for name in ("device", "profile", "replicates")}}
+    config = job.config(kind, {key: value for key, value in given.items() if value}, hardware)
     machine = config.machine.model_copy(update=parse_machine(options.machine))
     budget = quick_budget(config.budget) if options.quick else _with_samples(config.budget, options)
     config = config.model_copy(update={"machine": machine, "budget": budget})
@@ -181,14 +183,6 @@ def _say_what_is_left_out(model: ModelJob, start: Start) -> None:
     if (file := start.options.write_yaml) is not None:
         write_job(start.config, file)
         start.say(f"Written: {file}; {PROGRAM} {shlex.quote(str(file))} measures the same")
-
-
-def _overrides(options: Options) -> dict[str, Any]:
-    """Map keys of a job to what the command's options give; the run's bench.yaml records them."""
-    output = options.output and str(options.output.resolve())
-    names = ("device", "profile", "replicates")
-    given = {"output": output, **{name: getattr(options, name) for name in names}}
-    return {key: value for key, value in given.items() if value}
 
 
 def quick_budget(budget: Budget) -> Budget:
@@ -355,7 +349,6 @@ def _what_is_left(start: Start, run: RunFolder) -> str:
     if config.largest_batch is None and not _waiting(run.results(), start.cases, config.budget, retry=False):
         return "all cases have been measured"
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
-    words += [f"--{name.replace('_', '-')}" for name in ("trust_code", "strict", "profile") if getattr(options, name)]
     words += [] if options.wait_for_idle is None else ["--wait-for-idle", f"{options.wait_for_idle:g}"]
     return f"go on with: {' '.join([resuming(run.path), *words])}"
 

@@ -60,11 +60,6 @@ class Example:
     held: Mapping[str, Any] = field(default_factory=dict)
     """A range, a fill or data, as a job has them."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Return True for floats of any values, which a job's `input` declares by their shape alone."""
-        return (not self.dtype or self.dtype.startswith("float")) and not self.held
-
 
 Inputs = Mapping[str | int, Example]
 """By name, or by position."""
@@ -134,7 +129,7 @@ def taken_by_module(given: Inputs, folder: Path) -> dict[str, Any]:
     """Make a job's keys for the inputs of a torch module."""
     if not given:
         return {}
-    if list(given) == [0] and given[0].is_plain:
+    if list(given) == [0] and given[0].dtype in ("", "float32") and not given[0].held:
         return {"input": given[0].item}
     names = [name_of(key, len(given)) for key in given]
     return {"inputs": declared(given, names, folder)}
@@ -179,15 +174,10 @@ class ModelJob:
     """By place in the job what was typed for it, as errors name it."""
 
     @property
-    def _file(self) -> Path | None:
-        """The .onnx file that it is."""
-        path = self.given["models"][0].get("onnx")
-        return None if path is None else Path(path)
-
-    @property
     def _runs_as_it_is(self) -> bool:
         """Return True for a file that is never converted to other precisions."""
-        return self._file is not None and not is_float32(self._file)
+        path = self.given["models"][0].get("onnx")
+        return path is not None and not is_float32(Path(path))
 
     def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
         """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
@@ -214,7 +204,7 @@ class ModelJob:
         self, job: Mapping[str, Any], device: Device, hardware: str | None
     ) -> tuple[list[Preset], list[Preset]]:
         """Select the presets that can do some of the job: those installed, and those not. Slow compilers come last."""
-        kind = "factory" if self._file is None else "onnx"
+        kind = "onnx" if "onnx" in self.given["models"][0] else "factory"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
         cells = list(product(job.get("passes", ["inference"]), precisions))
 
@@ -235,8 +225,6 @@ def model_job(word: str, options: Options) -> ModelJob:
     if (library := library_of(word)) and (why := not_installed(library)):
         raise ConfigError(f"{word} {why}")
     given = _inputs(options.inputs)
-    if word in CATALOG and given:
-        raise ConfigError(f"--input {options.inputs[0]}: {word} has its own input shape; leave it out")
     # Nothing is saved: words hold no values.
     entry = {key: value for key, value in named_entry(word, given, Path(), "--input").items() if value}
     if word in CATALOG:
@@ -244,9 +232,7 @@ def model_job(word: str, options: Options) -> ModelJob:
     if options.step is not None:
         entry |= {**model_entry(word, options.step), "step": options.step}
     shapes = _shapes(options.shapes)
-    fixed = _check_graph(entry, options.batch, shapes) if "onnx" in entry else None
-    if "onnx" in entry and options.precision and not is_float32(entry["onnx"]):
-        raise ConfigError(f"--precision {options.precision}: {word} has types of its own; leave it out")
+    fixed = _fixed_batch(entry, shapes) if "onnx" in entry else None
     lists: dict[str, Any] = {
         "engines": [name for text in options.engine for name in _words(text)],
         "passes": options.pass_ and _words(options.pass_),
@@ -264,12 +250,6 @@ def refuse_model_options(options: Options, what: str) -> None:
     given = [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]
     if given:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
-
-
-def check_new_file(path: Path) -> None:
-    """Raise ConfigError for a file that is there already, or could not be written."""
-    if path.exists() or not path.resolve().parent.is_dir():
-        raise ConfigError(f"--write-yaml {path}: give a new file in a folder that is there")
 
 
 def write_job(config: Config, path: Path) -> None:
@@ -311,41 +291,37 @@ def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
 def _inputs(texts: Sequence[str]) -> dict[str | int, Example]:
     """Read `--input` by name or by place. Raises ConfigError."""
     read = [_input(text) for text in texts]
-    names = [name for name, _ in read]
-    if len({name is None for name in names}) > 1 or len({*names} - {None}) < len(names) - names.count(None):
+    if len({name is None for name, _ in read}) > 1:
         raise ConfigError("--input: give every input a name of its own, or none of them")
     return {place if name is None else name: example for place, (name, example) in enumerate(read)}
 
 
 def _input(text: str) -> tuple[str | None, Example]:
     """Read "ids=128:int64:0,30522" as name and example."""
-    name, equals, rest = text.rpartition("=")
+    name, _, rest = text.rpartition("=")
     shape, dtype, values = (part.strip() for part in f"{rest}::".split(":", 3)[:3])
-    sizes = _numbers(shape)
-    sizes = sizes[1:] if sizes[:1] == [BATCH] else sizes
-    if (equals and not name) or not all(size if isinstance(size, int) else size.isidentifier() for size in sizes):
+    sizes, held = [size for size in _numbers(shape) if size != BATCH], _held(values)
+    if held is None or not all(size if isinstance(size, int) else size.isidentifier() for size in sizes):
         raise ConfigError(f"--input {text}: is not of the form {_FORM}; the batch is left out, and comes first")
     if dtype and dtype not in DTYPES:
         raise ConfigError(f"--input {text}: unknown type '{dtype}'{nearest(dtype, DTYPES)}")
-    item = tuple(sizes) if shape else None
-    return name.strip() or None, Example(item, dtype=dtype, held=_held(text, values) if values else {})
+    return name.strip() or None, Example(tuple(sizes) if shape else None, dtype=dtype, held=held)
 
 
-def _held(text: str, values: str) -> dict[str, Any]:
-    """Read what an input holds: a range, a fill or a file's array."""
-    if values in FILLS:
-        return {"fill": values}
+def _held(values: str) -> dict[str, Any] | None:
+    """Read what an input holds: a range, a fill or a file's array; None for anything else."""
+    if not values or values in FILLS:
+        return {"fill": values} if values else {}
     if Path(values).suffix in (".npy", ".npz"):
         return {"data": values}
     try:
         first, last = (float(word) if "." in word or "e" in word else int(word) for word in values.split(","))
     except ValueError:
-        kinds = f"a range such as 0,30522, nor one of {', '.join(FILLS)}, nor a .npy or .npz file"
-        raise ConfigError(f"--input {text}: '{values}' is neither {kinds}") from None
+        return None
     return {"range": [first, last]}
 
 
-def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[str, Sequence[Any]]) -> int | None:
+def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> int | None:
     """Return the only batch size of an ONNX file, or None if it is free.
 
     Raises ConfigError where the sizes of its inputs are not known.
@@ -354,9 +330,6 @@ def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[st
     symbols = {size for shape in _known_inputs(path).values() for size in shape}
     sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
     try:
-        fixed = fixed_batch(graph_specs(ModelSource(entry["name"], onnx=path, dimensions=sizes), path))
+        return fixed_batch(graph_specs(ModelSource(entry["name"], onnx=path, dimensions=sizes), path))
     except ModelError as error:
         raise ConfigError(f"{error}\n  or on the command line: --input {_FORM}") from None
-    if fixed is not None and batch is not None and _words(batch) != [str(fixed)]:
-        raise ConfigError(f"--batch {batch}: the batch of {path.name} is fixed to {fixed}; leave it out")
-    return fixed

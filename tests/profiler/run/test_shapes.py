@@ -77,7 +77,7 @@ def test_inputs_have_the_shape_and_know_which_axes_vary():
     [
         ([TEXT], {"sequense": [8], "sequence": [8]}, "words's inputs have no dimension 'sequense'; did you mean"),
         ([TEXT, IMAGE], {"heigth": [8], "sequence": [8]}, "no dimension 'heigth'; did you mean 'height'?"),
-        (["vgg16"], {"width": [64]}, "shapes.width: vgg16 is fixed to images of 224 × 224"),
+        (["vgg16"], {"width": [64]}, "shapes.width: vgg16 is fixed to one shape"),
         ([{"name": "resnet18", "shapes": {"widht": [64]}}], {}, "models[0].shapes.widht: resnet18's inputs have no"),
     ],
 )
