@@ -28,7 +28,7 @@ from typing import Any
 import polars as pl
 
 from benchmarks.verify_plain import arrays, module_call, numpy_error
-from profiler.job.case import Budget, Case, parse_only
+from profiler.job.case import Budget, Case, file_name, parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan, only_of
 from profiler.processes.messages import Report
@@ -83,7 +83,7 @@ def main() -> None:
             print(f"{_name(case):<24}  {reason}")
             continue
         call = Call("verify_cpu:time_cell", Task(case, prepared[case.model], config.budget),
-                    logs / f"{case.file_name}.log", 300.0, 900.0, {}, (str(HERE),))  # fmt: skip
+                    logs / f"{file_name(case.id)}.log", 300.0, 900.0, {}, (str(HERE),))  # fmt: skip
         outcome = run_one(call)
         if outcome.status != "ok":
             print(f"{_name(case):<24}  {outcome.status}: {outcome.reason}")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.verify_plain import arrays, event_ms, module_call, numpy_error, replayed_ms
-from profiler.job.case import Budget, Case, parse_only
+from profiler.job.case import Budget, Case, file_name, parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan, only_of
 from profiler.nvml import power_capped, visible_gpus
@@ -190,7 +190,7 @@ def spread(task: Task, repeats: int, logs: Path) -> bool:
 
 
 def run(task: Task, function: str, logs: Path) -> Outcome:
-    log = logs / f"{task.case.file_name}.log"
+    log = logs / f"{file_name(task.case.id)}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
     return run_one(Call(f"verify_gpu:{function}", task, log, 300.0, 900.0, environment, (str(HERE),)))
 

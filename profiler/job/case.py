@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -76,19 +75,9 @@ class Case:
         return "/".join([*words, *shape_words(self.shape)])
 
     @property
-    def cell(self) -> str:
-        """The identity that all replicates share."""
-        return replace(self, replicate=0).id
-
-    @property
     def family(self) -> str:
         """The identity that cases of all batch sizes share."""
         return replace(self, batch_size=0).id
-
-    @property
-    def file_name(self) -> str:
-        """The id as the name of a file."""
-        return file_name(self.id)
 
     @property
     def is_base(self) -> bool:
@@ -114,11 +103,6 @@ class Case:
             return False
         return self.source.calibration is not None or "int8" in self.source.graphs
 
-    @property
-    def options_json(self) -> str:
-        """The options as JSON, keys sorted."""
-        return json.dumps(dict(self.options), sort_keys=True)
-
 
 def file_name(words: str) -> str:
     """Make a file's name of an id; the end of a long one becomes a digest."""
@@ -129,14 +113,9 @@ def file_name(words: str) -> str:
     return f"{name.encode()[: _LONGEST_FILE_NAME - 13].decode(errors='ignore')}-{digest}"
 
 
-def settings(setting: str) -> dict[str, str]:
-    """Split a column `setting` or `shape` by key, like {"optimizer": "sgd", "head": "logits"}."""
-    return dict(part.split("=", 1) for part in setting.split("/") if part)
-
-
 def setting_words(setting: str) -> list[str]:
     """Say a setting in words, like ["optimizer sgd", "head logits"]."""
-    return [f"{key} {value}" for key, value in settings(setting).items()]
+    return [part.replace("=", " ", 1) for part in setting.split("/") if part]
 
 
 @dataclass(frozen=True)
@@ -149,7 +128,7 @@ class Filter:
     def of(cls, given: Any) -> Filter:
         """Check the conditions of a job or an option. Raises ValueError."""
         if not isinstance(given, Mapping) or not given:
-            raise ValueError(f"expected conditions, such as {{engine: compiled, pass: training}}; keys: {_KEYS}")
+            raise ValueError(f"expected conditions, such as {{engine: compiled}}; keys: {', '.join(KEYS)}")
         conditions: dict[str, list[Any]] = {}
         for key, values in given.items():
             if key not in KEYS:
@@ -186,9 +165,6 @@ class Filter:
                     raise ConfigError(f"--only {self}: the config has no {columns[0]} {word}{hint}")
         if not any(map(self.matches, cases)):
             raise ConfigError(f"--only {self}: no case has all of these")
-
-
-_KEYS = ", ".join(KEYS)
 
 
 def _whole(key: str, value: Any) -> int:

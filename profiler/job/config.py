@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -108,12 +107,9 @@ def _inputs(data: Any, info: ValidationInfo) -> Any:
     except InputMistake as error:
         raise mistake(str(error), *error.at) from None
 
-    def whole(tensor: dict[str, Any]) -> dict[str, Any]:
-        return {**tensor, "data": str(folder / tensor["data"])} if "data" in tensor else tensor
-
-    return (
-        {key: whole(each) for key, each in data.items()} if isinstance(data, dict) else [whole(each) for each in data]
-    )
+    tensors = data.items() if isinstance(data, dict) else enumerate(data)
+    whole = {key: {**each, "data": str(folder / each["data"])} if "data" in each else each for key, each in tensors}
+    return whole if isinstance(data, dict) else list(whole.values())
 
 
 def _known_engine(name: str) -> str:
@@ -252,8 +248,7 @@ class ModelEntry(_Strict):
                 raise mistake(no_values(name, str(each.dtype)), "inputs", each.place)
 
     def source(self) -> ModelSource:
-        others = {"input", "inputs", "outputs", "batch_sizes", "shapes", "variants"}
-        data = self.model_dump(exclude=others)
+        data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "shapes", "variants"})
         data["graphs"] = dict(self.variants)
         if self.onnx and not self.is_file:
             data |= {"onnx": None, "graphs": {"fp32": self.onnx, **self.variants}}
@@ -352,8 +347,7 @@ class EngineEntry(BaseModel):
     @property
     def code(self) -> list[str]:
         """List the packages and files that the entry has loaded."""
-        declared = self._declared()
-        return [value for key, value in self.options.items() if declared[key].is_code]
+        return [value for key, value in self.options.items() if self._declared()[key].is_code]
 
 
 class Config(_Strict):
@@ -385,11 +379,6 @@ class Config(_Strict):
     exclude: list[Exclusion] = []
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
-    _origin: Origin = PrivateAttr(default_factory=Origin)
-
-    def error(self, message: str, *at: str | int) -> ConfigError:
-        """Make the error of a mistake that shows only after reading, with the line or the option of its place."""
-        return self._origin.error(message, at)
 
     @field_validator("models", "layers", "engines", mode="before")
     @classmethod
@@ -398,20 +387,12 @@ class Config(_Strict):
         return [entry(e) if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
 
     @model_validator(mode="after")
-    def _consistent(self) -> Config:
-        self._check_subjects()
-        self._check_sizes()
-        return self
-
-    def _check_subjects(self) -> None:
+    def _check_subjects(self) -> Config:
         wanted, other = ("layers", "models") if self.kind == "layers" else ("models", "layers")
         if not getattr(self, wanted):
             raise mistake(f"kind {self.kind} needs at least one entry here", wanted)
         if getattr(self, other):
             raise mistake(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", other)
-        for key in ("training", "largest_batch") if self.kind == "layers" else ():
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise mistake("is of models only; leave this out", key)
         names = [entry.name for entry in self.models]
         for number, name in enumerate(self.largest_batch.models if self.largest_batch else []):
             check_word(name, names, "model", at=("largest_batch", "models", number))
@@ -419,8 +400,10 @@ class Config(_Strict):
         for number, name in enumerate([] if isinstance(with_input, bool) else with_input):
             # A device's block may leave out some of the networks.
             check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
+        return self
 
-    def _check_sizes(self) -> None:
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Config:
         """Require numbers for every named size of a factory's inputs."""
         for number, entry in enumerate(self.models):
             given = {**entry.dimensions, **(self.shapes if entry.shapes is None else entry.shapes)}
@@ -431,6 +414,7 @@ class Config(_Strict):
                 raise mistake(f"{first} has no size{hint}", "models", number, "inputs")
         if "batch" in self.shapes:
             raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")
+        return self
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -468,25 +452,20 @@ class JobFile:
 
 
 def load_config(path: Path, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read and check a job's file, as `JobFile` does. Raises ConfigError."""
+    """Read and check a job's file. Raises ConfigError."""
     return JobFile(path).config(device_kind, overrides)
 
 
 def config_of(job: Mapping[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
-    """Check a job that is data already; its paths are relative to the current folder.
-
-    Raises ConfigError, which names what was `typed` for a place in the job.
-    """
+    """Check a job that is data, with paths from the current folder. ConfigErrors name what was `typed` for a place."""
     return _checked(job, Origin(typed=typed or {}), Path.cwd())
 
 
 def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
     try:
-        config = Config.model_validate(job, context={"folder": folder})
+        return Config.model_validate(job, context={"folder": folder})
     except ValidationError as error:
         raise origin.explain(error, Config) from None
-    config._origin = origin
-    return config
 
 
 def parse_machine(text: str | None) -> dict[str, Any]:

@@ -41,15 +41,15 @@ _MOST_PROBLEMS = 10
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a job: a file with lines, or options that were `typed` for some places. Any two are equal.
+    """Origin of a job: a file with lines, or options that were `typed` for some places.
 
     Keys of the `block` of a device stand in place of the job's own.
     """
 
-    path: Path | None = field(default=None, compare=False)
-    lines: Lines = field(default_factory=dict, compare=False)
-    typed: Mapping[Location, str] = field(default_factory=dict, compare=False)
-    block: str = field(default="", compare=False)
+    path: Path | None = None
+    lines: Lines = field(default_factory=dict)
+    typed: Mapping[Location, str] = field(default_factory=dict)
+    block: str = ""
 
     def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
         """Make the error of one mistake at a place in the job, or at an unknown `key` there."""
@@ -64,11 +64,10 @@ class Origin:
         return next((self.lines[place] for place in places if place in self.lines), 1)
 
     def explain(self, error: ValidationError, model: type[BaseModel]) -> ConfigError:
-        """Explain all mistakes that pydantic found, a line each."""
+        """Explain the first mistakes that pydantic found, a line each."""
         found = sorted(error.errors(), key=lambda each: self.line(_location(each)))
         texts = dict.fromkeys(str(self.error(*_problem(each, model))) for each in found[:_MOST_PROBLEMS])
-        more = len(found) - _MOST_PROBLEMS
-        return ConfigError("\n".join([*texts, *([f"and {more:,} more of them"] if more > 0 else [])]))
+        return ConfigError("\n".join(texts))
 
 
 class _Constructor(RoundTripConstructor):

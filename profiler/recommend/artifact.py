@@ -24,7 +24,7 @@ from exporters.source import ModelSource
 from exporters.weights import has_own_weights
 from profiler.build import BuildTask, build, find_engine, find_gpu
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, settings
+from profiler.job.case import Budget, Case
 from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
@@ -112,7 +112,7 @@ def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[Mod
     # Of other models' code nothing is called, nor is an engine's library.
     alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
     config = without_foreign_code(alone, path.parent, "--export", trust_code)
-    shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
+    shape = {name: int(size) for name, size in (part.split("=") for part in (row["shape"] or "").split("/") if part)}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
     return source, config.path
 

@@ -61,7 +61,7 @@ def row_of(
         "network": case.source.catalog_name,
         "shape": "/".join(shape_words(case.shape)) or None,
         **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
-        "options": case.options_json,
+        "options": json.dumps(dict(case.options), sort_keys=True),
         "warnings": list(map(str, result.warnings)),
         "proof": json.dumps(proof.to_dict(), sort_keys=True) if proof else None,
     }
@@ -145,7 +145,7 @@ def spread_of_bases(results: Iterable[tuple[Case, Result]], calm: bool = False) 
     cells: dict[str, list[Result]] = {}
     for case, result in results:
         if case.is_base and result.status == "ok" and not (calm and retaken(result.warnings)):
-            cells.setdefault(case.cell, []).append(result)
+            cells.setdefault(dataclasses.replace(case, replicate=0).id, []).append(result)
     medians: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     for processes in cells.values():
         # One base may be on both sides of the line: its processes belong together all the same.

@@ -62,7 +62,11 @@ def measure(
     job |= {"device": device, "replicates": replicates, "budget": budget or {}}
     most = cache_limit()
     with _run_folder(output) as run:
-        config = _config(model, inputs, name, run.path / "model", {**job, "output": run.path.parent})
+        folder = run.path / "model"
+        entry, example = _entry(model, inputs, folder)
+        entry["name"] = name or entry["name"]
+        usual = {"suite": "measure", "models": [entry], "batch_sizes": [example.batch or 1], "output": run.path.parent}
+        config = config_of({**usual, **job, "import_from": [folder, Path.cwd()]})
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
         with leaving_no_trace(), writing(run.path), libraries() as facts:
@@ -110,16 +114,8 @@ def run_job(
     return measure_cases(start.runner(run, display), console, report=report)[0]
 
 
-def _config(model: Any, inputs: Any, name: str | None, folder: Path, job: Mapping[str, Any]) -> Config:
-    """Make the whole job; a live module is saved into the folder."""
-    entry, example = _entry(model, inputs, folder)
-    entry["name"] = name or entry["name"]
-    batch_sizes, paths = [example.batch or 1], [folder, Path.cwd()]
-    return config_of({"suite": "measure", "models": [entry], "batch_sizes": batch_sizes, **job, "import_from": paths})
-
-
 def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:
-    """Make the job's entry of the model, and take its first input."""
+    """Make the job's entry of the model, saving a live module into the folder, and take its first input."""
     given = examples(inputs)
     first = next(iter(given.values()), Example(None))
     if isinstance(model, str | Path):
@@ -145,7 +141,6 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
 
 
 def _listed(values: Any) -> Any:
-    """Make a list, which a job has; anything else is left to the job's checks."""
     return values if isinstance(values, str | Mapping) or not hasattr(values, "__iter__") else list(values)
 
 

@@ -297,13 +297,13 @@ def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
         entry = asking[number]
         for name in entry.shapes or ():
             if name not in own:
-                raise config.error(_lacks(entry, name, own), "models", number, "shapes", name)
+                raise ConfigError(f"models[{number}].shapes.{name}: {_lacks(entry, name, own)}")
         given = config.shapes if entry.shapes is None else entry.shapes
         models[number] = entry.model_copy(update={"shapes": {name: given[name] for name in given if name in own}})
         every += own if entry.shapes is None else given
     for name in config.shapes if asking else ():
         if name not in every:
-            raise config.error(_lacks(next(iter(asking.values())), name, every), "shapes", name)
+            raise ConfigError(f"shapes.{name}: {_lacks(next(iter(asking.values())), name, every)}")
     return config.model_copy(update={"models": models})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
@@ -280,7 +280,7 @@ class _Supervisor:
 
     def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
         """Run a worker's function within the task's limits; a log that stays empty is deleted."""
-        log = self.runner.run.logs / f"{task.case.file_name}{'-largest-batch' if task.only_fits else ''}.log"
+        log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
 
         def look(child: Child) -> None:

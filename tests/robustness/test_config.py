@@ -12,6 +12,7 @@ import pytest
 from engines.catalog import ENGINES, PRESETS
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
+from profiler.job.case import file_name
 from profiler.job.config import Config, load_config
 from profiler.job.plan import make_plan
 
@@ -52,7 +53,7 @@ def test_any_text_or_structure_is_a_job_or_refused(soak: Any, tmp_path: Path) ->
         path.write_bytes(written(example))
         try:
             for case in make_plan(load_config(path, "cpu"), "cpu"):
-                assert len(os.fsencode(case.file_name)) <= 180, case.id
+                assert len(os.fsencode(file_name(case.id))) <= 180, case.id
         except ConfigError as error:
             lines = str(error).split("\n")
             assert len(lines) <= 11, error

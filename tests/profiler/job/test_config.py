@@ -113,7 +113,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     # Layers.
     ("kind: layers\nengines: [eager]\nlayers: [L9]\n", 3, "layers[0].name: 'L9' L"),
     ("kind: layers\nengines: [eager]\nlayers: [L1]\nmodels: [alexnet]\n", 4, "models: leave this out"),
-    ("kind: layers\nengines: [eager]\nlayers: [L1]\ntraining: {dropout: true}\n", 4, "training: leave this out"),
     # What is no YAML, or no job.
     (more("models: [vgg16]"), 3, 'YAML duplicate "models"'),
     (more("budget:\n  seconds: 1\n  seconds: 2"), 5, 'YAML duplicate "seconds"'),
@@ -186,8 +185,6 @@ def test_every_mistake_is_told_at_once_by_line(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(write("models: [resnet5]\nengines: [eagr]\nreplicates: 0\n"))
     assert re.findall(r"bench\.yaml:(\d+):", str(caught.value)) == ["1", "2", "3"]
-    with pytest.raises(ConfigError, match=r"and 3,990 more of them$"):
-        load_config(write(HEAD + "".join(f"zz{n}: 1\n" for n in range(4000))))
 
 
 @pytest.mark.parametrize("written", ["tensorrt", "TensorRT", "trtt", "tensorrt_rtx", "tensort-rtx"])

@@ -61,10 +61,6 @@ def raising():
     raise ValueError("no luck with this one")
 
 
-def no_module():
-    return {"a": 1}
-
-
 class Second(nn.Module):
     '''Does what it is there for in the second call of few items: a first one makes the reference outputs, in another
     process, and further ones of 8 items.'''
@@ -426,7 +422,6 @@ def write_onnx(path: Path, batch: int | str = "batch", external: str | None = No
 
 BROKEN: dict[str, tuple[str, list[str]]] = {
     "raising": ("failed", ["ValueError", "no luck with this one", "tiny:raising"]),
-    "no_module": ("failed", ["dict", "torch.nn.Module"]),
     "dying": ("crashed", ["SIGSEGV", "warming up"]),
     "hanging": ("timeout", ["600 s", "warming up"]),
     "hungry": ("oom", ["allocate"]),
@@ -772,17 +767,6 @@ def test_a_dry_run_lists_what_is_left_of_a_run_and_writes_nothing(
         assert done.returncode == 2
         assert "the run was made with torch_version 1.0, here it is" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_a_run_is_resumed_after_an_engine_was_installed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
-    copy = shutil.copytree(resumed.folder, tmp_path / "run")
-    environment = json.loads((copy / "environment.json").read_text())
-    assert environment.pop("openvino_version") == environment["packages"].pop("openvino")
-    (copy / "environment.json").write_text(json.dumps(environment))
-    only = "model=good,variant=eager,batch_size=1"
-    done = profiler("--resume", str(copy), "--only", only, cwd=resumed.folder.parents[1])
-    assert "the run was made with" not in done.stderr
-    assert "Nothing is left to measure" in done.stdout
 
 
 # Options.

@@ -120,18 +120,6 @@ def short(**options):
         raise RuntimeError("an index needs 33 bits")
 
     return Bounded(raise_it, **options)
-
-
-class Growing(nn.Module):
-    '''Takes 4 MiB an item.'''
-
-    def __init__(self):
-        super().__init__()
-        self.model = plain()
-
-    def forward(self, x):
-        room = torch.ones(len(x), 1 << 20)
-        return self.model(x) + 0 * room[:, :10]
 """
 
 FAST = "{seconds: 0.05, min_samples: 3}"
@@ -299,19 +287,3 @@ def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_a
     assert [line["case_id"].split("/")[4] for line in cases] == ["b32"]
     assert {line["status"] for line in (*cases, *more)} == {"ok"}
     assert max(row["batch_size"] for row in more) == 40
-
-
-def test_on_a_cpu_the_search_ends_before_memory_does(
-    tmp_path: Path, start: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Really measured, on a machine that says that it has 500 MiB."""
-    monkeypatch.setattr("profiler.run.runner.available_memory_mib", lambda: 500.0)
-    job = 'models: [{name: growing, factory: "tiny:Growing", input: [3, 8, 8]}]\nengines: [eager]\n'
-    run = start(tmp_path, f"{job}batch_sizes: [1]\nlargest_batch: {{}}\ndevice: cpu\nbudget: {FAST}\n", "--strict")
-    rows = {row["batch_size"]: row for row in load_largest_batches(run.folder).collect().to_dicts()}
-    fitting = max(batch for batch, row in rows.items() if row["status"] == "ok")
-    # At 4 MiB an item.
-    assert 50 < fitting < 120
-    assert rows[fitting]["peak_memory_mib"] < 0.95 * 500
-    refused = rows[min(batch for batch in rows if batch > fitting)]
-    assert (refused["status"], str(refused["reason"])[:9]) == ("oom", "not tried")

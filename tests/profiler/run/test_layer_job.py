@@ -94,13 +94,6 @@ def test_table_has_all_that_was_measured_and_why_the_rest_was_not(results: pl.Da
         assert "no cuDNN on the CPU" in row["reason"]
 
 
-def test_resolved_job_can_be_resumed(run: Path, tmp_path: Path) -> None:
-    """It names every key, `training` too, which a layer has none of."""
-    again, once = (load_config(path, "cpu") for path in (run / "bench.yaml", write(tmp_path, JOB)))
-    assert again.layers == once.layers
-    assert [case.id for case in make_plan(again, "cpu")] == [case.id for case in make_plan(once, "cpu")]
-
-
 def write(folder: Path, text: str) -> Path:
     path = folder / "job.yaml"
     path.write_text(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import handmade
@@ -103,14 +102,6 @@ def test_a_group_has_a_title_and_its_cells_fastest_first_with_intervals_and_fact
     assert "--replicates" not in text
 
 
-def test_who_reads_ranges_of_a_factor_of_two_is_told_what_narrows_them() -> None:
-    results, _ = handmade.run(row("eager", ms=6.0), row("ort", ms=3.0))
-    wide = {"latency_low_ms": results["latency_ms"] * 0.6, "latency_high_ms": results["latency_ms"] * 1.6}
-    wide |= {"latency_spread": results["latency_ms"] * 0 + 0.2}
-    results = results.with_columns(**wide)
-    assert "--replicates 5 narrows them" in on_console(print_results, results, cells(results))
-
-
 def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() -> None:
     more = {**TRAINING, "rel_l2_error": None, "gradient_error": 4.567e-6, "throughput": 12345.6}
     rows = [row("eager", ms=1234.5678, **more), row("eager-nocudnn", ms=999.9, forward_ms=400.0, **more)]
@@ -166,16 +157,6 @@ def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells() -> None:
     failed = printed(row("ort", ms=None, reason="no luck"))
     assert "no luck" in failed and "Latency" not in failed and "In parentheses" not in failed
     assert "Not measured" not in printed(row("eager"), row("ort"))
-
-
-def test_more_tables_come_before_what_was_not_measured() -> None:
-    results, _ = handmade.run(row("eager"), row("ort", ms=None, reason="no luck"))
-
-    def show(console: Any) -> None:
-        print_results(console, results, cells(results), partial(console.print, "a study's table"))
-
-    text = on_console(show)
-    assert 0 <= text.index("Latency") < text.index("a study's table") < text.index("Not measured")
 
 
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from filelock import FileLock
 from rich.console import Console
 from runs import Profiler
 
@@ -75,30 +74,6 @@ def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
     assert path.read_text().count(HEAD) == 1
 
 
-def test_watching_writes_lines_that_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = types.SimpleNamespace(
-        NVMLError=RuntimeError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetPowerUsage=lambda handle: 90_500,
-    )
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
-    rounds = iter(range(3))
-
-    def sleep(seconds: float) -> None:
-        assert seconds <= 0.1
-        if next(rounds, None) is None:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(watch.time, "sleep", sleep)
-    with Watcher("GPU-1", path, path) as watcher:
-        with pytest.raises(KeyboardInterrupt):
-            watch.watch(("GPU-1", path), lambda message: None)
-        readings = watcher.between(0.0, float("inf"))
-    assert [(reading.power_w, reading.reasons) for reading in readings] == [(90.5, None)] * 4
-
-
 def test_without_a_gpu_nothing_is_watched(tmp_path: Path) -> None:
     with Watcher(None, tmp_path / "telemetry.csv", tmp_path / "log") as watcher:
         assert watcher.between(0.0, float("inf")) == []
@@ -150,14 +125,6 @@ def test_a_run_on_the_device_is_noticed_until_it_is_killed(
         assert [lock.other(), lock.other()] == [None, None]
         with DeviceLock("cpu", Path("/second")) as second:
             assert second.other() == f"another run (process {os.getpid()}, into {locks}/results/run)"
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 7}', "\x00ÿ"])
-def test_a_lock_that_does_not_say_whose_it_is_is_noticed(locks: Path, content: str) -> None:
-    path = locks / "runtime-profiler-cpu.lock"
-    with FileLock(path), DeviceLock("cpu", Path("/my/run")) as lock:
-        path.write_text(content)
-        assert lock.other() == "another run"
 
 
 def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,23 +275,6 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
     assert rows["status"].to_list() == ["ok", "ok"]
     for warnings in rows["warnings"]:
         assert f"disturbed: {who} measured on the same device" in warnings
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_a_run_that_waits(
-    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, profiler: Profiler
-) -> None:
-    reading = types.SimpleNamespace(since=lambda before: Load(1.0, 2, others=0.9))
-    monkeypatch.setattr(processor, "read", lambda: reading)
-    monkeypatch.setattr(PlainDisplay, "waiting", lambda display, what: os.kill(os.getpid(), signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
-    try:
-        done = profiler("job.yaml", "--wait-for-idle", "10", cwd=place, PROFILER_CACHE=cache)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done.returncode == 130
-    assert "Interrupted; go on with: " in done.stdout
-    assert done.stdout.rstrip().endswith("--wait-for-idle 10")
 
 
 @pytest.mark.slow
