@@ -31,9 +31,7 @@ _OF_A_SIDE = {
 _FAILED = ("failed", "oom", "timeout", "crashed")
 REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
 """The codes of regressions, worst first, with their exit codes."""
-_TOLD = ("clock", "options", "flops_per_item")
-_MODEL_DIFFERS = 1e-3
-"""Models of one name differ from this share of FLOPs on."""
+_TOLD = ("clock", "options")
 
 
 def compare(
@@ -49,11 +47,17 @@ def compare(
     name, else the first. With `best` only the fastest variant of a side counts. `only` selects cells.
 
     `ratio`, its 95 % interval and `verdict` are of the latency; memory is in MiB. A cell that failed or that a side
-    lacks has no ratio: its status says why, or is null. `differs` names what makes two cells of one name not the same.
+    lacks has no ratio: its status says why, or is null. `differs` says "options" where these are not the same.
 
     Raises ConfigError for a column that does not exist, for one side only, and where sides share no cell.
     """
-    lines = merged.cells(_rows(results, by), by=("side",)).with_columns(pl.col("setting").fill_null(""))
+    texts = [name for name, dtype in results.collect_schema().items() if dtype == pl.String]
+    if by not in texts:
+        raise ConfigError(f"--by: no text column is called '{by}'{nearest(by, texts)}")
+    rows = results.lazy().with_columns(side=by).filter(pl.col("side").is_not_null()).collect()
+    if rows.is_empty():
+        raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
+    lines = merged.cells(rows, by=("side",)).with_columns(pl.col("setting").fill_null(""))
     lines = lines if only is None else lines.filter(only)
     if by in CELL:  # A cell is not told by its side.
         lines = lines.with_columns(pl.lit(None, lines.schema[by]).alias(by))
@@ -72,16 +76,6 @@ def compare(
         others, keys = (", ".join(each) for each in (names, [name for name in match if name != by]))
         raise ConfigError(f"no cell is on both sides: {others} share no {keys}; compare runs of the same models")
     return found
-
-
-def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
-    texts = [name for name, dtype in results.collect_schema().items() if dtype == pl.String]
-    if by not in texts:
-        raise ConfigError(f"--by: no text column is called '{by}'{nearest(by, texts)}")
-    rows = results.lazy().with_columns(side=by).filter(pl.col("side").is_not_null()).collect()
-    if rows.is_empty():
-        raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
-    return rows
 
 
 def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None) -> pl.DataFrame:
@@ -111,13 +105,11 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
     is_known = pl.col("verdict").is_not_null()  # A figure of 0 has no ratio.
     ratios = {f"ratio{end}": pl.when(is_known).then(f"factor{end}") for end in ("", "_low", "_high")}
     memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib_base")
-    model = (pl.col("flops_per_item_side") / pl.col("flops_per_item_base") - 1).abs() > _MODEL_DIFFERS
-    differs = {"options": same & (pl.col("options_base") != pl.col("options_side")), "model": model}
-    words = [pl.when(differ).then(pl.lit(word)) for word, differ in differs.items()]
+    differs = same & (pl.col("options_base") != pl.col("options_side"))
     return both.select(
         **{"base": pl.lit(base), "side": pl.lit(side), **keys, **own, **ratios, "verdict": "verdict"},
         memory_ratio=pl.when(memory.is_finite() & (memory > 0)).then(memory),
-        differs=pl.concat_str(words, separator=", ", ignore_nulls=True).replace("", None),
+        differs=pl.when(differs).then(pl.lit("options")),
     )
 
 

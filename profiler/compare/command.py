@@ -16,7 +16,7 @@ from rich.console import Console
 
 from engines.catalog import ENGINES
 from exporters.source import MAY_COMPUTE_THE_SAME, Identity
-from profiler.compare.cells import REGRESSIONS, cell_name, compare, find_regressions, replicates_needed, resolution
+from profiler.compare.cells import REGRESSIONS, compare, find_regressions, replicates_needed, resolution
 from profiler.compare.cells import totals as totals_of
 from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.case import parse_only
@@ -119,6 +119,8 @@ def make_comparison(options: Options) -> Comparison:
     cells = compare(rows, by, options.base, options.best, wanted)
     rows = rows.filter(pl.lit(value=True) if wanted is None else wanted, pl.col(by).is_not_null())
     sides = dict(rows.group_by(by, maintain_order=True).agg(pl.col("run_id").unique(maintain_order=True)).iter_rows())
+    jobs = [path for run in runs.runs if (path := Path(run.address) / "bench.yaml").is_file()]
+    processes = replicates_needed(cells, limit)
     base_first = dict(sorted(sides.items(), key=lambda side: side[0] != options.base))
     return Comparison(
         base=", ".join(cells["base"].unique(maintain_order=True)),
@@ -129,7 +131,7 @@ def make_comparison(options: Options) -> Comparison:
         regressions=None if limit is None else find_regressions(cells, limit),
         differences=differences({name: _environments(rows.filter(pl.col(by) == name), runs) for name in sides}),
         notes=list(runs.notes),
-        next=_next(runs, replicates_needed(cells, limit)),
+        next=[f"{PROGRAM} {shlex.quote(str(job))} --replicates {processes}" for job in jobs if processes],
         cells=cells,
     )
 
@@ -148,12 +150,6 @@ def _run_names(runs: Runs) -> dict[str, str]:
     telling = all(machines) and len(set(machines)) == len(machines) > 1
     called = machines if telling else [run.name for run in runs.runs]
     return {run_id: name for run, name in zip(runs.runs, called, strict=True) for run_id in run.run_ids}
-
-
-def _next(runs: Runs, replicates: int | None) -> list[str]:
-    """Return the commands that measure the runs' jobs again with so many replicates."""
-    jobs = [path for run in runs.runs if (path := Path(run.address) / "bench.yaml").is_file()]
-    return [f"{PROGRAM} {shlex.quote(str(job))} --replicates {replicates}" for job in jobs if replicates]
 
 
 def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:
@@ -190,17 +186,16 @@ def differences(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[s
     flattened = {name: [dict(flat(environment)) for environment in own] for name, own in sides.items()}
     rows = []
     for key in dict.fromkeys(key for runs in flattened.values() for run in runs for key in run):
-        values = {
-            name: _distinct(run[key] for run in runs if _is_fact(run.get(key))) for name, runs in flattened.items()
-        }
-        is_of_run = key.partition(".")[0] in _OF_THE_RUN or key in _TWICE
-        if all(values.values()) and not is_of_run and len(_distinct(v for own in values.values() for v in own)) > 1:
-            rows.append({"what": key, **{name: ", ".join(map(_in_text, own)) for name, own in values.items()}})
+        if key.partition(".")[0] in _OF_THE_RUN or key in _TWICE:
+            continue
+        facts = {name: [run.get(key) for run in runs] for name, runs in flattened.items()}
+        values = {name: _distinct(v for v in own if isinstance(v, str | int | float)) for name, own in facts.items()}
+        if all(values.values()) and len(_distinct(value for own in values.values() for value in own)) > 1:
+            told = {
+                name: [compact(v, 5) if isinstance(v, float) else str(v) for v in own] for name, own in values.items()
+            }
+            rows.append({"what": key, **{name: ", ".join(own) for name, own in told.items()}})
     return rows
-
-
-def _is_fact(value: Any) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
@@ -213,13 +208,9 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _in_text(value: Any) -> str:
-    return compact(value, 5) if isinstance(value, float) else str(value)
-
-
 def sections(comparison: Comparison, top: int) -> list[Section]:
     """Return what is printed, in order; each table of cells has the `top` that changed most."""
-    parts = [_totals(comparison), _cells(comparison, top), _missing(comparison), _differences(comparison)]
+    parts = [_totals(comparison), _cells(comparison, top), _differences(comparison)]
     parts += [_regressions(comparison, top), Section("Notes", comparison.notes)]
     return [part for part in parts if part.paragraphs or part.tables]
 
@@ -232,6 +223,9 @@ def _totals(comparison: Comparison) -> Section:
         for other in comparison.other_models
     ]
     title = f"{', '.join(comparison.cells['side'].unique(maintain_order=True))} against {comparison.base}"
+    ran = [pl.col(f"{of}_status").eq_missing(pl.lit("ok")) for of in ("base", "side")]
+    if alone := comparison.cells.filter(ran[0] != ran[1]).height:
+        paragraphs.append(f"Cells that ran on one side only: {numbers.count(alone)}; --format json has their reasons.")
     if comparison.totals.is_empty():
         return Section(title, [*paragraphs, "No cell was measured on both sides."])
     if comparison.resolution:
@@ -274,23 +268,6 @@ def _cells(comparison: Comparison, top: int) -> Section:
     rows = [(kind, count, meaning(kind, otherwise=kind)) for kind, count in counts.iter_rows()]
     notes = [words("Footnote", "kind"), figure("Cells", "count", whole), prose("Meaning", "meaning")]
     return Section("", (), [*tables, *([of_rows("", notes, rows)] if rows else [])])
-
-
-def _missing(comparison: Comparison) -> Section:
-    """Count the cells that one side ran and the other did not, by reason, with the first ones' names."""
-    base_ran, side_ran = (pl.col(f"{of}_status").eq_missing(pl.lit("ok")) for of in ("base", "side"))
-    lost = {name: pl.when(base_ran).then(f"side_{name}").otherwise(f"base_{name}") for name in ("status", "reason")}
-    named = comparison.cells.filter(base_ran != side_ran).select(
-        side=pl.when(base_ran).then("side").otherwise("base"),
-        status=lost["status"].fill_null("missing"),
-        reason=lost["reason"],
-        cell=cell_name(),
-    )
-    by_reason = named.unique().sort("cell").group_by("side", "status", "reason", maintain_order=True)
-    found = by_reason.agg(pl.len().alias("cells"), pl.col("cell").head(3))
-    fields = [words("Side", "side"), words("Status", "status"), figure("Cells", "cells", whole)]
-    fields += [prose("Reason", "reason"), words("Such as", "cell")]
-    return Section("Measured on one side only", (), [Table("", "", found, fields)] if found.height else [])
 
 
 def _differences(comparison: Comparison) -> Section:

@@ -64,10 +64,10 @@ class Request:
 
     def words(self) -> list[str]:
         """Return the options that ask for it, without those that have their default."""
-        given = {"--model": self.model, "--pass": self.pass_, "--setting": self.setting, "--only": self.only}
-        given |= {"--objective": self.objective}
-        usual = {"--pass": "inference", "--setting": "", "--only": "", "--objective": "latency"}
-        found = [word for flag, value in given.items() if value != usual.get(flag) for word in (flag, value)]
+        found, usual = ["--model", self.model], Request(self.model)
+        for name in ("pass_", "setting", "only", "objective"):
+            if (value := getattr(self, name)) != getattr(usual, name):
+                found += [f"--{name.rstrip('_')}", value]
         found += [word for limit in self.limits for word in option(limit.figure, f"{limit.value:g}").split()]
         return [*found, *["--allow-uncalibrated"][: self.allow_uncalibrated]]
 
@@ -282,15 +282,9 @@ def option(figure: str, number: str) -> str:
 
 
 def _footnotes(compared: list[tuple[str, Row]], winner: Row | None, every: pl.DataFrame) -> list[Footnote]:
-    """Return each kind that the compared ones or the winner's base carry, and processes of theirs that failed."""
+    """Return each kind that the compared ones or the winner's base carry."""
     base = winner and not winner["is_base"] and base_of(winner, every)
     if base and base["case_ids"] not in [cell["case_ids"] for _, cell in compared]:
         compared = [*compared, (cell_name(base), base)]
     carried = numbers.grouped((kind, name) for name, cell in compared for kind in cell["footnotes"] or [])
-    found = [Footnote(kind=kind, meaning=KINDS[kind].meaning, of=of) for kind, of in carried.items() if kind in KINDS]
-    failed = [(name, cell["failures"], cell["failures"] + cell["processes"]) for name, cell in compared]
-    return found + [
-        Footnote(kind="failed", meaning=f"{failures} of {total} processes gave no figures", of=[name])
-        for name, failures, total in failed
-        if failures
-    ]
+    return [Footnote(kind=kind, meaning=KINDS[kind].meaning, of=of) for kind, of in carried.items() if kind in KINDS]

@@ -40,15 +40,15 @@ from profiler.results.columns import COLUMNS, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
 from profiler.run.command import execute as run_job
-from profiler.tables.numbers import UNITS, counted, factors, grouped, listed, products, ranges, seconds, times
-from profiler.tables.table import Section, Table, figure, name, of_rows, prose, words
+from profiler.tables.numbers import UNITS, counted, grouped, listed, ranges, seconds, times
+from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section
 
 FORMATS = ("text", "json")
 NOTHING_FITS = 3
 _MOST_NAMES = 4
-_HEADLINES = 2
-"""More answers than these are a table."""
+_WHOLE = 2
+"""Of more answers than these only the headlines are printed."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Words of an objective; others are "lowest" and their name."""
 _PURPOSES = {"export": "Export", "replicates": "Measure with more replicates"}
@@ -223,18 +223,15 @@ def print_answer(console: Console, answer: Answer) -> None:
     for command in answer.next:
         console.print(Text(f"{_PURPOSES[command.purpose]}: {command.command}"), soft_wrap=True)
     runs = list(dict.fromkeys(run for one in answer.candidates for run in one.run_ids))
-    some = listed(runs) if len(runs) < _MOST_NAMES else f"{len(runs)} runs"
-    console.print(Text(f"Figures: {counted(len(answer.candidates), 'candidate')} of {some}", style="dim"))
+    console.print(Text(f"Figures: {counted(len(answer.candidates), 'candidate')} of {_some(runs)}", style="dim"))
 
 
 def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str]) -> None:
-    """Print what to deploy for each of several requests to the same runs: two as headlines, more as a table."""
-    if len(answers) > _HEADLINES:
-        print_section(console, Section("What to deploy", (), [_table(answers)]))
-    else:
-        for answer in answers:
-            style = f"bold {'green' if answer.winner else 'yellow'}"
-            console.print(Text(f"\n{answer.request.subject}, {_aim(answer)}: {headline(answer)}", style=style))
+    """Print what to deploy for each of several requests to the same runs; of more than two the headlines alone."""
+    for answer in answers:
+        style = f"bold {'green' if answer.winner else 'yellow'}"
+        console.print(Text(f"\n{answer.request.subject}, {_aim(answer)}: {headline(answer)}", style=style))
+        if len(answers) <= _WHOLE:
             for line in comparison(answer):
                 console.print(Text(line))
             for command in answer.next:
@@ -266,10 +263,9 @@ def comparison(answer: Answer) -> list[str]:
     lines = [text[:1].upper() + text[1:] for text in map(str, answer.close)]
     if answer.tied:
         named = [answer.winner.name, *answer.tied]
-        some = named if len(named) <= _MOST_NAMES else [*named[:_MOST_NAMES], f"{len(named) - _MOST_NAMES} more"]
         settle = answer.replicates_to_settle
         parting = f"; --replicates {settle} would part them" if settle else ""
-        return [f"A tie of {len(named)}: {listed(some)}; the cheapest start wins{parting}", *lines]
+        return [f"A tie of {len(named)}: {_some(named)}; the cheapest start wins{parting}", *lines]
     if answer.runner_up is not None and answer.margin is not None:
         return [f"Runner-up: {answer.runner_up}, {answer.margin}", *lines]
     return [f"The only candidate{' that meets the limits' if answer.losers else ''}", *lines]
@@ -298,6 +294,11 @@ def _parts(answer: Answer, one: Candidate) -> list[str]:
     return found
 
 
+def _some(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _MOST_NAMES} more"][: len(names) > _MOST_NAMES]
+    return listed([*names[:_MOST_NAMES], *more])
+
+
 def _why(loser: Rejected) -> str:
     return "; ".join(map(str, loser.reasons))
 
@@ -313,14 +314,14 @@ def _sections(answer: Answer) -> list[Section]:
         for one in answer.relaxations
     ]
     relaxed = [prose("Limit", "limit"), prose("What admits one", "option"), prose("Which", "admits")]
-    lost = grouped((loser.reasons[0].text, loser.candidate) for loser in answer.losers if loser not in losers)
+    lost = grouped((loser.reasons[0].text, loser.candidate.name) for loser in answer.losers if loser not in losers)
     missing = [prose("Candidates", "names"), prose("Why", "why")]
     tables = {
         "Limits to relax": of_rows("", relaxed, limits),
         "Why not the others" if answer.winner else "Why none": _table_of(
             [words("Candidate", "name"), figures, prose("Why", "why")], rows
         ),
-        "Not measured": of_rows("", missing, [(_products(each), text) for text, each in lost.items()]),
+        "Not measured": of_rows("", missing, [(_some(names), text) for text, names in lost.items()]),
     }
     return [Section(heading, (), [table]) for heading, table in tables.items() if table.rows]
 
@@ -333,33 +334,3 @@ def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[object]]) -> Table:
 
 def _ends(of: Figure | None) -> tuple[float | None, float | None, float | None]:
     return (of.value, of.low, of.high) if of else (None, None, None)
-
-
-def _table(answers: Sequence[Answer]) -> Table:
-    """Return a row an answer."""
-    rows = []
-    for answer in answers:
-        one = answer.winner
-        figures = one.figures if one else {}
-        deploy = f"{one.variant} {one.precision}" if one else "nothing meets the limits"
-        told = (answer.request.subject, answer.request.objective, one and one.batch_size, deploy)
-        tied = f"{len(answer.tied)} more" if answer.tied else ""
-        error = figures["error"].value if "error" in figures else None
-        rows.append((*told, tied, *_ends(figures.get("latency_ms")), *_ends(one.factor if one else None), error))
-    fields = [
-        name("Model", "model"),
-        words("For", "objective"),
-        figure("Batch", "batch_size", UNITS[""][1]),
-        words("Deploy", "configuration"),
-        words("Tied with", "tied"),
-        figure("Latency", ("ms", "ms_low", "ms_high"), ranges, unit="ms"),
-        figure("Factor", ("factor", "factor_low", "factor_high"), factors),
-        figure("Error", "error", UNITS["error"][1]),
-    ]
-    return _table_of(fields, rows)
-
-
-def _products(lost: Sequence[Candidate]) -> str:
-    """Return variants, precisions and batch sizes as few products."""
-    found = products([(one.variant, one.precision, str(one.batch_size)) for one in lost])
-    return "; ".join(f"{', '.join(v)} · {', '.join(p)} · batch {', '.join(b)}" for v, p, b in found)
