@@ -53,7 +53,7 @@ def engines_table(requested: str) -> Table:
             why_not += f"; it can build engines here ahead of time: {how}"
         rows.append([preset.name, engine.name, *passes, preset.summary, why_not or _missing(preset, device)])
     fields = [
-        *(name("Preset", "preset", repeated=True), name("Engine", "engine")),
+        *(name("Preset", "preset"), name("Engine", "engine")),
         *(words("Inference", "inference"), words("Training", "training")),
         *(prose("What it is", "summary"), prose("What is missing here", "missing", style="yellow")),
     ]
@@ -85,7 +85,7 @@ def list_models(_: Models, console: Console) -> int:
         shape, work = "×".join(map(str, row.input_shape)), row.multiply_adds / 1e9
         rows.append([row.name, shape, row.parameters, work, row.top1_error, row.top5_error, row.citation])
     fields = [
-        *(name("Model", "name", repeated=True), name("Input", "input"), figure("Parameters", "parameters", whole)),
+        *(name("Model", "name"), name("Input", "input"), figure("Parameters", "parameters", whole)),
         figure("GMAC", "gmac", _TWO_DECIMALS),
         figure("Top-1 error", "top1", _TWO_DECIMALS, unit="%"),
         figure("Top-5 error", "top5", _TWO_DECIMALS, unit="%"),
@@ -108,7 +108,7 @@ def list_suites(options: Suites, console: Console) -> int:
         about, study = " ".join(line.lstrip("# ") for line in head.splitlines()), STUDIES.get(config.published or "")
         about += f" Based on: {', '.join(filter(None, (study.title, study.address)))}" if study else ""
         rows.append([path.stem, about, number, sum(estimate_seconds(case, config.budget) for case in cases)])
-    fields = [name("Suite", "suite", repeated=True), prose("Measures", "measures")]
+    fields = [name("Suite", "suite"), prose("Measures", "measures")]
     fields += [figure("Cases", "cases", list), figure("About", "seconds", each(duration))]
     title = f"Suites on {target.name}; run one by its name: {PROGRAM} cnn-benchmarks"
     print_table(console, of_rows(title, fields, rows))

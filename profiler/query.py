@@ -88,7 +88,7 @@ def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame
 
 
 def _print(console: Console, found: pl.DataFrame, most: int) -> None:
-    """Print the first rows; a table that is too wide is split, and no figure is ever cut."""
+    """Print the first rows."""
     print_table(console, of_frame("", "", found.head(most)))
     rows = counted(found.height, "row")
     text = rows if found.height <= most else f"{count(most)} of {rows}; --rows or --format csv gives more"

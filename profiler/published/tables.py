@@ -351,7 +351,7 @@ def _notes() -> pl.Expr:
 
 
 def _label(column: str, heading: str, link: str = "") -> Field:
-    return words(heading, column, repeated=True, link=link)
+    return words(heading, column, link=link)
 
 
 def _batch(heading: str) -> list[Field]:

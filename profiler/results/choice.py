@@ -27,8 +27,6 @@ MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
 _NEAR = _CLOSE = 0.05
 """By less than this share figures are near for a tie, and one without an interval is close to its limit."""
-_BOUNDS = {"error": "error_high"}
-"""Column that a limit is held against, where not the figure itself."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """By verdict on the best of two the code of the other one."""
 
@@ -43,15 +41,14 @@ class Limit:
     def holds(self, value: float) -> bool:
         return value >= self.value if self.figure in HIGHER else value <= self.value
 
-    def excess(self, value: float) -> float:
-        if self.figure in HIGHER:
-            return self.value / value - 1 if value else math.inf
-        return value / self.value - 1
+    def excess(self, value: float | None) -> float:
+        if value is None or (self.figure in HIGHER and not value):
+            return math.inf
+        return self.value / value - 1 if self.figure in HIGHER else value / self.value - 1
 
     def measured(self, cell: Row) -> float | None:
         """Return the cell's figure; of an error the bound for a further item."""
-        value: float | None = cell.get(_BOUNDS.get(self.figure, self.figure))
-        return value
+        return cell.get("error_high" if self.figure == "error" else self.figure)
 
     def judged(self, cell: Row) -> float | None:
         """Return the figure that is held to the limit; of an unknown percentile the median if that misses it."""
@@ -79,10 +76,8 @@ class Limit:
         if value is None or not self.holds(value):
             return None
         worse = low if self.figure in HIGHER else high
-        if worse is None:
-            is_close, code = self.excess(value) > -_CLOSE, "close"
-        else:
-            is_close, code = not self.holds(worse), "reaches"
+        code = "close" if worse is None else "reaches"
+        is_close = self.excess(value) > -_CLOSE if worse is None else not self.holds(worse)
         return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure) if is_close else None
 
     def _ends(self, cell: Row) -> tuple[float | None, float | None]:
@@ -138,24 +133,22 @@ def choose(
     cells: pl.DataFrame, figure: str = "latency_ms", limits: Sequence[Limit] = (), allow_uncalibrated: bool = False
 ) -> Choice:
     """Choose among cells of one model and pass; they may be of several batches and machines."""
-    asked = allow_uncalibrated or any(limit.figure == "error" for limit in limits)
-    has_usual = all(limit.figure != "error" for limit in limits) and "inference" in cells["pass"]
-    usual = [Limit("error", MAX_ERROR)] if has_usual else []
+    has_error = any(limit.figure == "error" for limit in limits)
+    asked = allow_uncalibrated or has_error
+    usual = [Limit("error", MAX_ERROR)] if not has_error and "inference" in cells["pass"] else []
     limits = (*limits, *usual)
     sign = -1 if figure in HIGHER else 1
     rows = cells.to_dicts()
     measured = [row for row in rows if row["status"] == "ok"]
-    ranked = sorted(
-        (row for row in measured if row[figure] is not None), key=lambda row: (sign * row[figure], _start(row))
-    )
+    known = [row for row in measured if row[figure] is not None]
+    ranked = sorted(known, key=lambda row: (sign * row[figure], _start(row)))
     barred = {id(row): reasons for row in ranked if (reasons := _barred(row, limits, usual, asked))}
     fit = [row for row in ranked if id(row) not in barred]
     lost = [Loser(row, barred[id(row)]) for row in ranked if id(row) in barred]
     lost += [Loser(row, (Reason("unknown", cell_name(row), figure=figure),)) for row in measured if row[figure] is None]
-    for row in rows:
-        if row["status"] != "ok":
-            text = f"{row['status']}: {row['reason'] or 'no reason'}"
-            lost.append(Loser(row, (Reason("not-measured", cell_name(row), text=text),)))
+    for row in (row for row in rows if row["status"] != "ok"):
+        text = f"{row['status']}: {row['reason'] or 'no reason'}"
+        lost.append(Loser(row, (Reason("not-measured", cell_name(row), text=text),)))
     if not fit:
         unasked = {id(row) for row in ranked if is_uncalibrated(row) and not asked}
         nearest = min(ranked, key=lambda row: (id(row) in unasked, _worst(row, limits)), default=None)
@@ -206,19 +199,16 @@ def _barred(row: Row, limits: Sequence[Limit], usual: Sequence[Limit], asked: bo
 
 
 def _worst(row: Row, limits: Sequence[Limit]) -> float:
-    values = [(limit, limit.judged(row)) for limit in limits]
-    return max((math.inf if value is None else limit.excess(value) for limit, value in values), default=0.0)
+    return max((limit.excess(limit.judged(row)) for limit in limits), default=0.0)
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     """Return how many times worse each row is than another one: "worse", "better", "equivalent" or "unclear"."""
-    types = dict.fromkeys((figure, *(ends_of(figure) if figure in WITH_ENDS else ())), pl.Float64()) | {
-        "clock": pl.String()
-    }
-    both = [{f"{name}{of}": row[name] for of, row in (("", row), ("_base", best)) for name in types} for row in rows]
-    schema = {f"{name}{of}": dtype for of in ("", "_base") for name, dtype in types.items()}
+    names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
+    sides = {"": rows, "_base": [best] * len(rows)}
+    both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
     # compared() tells how many times better the own figure is, so the best one takes the own place.
-    found = compared(pl.DataFrame(both, schema), base="", own="_base", figure=figure)
+    found = compared(both, base="", own="_base", figure=figure)
     reasons = []
     for row, (factor, low, high, verdict) in zip(rows, found.iter_rows(), strict=True):
         code, name = _CODES.get(verdict, verdict), cell_name(row)

@@ -42,7 +42,6 @@ class Group(StrEnum):
     VERSIONS = "versions"
 
 
-_NOT_REPORTED = (Group.CASE, Group.OUTCOME, Group.MACHINE, Group.PLACE, Group.VERSIONS)
 Shown = IntEnum("Shown", {"FILES": 0, "REPORT": 1, "TERMINAL": 2})
 """How far a column reaches; each reach includes those before it. All are in results.parquet."""
 
@@ -51,9 +50,10 @@ Shown = IntEnum("Shown", {"FILES": 0, "REPORT": 1, "TERMINAL": 2})
 class Column:
     """One column of the results.
 
-    `heading` goes over it in tables, `noun` is its name in a sentence, both without the unit. `part_of` names the whole
-    that it is a part of: parts of one whole add up to it. `meaning` is Markdown; neighbours of one meaning share a row
-    of docs/columns.md. `recommend` chooses by an `objective` of that name, and `limit` is the option that limits it.
+    `heading` goes over it in tables, `noun` is its name in a sentence, both without the unit, which is such as "ms",
+    "share" (in percent) or "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. `meaning` is Markdown.
+    A narrow terminal does without the most `expendable` column first, never without one of 0. `recommend` chooses by an
+    `objective` of that name; `limit` is the option that limits it.
     """
 
     name: str
@@ -63,12 +63,10 @@ class Column:
     heading: str = ""
     noun: str = ""
     unit: str = ""
-    """Such as "ms" or "items/s"; "share" is printed in percent, "error" as 1.6e-3; empty for counts and words."""
     better: Literal["less", "more"] | None = None
     part_of: str = ""
     percentile: int | None = None
     expendable: int = 0
-    """A narrow terminal does without the column of the highest number first, and never without one of 0."""
     objective: str = ""
     limit: str = ""
     shown: Shown = Shown.FILES
@@ -266,8 +264,6 @@ def _declared() -> Iterator[Column]:
     group, meaning = Group.CASE, ""
     for row in _DECLARED:
         if isinstance(row, Column):
-            if row.unit not in UNITS or (row.shown == Shown.REPORT and group in _NOT_REPORTED):
-                raise ValueError(f"column {row.name}: no format for '{row.unit}', or no report shows group '{group}'")
             yield replace(row, group=group, meaning=meaning)
             if row.name in WITH_ENDS:
                 for end, heading in zip(ends_of(row.name), ("95 % from", "to"), strict=True):

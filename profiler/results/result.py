@@ -146,11 +146,7 @@ def is_set_by_host(result: Result) -> bool:
 
 
 class Stage(StrEnum):
-    """How far a case is whose Result a worker reports to be kept, in case its process ends before.
-
-    What is left after `SAMPLED` are figures, after `FITTED` checks, which take memory of their own, after `CHECKED`
-    layers, after `COMPLETE` only closing the session, in which a runtime can abort.
-    """
+    """How far a case is whose Result a worker reports to be kept; after `COMPLETE` only closing the session is left."""
 
     SAMPLED, FITTED, CHECKED, COMPLETE = "sampled", "fitted", "checked", "complete"
 

@@ -1,9 +1,7 @@
 """Place a row below its device's roofs, peak FLOP/s and bandwidth, and judge a time that is too short for them.
 
-The roofline model: Williams, Waterman, Patterson, Roofline: an insightful visual performance model for multicore
-architectures, CACM 52 (2009), https://doi.org/10.1145/1498765.1498785. No call can be faster than its FLOPs at the
-rate that the processor reaches, nor than its bytes at the memory's. Both rates are the most that was seen on this
-machine: measured by profiler.worker.roofline, or reached by a row. So a row's place follows once its run has ended.
+Williams, Waterman, Patterson, Roofline, CACM 52 (2009), https://doi.org/10.1145/1498765.1498785. The roofs are the most
+that was seen on this machine: measured by profiler.worker.roofline, or reached by a row of the run.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ written a second); `cache_mib`, the size of the last-level cache. What could not
 
 MIB = 2**20
 _IMPOSSIBLE = 2.5
-"""How many times below its floor a time is not trusted any more. That is a judgement: Winograd's F(2×2, 3×3) needs 2.25
-times fewer multiplications for a convolution and F(4×4, 3×3) 4 times fewer (https://arxiv.org/abs/1509.09308), but both
-spend part of that on transformations, and a network is not made only of such convolutions."""
+"""How many times below its floor a time is not trusted any more: Winograd's F(2×2, 3×3) needs 2.25 times fewer
+multiplications (https://arxiv.org/abs/1509.09308)."""
 _ROUNDING = 1 + 1e-9
 """A row that has set its own roof is at it, whatever the last bits of the quotients say."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -43,11 +40,8 @@ class Work:
     precision: str | None
     """Precision whose roof holds."""
     saved: float = _IMPOSSIBLE
-    """How many times faster than its arithmetic allows a row is still believed.
-
-    A convolution that is measured by itself may go by Fourier transforms, whose cost per output does not grow with the
-    kernel (https://arxiv.org/abs/1312.5851): one multiply-add instead of one for each of the kernel's places.
-    """
+    """How many times faster than its arithmetic allows a row is still believed; a convolution alone may go by Fourier
+    transforms, whose cost does not grow with the kernel (https://arxiv.org/abs/1312.5851)."""
 
     def floor(self, roofs: Roofs) -> tuple[float, Literal["peak", "bandwidth"]] | None:
         """Return the shortest time in ms and the roof that sets it; None if unknown, or with nothing to do."""
@@ -105,16 +99,18 @@ def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:
 
 
 def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, float]:
-    """Raise each measured roof to the highest rate that a row reached.
-
-    A row counts whose outputs or gradients were found right, whose clocks agree, and which the measured roofs do not
-    make impossible: it would hide what is wrong with itself and understate all other rows.
-    """
+    """Raise each measured roof to the highest rate that a right row reached, which these roofs make possible."""
     roofs = dict(measured)
     for case, result in rows:
-        for name, rate in _reached(case, result, measured).items():
-            if name in measured:
-                roofs[name] = max(roofs[name], rate)
+        fastest, work, over = _fastest_ms(result), work_of(case, result), excess(case, result, measured)
+        is_doubted = result.has("inconsistent") or result.has("unchecked-outputs") or (over and over.is_impossible)
+        if not fastest or is_doubted or result.status != "ok" or result.reference is None:
+            continue
+        rates = {"copy_gb_s": work.uncached(measured) / fastest / 1e6}
+        # Where Fourier transforms do with fewer multiplications, FLOPs that are counted are no rate of the processor.
+        if work.flops is not None and work.saved == _IMPOSSIBLE:
+            rates[f"{work.precision}_tflops"] = work.flops / fastest / 1e9
+        roofs |= {name: max(roofs[name], rate) for name, rate in rates.items() if name in roofs}
     return widened(roofs)
 
 
@@ -140,20 +136,6 @@ def placed(case: Case, result: Result, roofs: Roofs) -> Result:
         figures["fraction_of_peak"] = min(share, 1.0) if share <= _ROUNDING else None
     warnings = [Warning("below-floor", over.text)] if over else []
     return dataclasses.replace(result, figures=figures, warnings=[*result.warnings, *warnings])
-
-
-def _reached(case: Case, result: Result, measured: Roofs) -> dict[str, float]:
-    """Return the rates that a row reached, by the roofs that they are of; of a row that is no evidence none."""
-    fastest, work, over = _fastest_ms(result), work_of(case, result), excess(case, result, measured)
-    is_right = result.status == "ok" and result.reference is not None
-    is_doubted = result.has("inconsistent") or result.has("unchecked-outputs") or (over and over.is_impossible)
-    if not fastest or not is_right or is_doubted:
-        return {}
-    rates = {"copy_gb_s": work.uncached(measured) / fastest / 1e6}
-    # Where Fourier transforms do with fewer multiplications, FLOPs that are counted are no rate of the processor.
-    if work.flops is not None and work.saved == _IMPOSSIBLE:
-        rates[f"{work.precision}_tflops"] = work.flops / fastest / 1e9
-    return rates
 
 
 def _fastest_ms(result: Result) -> float | None:

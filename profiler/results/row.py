@@ -1,8 +1,6 @@
 """Make a result's row of results.parquet: figures, their 95 % intervals, and how far processes differ on this machine.
 
-The base of each model is measured three times in a run, spread over it. The relative spread of its medians is pooled
-over models, batch sizes and earlier runs, apart for figures that the host sets and that the device sets
-(docs/method.md).
+The spread of the bases' medians is pooled over models, batch sizes and earlier runs (docs/method.md).
 """
 
 from __future__ import annotations
@@ -43,15 +41,13 @@ def flat_environment(environment: Mapping[str, Any], name: str | None = None) ->
 def row_of(
     result: Result, case: Case, run_id: str, suite: str, environment: Mapping[str, Any], spreads: Spreads
 ) -> Row:
-    """Make the row; a column of a case, of an outcome or of the environment has what is called like it there.
-
-    `environment` is the run's; what the result's own says counts before it.
-    """
+    """Make the row; a column of a case, outcome or environment, the result's before the run's, is filled by name."""
     environment = flat_environment({**environment, **result.environment})
-    owners, proof = {Group.CASE: case, Group.OUTCOME: result}, result.proof
+    proof = result.proof
     row: Row = {
         **dict.fromkeys(COLUMNS),
-        **{name: getattr(owner, name, None) for group, owner in owners.items() for name in names(group)},
+        **{name: getattr(case, name, None) for name in names(Group.CASE)},
+        **{name: getattr(result, name, None) for name in names(Group.OUTCOME)},
         **{name: environment.get(name) for name in names(Group.MACHINE, Group.PLACE, Group.VERSIONS)},
         "run_id": run_id,
         "case_id": case.id,

@@ -236,11 +236,6 @@ class RunFolder:
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)
 
-    def tries_of(self, case: Case) -> list[dict[str, Any]]:
-        """Return the rows of `largest_batches` of the case's configuration."""
-        axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
-        return self.largest_batches().filter(**axes, **{"pass": case.pass_}).to_dicts()
-
     def damages(self) -> list[str]:
         """Say of the run's files what cannot be read, one sentence each."""
         notes = []
@@ -255,7 +250,15 @@ class RunFolder:
         facts = self.journal.stat() if self.journal.exists() else None
         written = facts and (facts.st_size, facts.st_mtime_ns)
         if self._read is None or self._read[0] != written:
-            self._read = written, *_results_in(self.journal)
+            found = dict[str, Result]()
+            lines, bad = read_lines(self.journal)
+            for line in lines:
+                try:
+                    result = _parsed(line)
+                    found[result.case_id] = result
+                except _NO_RESULT:
+                    bad += 1
+            self._read = written, found, bad
         return dict(self._read[1]), self._read[2]
 
     def write_parquet(
@@ -292,19 +295,6 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
         tables["largest-batch"] = largest(tries)
     for name, frame in tables.items():
         write_whole(folder / f"{name}.csv", csv(of_frame(name, name, frame)))
-
-
-def _results_in(path: Path) -> tuple[dict[str, Result], int]:
-    """Read the results by case id, and count the lines that are none."""
-    found = dict[str, Result]()
-    lines, bad = read_lines(path)
-    for line in lines:
-        try:
-            result = _parsed(line)
-            found[result.case_id] = result
-        except _NO_RESULT:
-            bad += 1
-    return found, bad
 
 
 def _parsed(line: str) -> Result:

@@ -223,7 +223,8 @@ class Runner:
         planned = [other for other in self.plan if other.family == case.family and other.id in results]
         limits = self.config.largest_batch or LargestBatch()
         search = Search(case, limits, {other.batch_size: results[other.id].status for other in planned})
-        for row in self.run.tries_of(case):
+        axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
+        for row in self.run.largest_batches().filter(**axes, **{"pass": case.pass_}).iter_rows(named=True):
             if row["status"] == "ok" or not retry:
                 search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
         return search

@@ -23,7 +23,7 @@ from profiler.tables.writers import print_pairs, print_table
 Row = Mapping[str, Any]
 
 _shown = partial(fields, shown=Shown.TERMINAL)
-_VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
+_VARIANT = [field("variant"), field("precision")]
 _RANGES = "In parentheses: 95 % intervals, of all that is known of a figure (docs/method.md)."
 _LAYER = [
     *_VARIANT,

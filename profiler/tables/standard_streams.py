@@ -41,17 +41,14 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-def keep_writing(encoding: str | None = None) -> None:
-    """Replace standard output and standard error.
-
-    `encoding` is in place of theirs; a character that it lacks is written as its escape.
-    """
+def keep_writing() -> None:
+    """Replace standard output and standard error; a character that their encoding lacks is written as its escape."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:  # It was closed. The next file that is opened would get its number, and the output of workers.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    sys.stdout, sys.stderr = (_text(n, old, encoding) for n, old in ((1, sys.stdout), (2, sys.stderr)))
+    sys.stdout, sys.stderr = (_text(n, old) for n, old in ((1, sys.stdout), (2, sys.stderr)))
 
 
 def given_width() -> int | None:
@@ -72,10 +69,10 @@ def check_written() -> None:
         raise ConfigError(f"standard output: {lost.strerror}; what was printed is not all there")
 
 
-def _text(descriptor: int, before: TextIO | None, encoding: str | None) -> TextIO:
+def _text(descriptor: int, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Stream(descriptor)),
-        encoding=encoding or (before.encoding if before else "utf-8"),
+        encoding=before.encoding if before else "utf-8",
         errors="backslashreplace",
         line_buffering=descriptor == 2 or (before is not None and before.isatty()),
         write_through=bool(getattr(before, "write_through", False)),

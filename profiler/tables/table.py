@@ -21,8 +21,8 @@ class Field:
 
     A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), cuts an
     excerpt, leaves figures and names whole, and does without the `expendable` field of the highest number first, never
-    without one of 0. Where the table must be split every part has the `repeated` fields. `contested` lets the lowest
-    figure stand out. `link` is a column with the addresses, parted by blanks, that a cell leads to.
+    without one of 0. `contested` lets the lowest figure stand out. `link` is a column with the addresses, parted by
+    blanks, that a cell leads to.
     """
 
     heading: str
@@ -31,7 +31,6 @@ class Field:
     format: Format
     kind: Literal["figure", "name", "words", "prose", "excerpt"]
     expendable: int = 0
-    repeated: bool = False
     style: str = ""
     """On a terminal, such as "dim"."""
     contested: bool = False

@@ -48,26 +48,27 @@ def print_table(console: Console, table: Table, width: int | None = None) -> lis
     """Print the table so that it fits the terminal, or `width`, and no figure is cut; return the fields left out.
 
     Where it is too wide its columns move together and fold, then the expendable ones are left out, which a line below
-    says, then it is split.
+    says, then it is split: every part begins with the first column.
     """
     columns = [_Column(field, cells, table.stand_out(field)) for field, cells in table.columns()]
+    if not columns:
+        return []
     marked = table.flags(table.marked)
-    if columns and any(marked):
-        columns.insert(0, _Column(name("", "", repeated=True), [MARK if own else "" for own in marked], marked))
-    width = width or console.width
-    if columns and table.title:
+    if any(marked):
+        columns.insert(0, _Column(name("", ""), [MARK if own else "" for own in marked], marked))
+    if table.title:
         console.print(Text(table.title, style="bold"))
-    printed = set()
-    for part, gap in _parts(columns, width):
-        grid = _grid(part, gap, width)
+    width, shown = width or console.width, set[_Column]()
+    for part in _parts(columns, 1 + any(marked), width):
+        grid = _grid(part, width)
         for row, cells in enumerate(zip(*(column.texts for column in part), strict=True)):
             if table.totals and row == table.rows - table.totals:
                 grid.add_section()
             grid.add_row(*cells)
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(grid, soft_wrap=True)
-        printed |= set(part)
-    lost = [column.field for column in columns if column not in printed]
+        shown |= set(part)
+    lost = [column.field for column in columns if column not in shown]
     if lost:
         names = ", ".join(f"{field.heading} {field.unit}".rstrip() for field in lost)
         console.print(Text(f"Left out for the width: {names}.", style="dim"))
@@ -98,23 +99,18 @@ class _Column:
         self.least = min(self.widest, _FOLDED.get(field.kind, self.widest))
 
 
-def _parts(columns: list[_Column], width: int) -> Iterator[tuple[list[_Column], int]]:
-    """Give the columns of each part of the table, and how many blanks are between them."""
-    expendable = sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable)
-    for dropped in (None, *expendable) if columns else ():
-        columns = [column for column in columns if column is not dropped]
-        wide = sum(column.widest + 3 for column in columns) - 1 <= width
-        if wide or _least(columns) <= width:
-            yield columns, 3 if wide else 2
-            return
-    part = repeated = [column for column in columns if column.field.repeated]
-    for column in (column for column in columns if column not in repeated):
-        if part != repeated and _least([*part, column]) > width:
-            yield part, 2
-            part = repeated
+def _parts(columns: list[_Column], repeated: int, width: int) -> Iterator[list[_Column]]:
+    """Give the columns of each part of the table; the first ones are in every part."""
+    for dropped in sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable):
+        if _least(columns) > width:
+            columns = [column for column in columns if column is not dropped]
+    part = columns[:repeated]
+    for column in columns[repeated:]:
+        if len(part) > repeated and _least([*part, column]) > width:
+            yield part
+            part = columns[:repeated]
         part = [*part, column]
-    if part:
-        yield part, 2
+    yield part
 
 
 def _least(columns: Sequence[_Column]) -> int:
@@ -122,8 +118,9 @@ def _least(columns: Sequence[_Column]) -> int:
     return sum(column.least + 2 for column in columns)
 
 
-def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
+def _grid(columns: Sequence[_Column], width: int) -> Grid:
     """Make the empty table. What the columns leave that cannot be narrower is shared by the others."""
+    gap = 3 if sum(column.widest + 3 for column in columns) - 1 <= width else 2
     widths = {column: column.widest for column in columns}
     flexible = sorted((c for c in columns if c.least < c.widest), key=lambda c: c.widest)
     room = width - gap * (len(columns) - 1) - 2 - sum(c.widest for c in columns if c not in flexible)

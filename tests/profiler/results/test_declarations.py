@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import polars as pl
-import pytest
 
 from engines.base import Warning
 from profiler.results import columns, warning_kinds
@@ -37,13 +36,6 @@ def test_a_column_is_declared_whole():
     assert {c.unit for c in columns.FIGURES.values()} == {*UNITS}
     assert {c.percentile for c in COLUMNS.values()} - {None} == set(PERCENTILE_NEEDS)
     assert {*LIMITED_BY} >= {"latency_ms", "latency_p99_ms", "throughput", "peak_memory_mib", "error"}
-
-
-@pytest.mark.parametrize("column", [columns._figure("rack_ms"), columns._column("rack", unit="parsec")])
-def test_a_column_that_nothing_could_show_is_refused(column: columns.Column, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(columns, "_DECLARED", (Group.PLACE, column))
-    with pytest.raises(ValueError, match=f"column {column.name}: "):
-        list(columns._declared())
 
 
 def test_columns_are_chosen_by_group_and_by_how_far_they_reach():

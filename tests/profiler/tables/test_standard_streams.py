@@ -55,7 +55,7 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
     """Such a pipe is shared with a program that reads and writes without waiting."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    end = "keep_writing('ascii'); print('×', flush=True)"
+    end = "sys.stdout.reconfigure(encoding='ascii'); keep_writing(); print('×', flush=True)"
     with subprocess.Popen([sys.executable, "-c", PRINTS.format(end=end)], env=environment(), stdout=writer) as process:
         os.close(writer)
         with os.fdopen(reader, "rb") as file:
