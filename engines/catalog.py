@@ -10,35 +10,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from engines.options import (  # noqa: F401
+from engines.options import (
     CPU,
     CUDA,
     DEVICES,
     EIGHT_BITS,
-    HEADS,
-    OPTIMIZERS,
     PASSES,
-    PLAIN,
     PRECISION_TABLE,
-    PRECISIONS,
     CompiledOptions,
     Device,
     EagerOptions,
-    Head,
     OpenVinoOptions,
-    Optimizer,
-    Option,
     Options,
     OrtOptions,
     OrtPackageOptions,
     OrtPluginOptions,
     OrtTrtOptions,
     Pass,
-    TorchOptions,
-    Training,
     TrtOptions,
-    float_part,
-    option,
 )
 
 

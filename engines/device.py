@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import math
 import weakref
@@ -124,9 +125,10 @@ class CudaBindings:
     distribution = "cuda-bindings"
 
     def __init__(self) -> None:
-        """Raises ImportError, and RuntimeError where there is no driver."""
         self._cuda: Any = importlib.import_module("cuda.bindings.driver")
         self.version = f"{self.distribution} {installed_version(self.distribution)}"
+        self.take = functools.partial(self._call, "cuMemAlloc")
+        self.free = functools.partial(self._call, "cuMemFree")
         self._call("cuInit", 0)
 
     def _call(self, function: str, *arguments: Any) -> Any:
@@ -138,7 +140,6 @@ class CudaBindings:
         return values[0] if values else None
 
     def retain(self, number: int) -> Any:
-        """Return the primary context of the device of that number, with the device."""
         device = self._call("cuDeviceGet", number)
         return device, self._call("cuDevicePrimaryCtxRetain", device)
 
@@ -153,15 +154,7 @@ class CudaBindings:
         finally:
             self._call("cuCtxPopCurrent")
 
-    def take(self, size: int) -> Any:
-        """Return memory on the device, whose int is its address. Raises MemoryError."""
-        return self._call("cuMemAlloc", size)
-
-    def free(self, allocation: Any) -> None:
-        self._call("cuMemFree", allocation)
-
     def pin(self, size: int) -> Array:
-        """Return bytes on the host that the device can copy by itself."""
         address = int(self._call("cuMemAllocHost", size))
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 

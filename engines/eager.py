@@ -193,25 +193,16 @@ class EagerSession:
         job = self.job
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         self.call = self.model = self._to_device(restore(job.source, job.state))
-        self._take_batch()
-        if job.precision in EIGHT_BITS:  # Which takes a call in float.
-            job.phase(Phase.BUILD)
-            self.quantized = quantize(self.model, job.precision, job.device, lambda: self._infer(ignore))
-            self.result = None
-            job.phase(Phase.LOAD)
-
-    def _forget(self) -> None:
-        self.graph = self.fallback = self.result = self.training = None
-        self.model.zero_grad(set_to_none=True)
-        self.inputs.clear()
-
-    def _take_batch(self) -> None:
-        job = self.job
         self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
         self.arguments = arguments(job.specs, self.inputs)
         if job.pass_ == "training":
             iteration = TrainingStep if job.source.layer is None else LayerStep
             self.training = iteration(job, self.model, self.inputs, lambda *args, **kwargs: self.call(*args, **kwargs))
+        if job.precision in EIGHT_BITS:  # Which takes a call in float.
+            job.phase(Phase.BUILD)
+            self.quantized = quantize(self.model, job.precision, job.device, lambda: self._infer(ignore))
+            self.result = None
+            job.phase(Phase.LOAD)
 
     def _infer(self, mark: Mark) -> None:
         self.result = None  # Else a second output's memory would be in use while this one is computed.

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 # Read by JAX as it is imported. Else it takes three quarters of a GPU's memory at once, and no figure of memory holds.
@@ -135,7 +134,7 @@ class JaxSession:
             device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
             compute_types=dict(seen.types),
             tf32=self.job.device == "cuda" and seen.below_float32 > 0,
-            details={"operators": len(self.program.module.graph.nodes), **self._threads()},
+            details={"operators": len(self.program.module.graph.nodes)},
         )
 
     def layers(self) -> list[Layer]:
@@ -145,10 +144,6 @@ class JaxSession:
         self.result = self.gradient = self.state = self.inputs = self.target = None  # type: ignore[assignment]
         del self.compiled
         jax.clear_caches()
-
-    def _threads(self) -> dict[str, int]:
-        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-        return {"threads": names.count("tf_XLAEigen")} if names and self.job.device == "cpu" else {}
 
     def _start(self) -> dict[str, Any]:
         weights = {name: self._to_device(tensor) for name, tensor in self.program.weights.items()}

@@ -209,12 +209,6 @@ class OrtTrtOptions(Options):
 @dataclass(frozen=True)
 class TrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
-    optimization_level: int = option(
-        -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=CUDA, range=(-1, 5)
-    )
-    workspace_mib: int = option(
-        0, "most scratch memory of a layer; 0 is the whole card", devices=CUDA, range=(0, 2**20)
-    )
     batch_range: str = option(
         "",
         'an optimization profile for a range, "min:opt:max"; if empty, for one batch size only',

@@ -114,7 +114,7 @@ class TrtSession:
         self.logger = logger_of(self.library)
         # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
         with contextlib.ExitStack() as taken:
-            self.built = self._build(again=False)
+            self.built = self._build()
             self.memory_taken = Buffers(self.driver, torch.cuda.current_device())
             taken.callback(self.memory_taken.free)
             taken.callback(self.buffers.clear)
@@ -199,9 +199,9 @@ class TrtSession:
     def close(self) -> None:
         self.taken.close()
 
-    def _build(self, again: bool) -> Built:
+    def _build(self) -> Built:
         self.job.phase(Phase.BUILD)
-        built = build_engine(self.library, self.request, Cache(), self.job.progress, again)
+        built = build_engine(self.library, self.request, Cache(), self.job.progress)
         self.job.phase(Phase.LOAD)
         self.warnings += built.warnings
         if not built.cached:
@@ -210,15 +210,8 @@ class TrtSession:
         return built
 
     def _load(self) -> None:
-        """Deserialize the engine. One from the cache that the library refuses is built again, once."""
         self.runtime = open_with_plugins(self.library, self.library.Runtime, "runtime")
         self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
-        if self.engine is None and self.built.cached:
-            reason = f"an engine that does not load was built again ({self._logged()})"
-            self.warnings.append(Warning("engine-cache", reason))
-            self.built = self._build(again=True)
-            forget(self.logger)
-            self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         self._check(self.engine, f"cannot load the engine {self.built.path}")
         self.context = self.engine.create_execution_context(self._context_config())
         self._check(self.context, "cannot create an execution context")

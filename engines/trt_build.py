@@ -8,7 +8,6 @@ an engine is for that GPU; TensorRT for RTX needs none, and builds for the compu
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 import time
@@ -23,11 +22,10 @@ from engines.catalog import ENGINES
 from engines.options import TrtOptions
 from engines.requirements import install_command
 from engines.trt_reports import check, forget, logged, logger_of, new_monitor, reasons
-from exporters.cache import Cache, check_room, file_sha256, locked
+from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
 from exporters.onnx_files import graph_files
 from exporters.source import ModelError, digest
-from exporters.whole_file import write_whole
 
 Shape = tuple[int, ...]
 
@@ -41,7 +39,6 @@ _NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
 _ERROR_CHARACTERS = 400
 _OLD_DRIVER = re.compile(r"\berror: 35\b|CUDA driver version is insufficient")
 """cudaErrorInsufficientDriver: the library is for a newer CUDA than the driver's."""
-_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
 def build_engine(
     library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], rebuild: bool = False
 ) -> Built:
-    """Return the engine from the cache, or build it; `rebuild` builds in any case, with earlier builds' timings.
+    """Return the engine from the cache, or build it; `rebuild` builds in any case.
 
     `progress` is called a few times a second. Raises ModelError for a graph that the library's parser refuses (with
     node, operator and reason), Unsupported for a target that it does not have, RuntimeError where the builder fails.
@@ -97,7 +94,7 @@ def build_engine(
     warnings: list[Warning] = []
 
     def produce(path: Path) -> None:
-        warnings.extend(_build(library, request, cache, progress, path))
+        _build(library, request, progress, path)
 
     def damaged(path: Path) -> None:
         warnings.append(Warning("engine-cache", "a damaged or foreign file was built again"))
@@ -115,7 +112,7 @@ def engine_key(library: Any, request: BuildRequest) -> str:
             "library": _versions(library),
             "device": request.target or request.gpu,
             "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
-            "options": [request.precision, request.options.optimization_level, request.options.workspace_mib],
+            "precision": request.precision,
             "code": file_sha256(Path(__file__)),
         }
     )
@@ -134,17 +131,13 @@ def _installed_libraries() -> dict[str, str]:
     return {name: own.version for name, own in names if re.match(r"tensorrt.*-libs", name)}
 
 
-def _build(
-    library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], path: Path
-) -> list[Warning]:
-    """Build and serialize to `path`, and write the rest of `Built` next to it; return warnings."""
+def _build(library: Any, request: BuildRequest, progress: Callable[[str], None], path: Path) -> None:
+    """Build and serialize to `path`, and write the rest of `Built` next to it."""
     # The weights are about as large as in the graph, whose int8 ones are still in fp32.
     weights = sum(file.stat().st_size for file in graph_files(request.onnx).values())
     check_room(path, weights / (4 if request.precision == "int8" else 1))
-    started, warnings = time.perf_counter(), list[Warning]()
+    started = time.perf_counter()
     logger, monitor = logger_of(library), new_monitor(library, progress)
-    # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.
-    timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
     builder = open_with_plugins(library, library.Builder, "builder")
     # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
     flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
@@ -155,8 +148,6 @@ def _build(
     config = builder.create_builder_config()
     _configure(library, config, request)
     _add_profile(builder, network, config, request)
-    if timings is not None:
-        warnings += attach_timings(config, timings)
     config.progress_monitor = monitor
     plan = builder.build_serialized_network(network, config)
     check(monitor)
@@ -167,12 +158,9 @@ def _build(
         raise error(f"{product(library)} cannot build {request.onnx.name} for {place}: {why}")
     forget(logger)
     seconds = time.perf_counter() - started
-    if timings is not None:
-        warnings += keep_timings(config, timings)
     path.write_bytes(plan)
     # A file of its own in the cache's entry: the next run needs it too.
     path.with_suffix(".build").write_text(json.dumps({"seconds": seconds}))
-    return warnings
 
 
 def _parse(library: Any, parser: Any, onnx: Path) -> None:
@@ -203,12 +191,6 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
     if any(least != largest for least, _, largest in request.shapes.values()):
         # Else a context wants the largest batch's memory at every batch (NvInfer.h, PreviewFeature).
         config.set_preview_feature(library.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
-    if request.options.workspace_mib:
-        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, request.options.workspace_mib * 2**20)
-    if (level := request.options.optimization_level) >= 0:
-        config.builder_optimization_level = level
-        if config.builder_optimization_level != level:  # It is clipped in silence.
-            raise Unsupported(f"optimization_level {level}: {product(library)} has 0 to 5")
     if targets(library):
         _set_targets(library, config, request)
     elif request.target is not None:
@@ -217,13 +199,10 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
 
 def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
     known = targets(library)
-    valid = f"valid: {', '.join([*known, ALL_TARGETS])}"
-    if request.target is None:
-        raise Unsupported(f"{product(library)} needs a target; {valid}")
-    words = list(dict.fromkeys(request.target.split(",")))
-    for word in words:
-        if word not in (*known, ALL_TARGETS, _CURRENT):
-            raise Unsupported(f"{product(library)} has no target '{word}'; {valid}")
+    words = list(dict.fromkeys((request.target or "").split(",")))
+    if unknown := [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]:
+        valid = ", ".join([*known, ALL_TARGETS])
+        raise Unsupported(f"{product(library)} has no target '{unknown[0]}'; valid: {valid}")
     requested = list(known) if ALL_TARGETS in words else words
     assert hasattr(library, "ComputeCapability")
     assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
@@ -282,43 +261,3 @@ def targets(library: Any) -> tuple[str, ...]:
 def product(library: Any) -> str:
     """Name the library and its version for errors."""
     return f"TensorRT{' for RTX' if targets(library) else ''} {library.__version__}"
-
-
-def attach_timings(config: Any, path: Path) -> list[Warning]:
-    """Give `config` the timing cache in `path`, or an empty one; return warnings.
-
-    With the timings of one build the next chooses the same kernels, and sooner. Its first 32 bytes are the SHA-256 of
-    the rest, since not every version of the library notices a damaged cache.
-    """
-    data = _read(path)
-    timings = config.create_timing_cache(data)
-    if data and (timings is None or not config.set_timing_cache(timings, ignore_mismatch=False)):
-        data = b""
-    if not data:
-        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
-    dropped = path.is_file() and not data
-    return [Warning("timing-cache", "the file is damaged or another version's; it was dropped")] if dropped else []
-
-
-def keep_timings(config: Any, path: Path) -> list[Warning]:
-    """Write the timing cache of `config` to `path`, merged with what another run has written there meanwhile."""
-    timings = config.get_timing_cache()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(path.name + ".lock")):
-            if data := _read(path):
-                timings.combine(config.create_timing_cache(data), ignore_mismatch=False)
-            merged = bytes(timings.serialize())
-            write_whole(path, hashlib.sha256(merged).digest() + merged)
-    except OSError as error:
-        return [Warning("timing-cache", f"the timings of this build cannot be kept: {error.strerror}")]
-    return []
-
-
-def _read(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return b""
-    data = content[_DIGEST_BYTES:]
-    return data if hashlib.sha256(data).digest() == content[:_DIGEST_BYTES] else b""

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.base import Phase, Unsupported
-from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_hardware, unsupported
-from engines.options import parse_batches
+from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
+from engines.options import PRECISIONS, TrtOptions, parse_batches
 from engines.requirements import explain, missing
 from engines.trt_build import (
     BuildRequest,

@@ -41,7 +41,7 @@ from profiler.tables.numbers import milliseconds
 from profiler.tables.writers import print_pairs
 
 Ran = tuple[Case, Result]
-_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
+_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers")
 """Kinds of warning about an installation; others are of a figure."""
 _STYLES = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
 _LEAST_GIB = 5.0

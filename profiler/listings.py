@@ -7,7 +7,8 @@ import time
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Preset, foreign_hardware
+from engines.catalog import ENGINES, PRESETS, Preset, foreign_hardware
+from engines.options import PRECISIONS, Device
 from engines.requirements import explain, missing
 from exporters.cache import Entry, default_root, entries
 from exporters.catalog import CATALOG

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.catalog import ENGINES, Device
+from engines.catalog import ENGINES
+from engines.options import Device
 from exporters.packages import installed_version
 from profiler import nvml
 from profiler.errors import ConfigError

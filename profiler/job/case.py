@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from engines.catalog import EIGHT_BITS, ENGINES, PLAIN, Device, Pass, Training, is_base
+from engines.catalog import ENGINES, is_base
+from engines.options import EIGHT_BITS, PLAIN, Device, Pass, Training
 from exporters.catalog import Repeats, Samples, Seconds
 from exporters.errors import closest
 from exporters.source import ModelSource, shape_words

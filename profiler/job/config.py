@@ -20,20 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from engines.catalog import (
-    ENGINES,
-    HEADS,
-    OPTIMIZERS,
-    PASSES,
-    PRECISIONS,
-    PRESETS,
-    Head,
-    Optimizer,
-    Option,
-    Pass,
-    Training,
-)
-from engines.options import is_path
+from engines.catalog import ENGINES, PRESETS
+from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training, is_path
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry

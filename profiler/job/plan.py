@@ -9,7 +9,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Pass, Training, unsupported
+from engines.catalog import ENGINES, PRESETS, unsupported
+from engines.options import PLAIN, Device, Pass, Training
 from engines.requirements import explain, missing
 from exporters.inputs import at_shape
 from exporters.onnx_files import not_made, precisions_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from engines.catalog import Pass
+from engines.options import Pass
 
 _COLUMNS = {
     "machine": "GPU",

@@ -15,8 +15,9 @@ from rich.console import Console
 
 import engines
 from engines.base import Job
-from engines.catalog import ENGINES, Device, known
+from engines.catalog import ENGINES, known
 from engines.deployment import Deployed, save_inputs
+from engines.options import Device
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.inputs import at_shape

@@ -15,7 +15,8 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import PASSES, known
+from engines.catalog import known
+from engines.options import PASSES
 from profiler.errors import PROGRAM, ConfigError, check_choice, measuring_anew, nearest
 from profiler.job.case import parse_only
 from profiler.options import Recommend as Options

@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
+from engines.catalog import ENGINES, PRESETS
+from engines.options import PASSES, PRECISIONS
 from profiler.job.case import Filter
 from profiler.report.chart_specs import MEMORY, Domains
 from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned

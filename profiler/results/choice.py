@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from engines.catalog import EIGHT_BITS
+from engines.options import EIGHT_BITS
 from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason

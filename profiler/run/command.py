@@ -16,7 +16,8 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import ENGINES, Device
+from engines.catalog import ENGINES
+from engines.options import Device
 from exporters.cache import default_root, trim
 from exporters.libraries import library_of
 from profiler.bundled import job_file

@@ -10,7 +10,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from engines.catalog import ENGINES, PRESETS, Device, Preset, unsupported
+from engines.catalog import ENGINES, PRESETS, Preset, unsupported
+from engines.options import Device
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from exporters.inputs import BATCH, DTYPES, FILLS, batch_symbols, fixed_batch, graph_specs, name_of, symbolic_shapes

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from engines.catalog import ENGINES, Device
+from engines.catalog import ENGINES
+from engines.options import Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
 from exporters.flops import Cost
 from exporters.gradients import reference_items

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
-from engines.catalog import EIGHT_BITS, ENGINES, reference_of
-from engines.options import PRECISION_TABLE
+from engines.catalog import ENGINES, reference_of
+from engines.options import EIGHT_BITS, PRECISION_TABLE
 from exporters.errors import sentence
 from exporters.gradients import (
     Deviation,

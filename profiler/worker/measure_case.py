@@ -18,7 +18,8 @@ import torch
 
 import engines
 from engines.base import Array, Job, Memory, OwnQueue, Phase, Session, Warning
-from engines.catalog import ENGINES, Options, float_part
+from engines.catalog import ENGINES
+from engines.options import Options, float_part
 from exporters.errors import sentence
 from profiler.job.case import Budget, Case
 from profiler.nvml import Nvml

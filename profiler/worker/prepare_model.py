@@ -17,7 +17,8 @@ from torch import nn
 
 import engines
 from engines.base import Array, BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
-from engines.catalog import ENGINES, Device, Options, reference_of
+from engines.catalog import ENGINES, reference_of
+from engines.options import Device, Options
 from engines.requirements import explain, missing
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen

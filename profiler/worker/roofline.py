@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.catalog import Device
+from engines.options import Device
 from profiler import processor
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib

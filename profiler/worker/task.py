@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.base import Job, Phase, Unsupported
-from engines.catalog import EIGHT_BITS, ENGINES, Options, Reference
+from engines.catalog import ENGINES, Reference
+from engines.options import EIGHT_BITS, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs

@@ -87,7 +87,7 @@ class Fake:
         time.sleep(0.02)
         self.ended = time.perf_counter()
 from engines.base import Job
-from engines.catalog import EagerOptions
+from engines.options import EagerOptions
 session = engines.open_session("eager", Job(None, "inference", "fp32", 1, "cpu", EagerOptions(), ()))
 session.run(None); end = time.perf_counter()
 print((end - session.ended) / (session.ended - session.began))

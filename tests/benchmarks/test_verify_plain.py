@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from benchmarks.verify_plain import module_call, numpy_error
 from engines.base import Job
-from engines.catalog import EagerOptions
+from engines.options import EagerOptions
 from exporters.build_model import build
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource

@@ -9,19 +9,8 @@ from pathlib import Path
 import pytest
 
 from engines import requirements
-from engines.catalog import (
-    DEVICES,
-    ENGINES,
-    PASSES,
-    PRECISIONS,
-    PRESETS,
-    Device,
-    Engine,
-    Preset,
-    Requirement,
-    known,
-    unsupported,
-)
+from engines.catalog import ENGINES, PRESETS, Engine, Preset, Requirement, known, unsupported
+from engines.options import DEVICES, PASSES, PRECISIONS, Device
 from engines.requirements import explain, missing
 
 ROOT = Path(__file__).resolve().parents[2]

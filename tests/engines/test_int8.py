@@ -16,7 +16,8 @@ from sessions import cache_beside, error, outputs
 
 import engines
 from engines.base import Job, Session
-from engines.catalog import ENGINES, OrtOptions
+from engines.catalog import ENGINES
+from engines.options import OrtOptions
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import quantize

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import engines
 from engines.base import Job, Session
-from engines.catalog import ENGINES, Training
+from engines.catalog import ENGINES
+from engines.options import Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d, Layer, Linear

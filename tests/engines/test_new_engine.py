@@ -28,7 +28,8 @@ OPTIONS, _, ENGINE = ROW.partition("\n\n\n")
 REGISTERED = f"""
 import importlib
 from dataclasses import dataclass
-from engines.catalog import ENGINES, PRESETS, Deployment, Engine, Options, Preset, Requirement, option
+from engines.catalog import ENGINES, PRESETS, Deployment, Engine, Preset, Requirement
+from engines.options import Options, option
 
 {OPTIONS}
 

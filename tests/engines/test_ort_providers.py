@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 from engines.base import Job, Unsupported
-from engines.catalog import ENGINES, OrtOptions, OrtTrtOptions, foreign_hardware
-from engines.options import key_values
+from engines.catalog import ENGINES, foreign_hardware
+from engines.options import OrtOptions, OrtTrtOptions, key_values
 from engines.ort import session_options
 from engines.ort_providers import PROVIDERS, load_plugin, load_tensorrt, plugin_device
 from exporters.source import ModelSource

@@ -12,9 +12,9 @@ from sessions import error, outputs
 from torch import nn
 
 from engines.base import Job, Phase, Unsupported
-from engines.catalog import CompiledOptions, EagerOptions
 from engines.compiled import CompiledSession
 from engines.eager import EagerSession, _choose
+from engines.options import CompiledOptions, EagerOptions
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource

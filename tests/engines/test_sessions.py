@@ -17,8 +17,9 @@ from sessions import cache_beside, error, outputs, switches_put_back
 
 import engines
 from engines.base import Feedable, Job, Session
-from engines.catalog import ENGINES, EagerOptions
+from engines.catalog import ENGINES
 from engines.eager import EagerSession
+from engines.options import EagerOptions
 from engines.ort import run_options
 from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore

@@ -14,7 +14,8 @@ from sessions import cache_beside
 
 import engines
 from engines.base import Job, Trainable
-from engines.catalog import ENGINES, EagerOptions, Training
+from engines.catalog import ENGINES
+from engines.options import EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Deviation, Gradients, deviation, reference_items, tiled

@@ -20,19 +20,16 @@ from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
 from engines.base import Unsupported, Warning
-from engines.catalog import TrtOptions
 from engines.options import parse_batches
 from engines.trt import library
 from engines.trt_build import (
     BuildRequest,
     Built,
     _configure,
-    attach_timings,
     batch_shapes,
     build_engine,
     built_for,
     engine_key,
-    keep_timings,
     targets,
 )
 from engines.trt_reports import forget, logged, logger_of, reasons
@@ -143,10 +140,6 @@ def parameters_of(source: ModelSource) -> int:
     return sum(parameter.numel() for parameter in build_model.build(source).parameters())
 
 
-# By graph, and whether its weights have a scale for each channel, what the kernel behind a convolution with ReLU does,
-# as Myelin names it. Where quantizing alone is left, bias, ReLU and sum are in the convolution.
-
-
 # What an engine is for.
 
 
@@ -183,11 +176,7 @@ def test_tf32_flag(rtx: Any, small: BuildRequest, precision: str, on: bool) -> N
 
 def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     config = rtx.Builder(logger_of(rtx)).create_builder_config()
-    _configure(
-        rtx, config, replace(small, options=TrtOptions(optimization_level=1, workspace_mib=64), target="sm80,sm89")
-    )
-    assert config.builder_optimization_level == 1
-    assert config.get_memory_pool_limit(rtx.MemoryPoolType.WORKSPACE) == 64 * MIB
+    _configure(rtx, config, replace(small, target="sm80,sm89"))
     assert config.profiling_verbosity == rtx.ProfilingVerbosity.DETAILED
     assert config.get_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
     assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
@@ -199,7 +188,7 @@ def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cach
     found = built(rtx, replace(small, **{"target": None, **built_for(rtx, "a card", "8.9")}), cache)
     assert found.cached and found.path == ahead.path
     assert built_for(plain, "a card", "8.9") == {"gpu": "a card, compute capability 8.9"}
-    with pytest.raises(Unsupported, match="needs a target; valid: sm75"):
+    with pytest.raises(Unsupported, match="no target ''; valid: sm75"):
         built(rtx, replace(small, target=None, gpu="a card"), cache)
 
 
@@ -207,8 +196,6 @@ def test_what_a_library_does_not_have_is_unsupported(rtx: Any, plain: Any, small
     for target in ("sm90", "SM89", "", "sm89,sm90", "89"):
         with pytest.raises(Unsupported, match=r"has no target .*; valid: sm75, .*sm89, .*all"):
             built(rtx, replace(small, target=target), cache)
-    with pytest.raises(Unsupported, match=r"optimization_level 9: .* 0 to 5"):
-        built(rtx, replace(small, options=TrtOptions(optimization_level=9)), cache)
     assert targets(plain) == ()
     with pytest.raises(Unsupported, match="leave out the target"):
         built(plain, small, cache)
@@ -323,8 +310,6 @@ def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: P
         replace(small, target="sm80"),
         replace(small, target=None, gpu="one, compute capability 8.9"),
         replace(small, target=None, gpu="other, compute capability 8.9"),
-        replace(small, options=TrtOptions(optimization_level=1)),
-        replace(small, options=TrtOptions(workspace_mib=1)),
     ]
     assert len({engine_key(rtx, request) for request in requests}) == len(requests)
 
@@ -346,75 +331,6 @@ def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
     first, other, same = build("a", 1), build("b", 2), build("c", 1)
     assert first.path != other.path
     assert (same.path, same.cached) == (first.path, True)
-
-
-# The timing cache. TensorRT's way, which TensorRT for RTX can be led but where nothing is measured.
-
-
-def timing_file(cache: Cache) -> Path:
-    (path,) = [path for path in (cache.root / "timings").iterdir() if path.suffix != ".lock"]
-    return path
-
-
-@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX")
-def test_timings_are_kept_and_read_again(plain: Any, small: BuildRequest, cache: Cache) -> None:
-    request = replace(small, target=None, gpu="a card, compute capability 8.9")
-    assert built(plain, request, cache).warnings == ()
-    before = timing_file(cache).read_bytes()
-    again = built(plain, request, cache, rebuild=True)
-    assert (again.cached, again.warnings) == (False, ())
-    assert timing_file(cache).read_bytes() == before
-    built(plain, replace(request, gpu="another, compute capability 8.9"), cache)
-    assert len(list((cache.root / "timings").glob("*.lock"))) == 2, "each GPU has its own"
-
-
-class Timings:
-    """A timing cache that has something in it, as none has without a GPU."""
-
-    def __init__(self, entries: set[str]) -> None:
-        self.entries = entries
-
-    def serialize(self) -> bytes:
-        return " ".join(sorted(self.entries)).encode()
-
-    def combine(self, input_cache: Timings, ignore_mismatch: bool) -> bool:
-        self.entries |= input_cache.entries
-        return True
-
-
-class Config:
-    """A timing cache as a builder's configuration has it; `accepts` answers a cache that is not empty."""
-
-    def __init__(self, accepts: bool = True) -> None:
-        self.accepts, self.timings = accepts, Timings(set())
-
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> Timings:
-        return Timings(set(serialized_timing_cache.decode().split()))
-
-    def set_timing_cache(self, cache: Timings, ignore_mismatch: bool) -> bool:
-        if self.accepts or not cache.entries:
-            self.timings = cache
-        return self.accepts or not cache.entries
-
-    def get_timing_cache(self) -> Timings:
-        return self.timings
-
-
-def test_timings_of_two_builds_side_by_side_are_merged(tmp_path: Path) -> None:
-    path = tmp_path / "timings" / "t"
-    one, other, third = Config(), Config(), Config()
-    assert attach_timings(one, path) == attach_timings(other, path) == []
-    one.timings.entries.add("first")
-    keep_timings(one, path)
-    other.timings.entries.add("second")
-    keep_timings(other, path)
-    assert attach_timings(third, path) == []
-    assert third.timings.entries == {"first", "second"}
-    refusing = Config(accepts=False)
-    assert [warning.kind for warning in attach_timings(refusing, path)] == ["timing-cache"]
-    assert refusing.timings.entries == set()
-    (tmp_path / "file").write_text("where the folder would be")
-    assert [warning.kind for warning in keep_timings(one, tmp_path / "file" / "t")] == ["timing-cache"]
 
 
 # Progress, and ends before the end.

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Job
-from engines.catalog import TrtOptions
+from engines.options import TrtOptions
 from exporters.inputs import DeclaredInput, graph_specs, input_specs, is_integer, seeded_inputs
 from exporters.source import ModelSource
 

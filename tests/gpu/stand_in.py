@@ -81,8 +81,6 @@ class StandIn:
     """On the CPU, what a fake CUDA graph records; `broken_off` if it cannot any more."""
     broken_off: bool = False
     builds: list[BuildRequest] = field(default_factory=list)
-    takes_from_cache: bool = False
-    """The first build says that the engine was there, and gives one that does not load."""
 
     __name__ = "stand_in"
     __version__ = "10.13.0"
@@ -102,14 +100,11 @@ class StandIn:
             raise TypeError("pybind11::init(): factory function returned nullptr")
         return Runtime(self, logger)
 
-    def build_engine(self, library: Any, request: BuildRequest, cache: Any, progress: Any, rebuild: bool) -> Built:
+    def build_engine(self, library: Any, request: BuildRequest, cache: Any, progress: Any) -> Built:
         """In place of engines.trt_build.build_engine: the ONNX file, and with it the profile."""
         self.builds.append(request)
         path = Path(cache.root) / f"{len(self.builds)}.engine"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self.takes_from_cache and not rebuild:
-            path.write_bytes(b"of another GPU")
-            return Built(path=path, cached=True, **BUILDING)
         model = onnx.load(request.onnx)
         onnx.helper.set_model_props(model, {"profile": json.dumps(request.shapes)})
         path.write_bytes(model.SerializeToString())
@@ -136,11 +131,7 @@ class Runtime(Freed):
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> Engine | None:
         if self.library.goes_wrong("deserialize_cuda_engine", self.logger):
             return None
-        try:
-            return Engine(self, onnx.load_from_string(serialized_engine))
-        except Exception as error:  # protobuf's
-            self.logger.log(ILogger.ERROR, f"the magic tag does not match: {error}")
-            return None
+        return Engine(self, onnx.load_from_string(serialized_engine))
 
 
 class Engine(Freed):
@@ -150,7 +141,7 @@ class Engine(Freed):
         self._tensors = {value.name: value for value in (*model.graph.input, *model.graph.output)}
         self._profile = json.loads(next(entry.value for entry in model.metadata_props if entry.key == "profile"))
         self.num_layers, self.num_io_tensors = len(model.graph.node), len(self._tensors)
-        self.refittable, self.streamable_weights_size, self.num_aux_streams = False, 0, 0
+        self.num_aux_streams = 0
         self.device_memory_size_v2 = self.library.scratch
 
     def get_tensor_name(self, index: int) -> str:

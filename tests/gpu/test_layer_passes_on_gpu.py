@@ -11,7 +11,8 @@ from sessions import switches_put_back
 
 import engines
 from engines.base import Job
-from engines.catalog import ENGINES, Training
+from engines.catalog import ENGINES
+from engines.options import Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d, Layer, Linear

@@ -14,7 +14,8 @@ from sessions import switches_put_back
 
 import engines
 from engines.base import Job
-from engines.catalog import ENGINES, Training
+from engines.catalog import ENGINES
+from engines.options import Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Gradients, deviation, reference_items, tiled

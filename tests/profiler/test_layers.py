@@ -13,7 +13,7 @@ from handmade import EAGER, ORT, layer
 from runs import Profiler, on_console
 
 from engines.base import Warning
-from engines.catalog import Training
+from engines.options import Training
 from exporters.source import ModelSource
 from profiler import load, load_layers
 from profiler.errors import ConfigError

@@ -80,7 +80,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     (engines("{name: ort, label: x, threads: many}"), 3, "threads: number 'many'"),
     (engines("{name: ort, label: x, optimize: 'yes'}"), 3, "optimize: 'yes'"),
     (engines("{name: compiled, label: x, mode: fast}"), 3, "mode: reduce-overhead 'fast'"),
-    (engines("{name: trt, label: x, optimization_level: 9}"), 3, "from -1 to 5, got 9"),
     (engines("{name: trt, label: x, batch_range: '8:1'}"), 3, "'8:1' min:opt:max"),
     (engines("{name: ort, threads: 1}"), 3, "engines[0] label: ort-"),
     (engines("{name: ort, label: a/b}"), 3, "engines[0].label: 'a/b' '/'"),

@@ -9,7 +9,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from engines.catalog import ENGINES, Requirement, Training
+from engines.catalog import ENGINES, Requirement
+from engines.options import Training
 from exporters.source import ModelSource
 from exporters.weights import source_key
 from profiler.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import Profiler, on_console
 
-from engines.catalog import Device
+from engines.options import Device
 from exporters.catalog import LAYERS
 from profiler import listings, nvml
 from profiler.errors import ConfigError

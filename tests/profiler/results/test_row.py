@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines.base import Proof, Warning
-from engines.catalog import Training
+from engines.options import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, RESULTS, Group, names

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from runs import Profiler, run_job
 
-from engines.catalog import PLAIN, Training
+from engines.options import PLAIN, Training
 from exporters.catalog import LAYERS
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan

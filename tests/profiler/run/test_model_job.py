@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from engines import requirements
-from engines.catalog import PRESETS, Device
+from engines.catalog import PRESETS
+from engines.options import Device
 from profiler.errors import ConfigError
 from profiler.job.config import Config, load_config
 from profiler.job.mistakes import read

@@ -16,8 +16,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Memory
-from engines.catalog import Training, reference_of
+from engines.catalog import reference_of
 from engines.eager import EagerSession
+from engines.options import Training
 from engines.ort import OrtSession
 from exporters.build_model import restore
 from exporters.gradients import GradientReference, Gradients

@@ -14,7 +14,7 @@ import pytest
 from hanging import end_once
 from runs import Profiler
 
-from engines.catalog import Pass
+from engines.options import Pass
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processes.process import Call, run_one
