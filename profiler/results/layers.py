@@ -129,11 +129,9 @@ def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
 def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     """Return one row by KEYS of each measured layer, from cells. `results` are results.parquet's.
 
-    Times of the parts, `backward_ms` (both gradients) and `total_ms` with its interval `low_ms` to `high_ms` are on one
-    `clock`: "gpu" where the device's own time, free of gaps between launches, is there for all of the row, else the
-    headline's, "event" or "host". Their `tflops` are on that clock. What training lacks (an engine or a pass that did
-    not fit) is inference's, whose whole is the forward part; `status` and `reason` are training's if it was asked for.
-    `kinds` are of its warnings, but that the host is the limit where `clock` is "gpu".
+    All times and rates are on one `clock`: "gpu" where the device's own time is there for all of the row, else the
+    headline's. What training lacks (an engine or a pass that did not fit) is inference's, whose whole is the forward
+    part; `status` and `reason` are training's if it was asked for. `kinds` are of its warnings.
     """
     layers = cells(results.filter(pl.col("model_kind") == "layer"), by=("machine", "device")).rename({"model": "layer"})
     rows = _together(_passes(layers)).with_columns(backward_ms=pl.col("grad_input_ms") + pl.col("grad_weight_ms"))

@@ -195,8 +195,7 @@ class RunFolder:
         if not self._models.exists():
             return {}
         try:
-            with open_run_file(self._models) as file:
-                lines = json.load(file).items()
+            lines = read_json(self._models).items()
             return {name: Identity(dict(one["parts"]), tuple(one["remarks"])) for name, one in lines}
         except (OSError, *_NO_RESULT):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None

@@ -1,8 +1,4 @@
-"""Format every number that a reader sees, by its unit.
-
-The first half formats one number, for a sentence. The second half formats a column of a table (a `Format`): there the
-numbers share their decimals where that sets the points below each other, and None is an empty cell.
-"""
+"""Format every number that a reader sees: one for a sentence, or a column of a table (a `Format`), by its unit."""
 
 from __future__ import annotations
 

@@ -193,13 +193,11 @@ def html(table: Table) -> str:
     """Write a table element; its classes are `n` for figures and `p` for prose."""
     fields = [field for field, _ in table.columns()]
     marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field in fields]
-
-    def plain(cell: str) -> str:
-        # Blanks that align a column on a terminal say nothing here.
-        return escape(" ".join(cell.split()), quote=False)
-
     body = ""
-    for cells in _markup(table, plain, '<a href="{1}">{0}</a>', "<b>{}</b>"):
+    # Blanks that align a column on a terminal say nothing here.
+    for cells in _markup(
+        table, lambda cell: escape(" ".join(cell.split()), quote=False), '<a href="{1}">{0}</a>', "<b>{}</b>"
+    ):
         row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
         body += f"<tr>{row}</tr>"
     head = (f"<th{mark} scope=col>{escape(field.title)}</th>" for field, mark in zip(fields, marks, strict=True))
@@ -207,19 +205,17 @@ def html(table: Table) -> str:
 
 
 def _markup(table: Table, plain: Callable[[str], str], link: str, bold: str) -> list[list[str]]:
-    """Write every row's cells: `plain` text with its links, some of it bold, and a sign before what is marked."""
-
     def cell(text: str, addresses: Sequence[str], out: bool) -> str:
         parts = text.split(", ") if len(addresses) > 1 else [text]
-        if text and addresses:
-            text = ", ".join(link.format(plain(part), address) for part, address in zip(parts, addresses, strict=True))
-        else:
-            text = plain(text)
+        linked = text and addresses
+        pairs = zip(parts, addresses, strict=True) if linked else ()
+        text = ", ".join(link.format(plain(part), address) for part, address in pairs) if linked else plain(text)
         return bold.format(text) if out and text else text
 
-    made = []
-    for field, cells in table.columns():
-        made.append([cell(*each) for each in zip(cells, table.links(field), table.stand_out(field), strict=True)])
+    made = [
+        [cell(*each) for each in zip(cells, table.links(field), table.stand_out(field), strict=True)]
+        for field, cells in table.columns()
+    ]
     rows = [list(row) for row in zip(*made, strict=True)]
     for row, own in zip(rows, table.flags(table.marked), strict=False):
         row[0] = f"{MARK} {row[0]}" if own else row[0]

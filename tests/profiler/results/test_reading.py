@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,51 +119,36 @@ def test_a_pattern_passes_over_what_is_no_finished_run(results: Path) -> None:
     assert "--resume" in runs.notes[0]
 
 
-def damaged(tmp_path: Path, what: str) -> str:
-    folder = tmp_path / "run"
-    if what == "nothing matches":
-        return f"{tmp_path}/nothing*"
-    if what == "there is no folder":
-        return f"{tmp_path}/missing"
-    folder.mkdir()
-    if what == "was ended":
-        (folder / "journal.jsonl").touch()
-        (folder / "bench.yaml").write_text("{models: [alexnet], engines: [eager], device: cpu}")
-        (folder / "environment.json").write_text('{"device": "cpu"}')
-    if what == "is empty":
-        pl.DataFrame(schema=RESULTS).write_parquet(folder / "results.parquet")
-    if what == "is damaged":
-        (folder / "results.parquet").write_bytes(b"PAR1 and then nothing that can be read PAR1")
-    if what == "is foreign":
-        pl.DataFrame(schema={**RESULTS, "setting": pl.Int64()}).write_parquet(folder / "results.parquet")
-    if what == "lacks a column":
-        pl.DataFrame({"a": [1]}).write_parquet(folder / "results.parquet")
-    return str(folder)
+def empty(**schema: Any) -> Callable[[Path], object]:
+    return lambda folder: pl.DataFrame(schema=schema).write_parquet(folder / "results.parquet")
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("nothing matches", "no folder with a results.parquet matches"),
-        ("there is no folder", "there is no such folder"),
-        ("no run", "not a run folder"),
-        ("was ended", "no results yet; finish it: .*--resume"),
-        ("is empty", "this run is empty"),
-        ("is damaged", "results.parquet: cannot be read"),
-        ("is foreign", "column setting is not of type String"),
-        ("lacks a column", "column run_id"),
-    ],
-)
-def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(
-    tmp_path: Path, what: str, said: str
-) -> None:
-    with pytest.raises(ConfigError, match="no run is given"):
-        read_runs([])
-    address = damaged(tmp_path, what)
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (Path.rmdir, "there is no such folder"),
+    "no run": (lambda _: None, "not a run folder"),
+    "ended": (lambda run: (run / "bench.yaml").touch(), "no results yet; finish it: .*--resume"),
+    "empty": (empty(**RESULTS), "this run is empty"),
+    "damaged": (lambda run: (run / "results.parquet").write_bytes(b"PAR1 none PAR1"), "parquet: cannot be read"),
+    "foreign": (empty(**RESULTS | {"setting": pl.Int64()}), "column setting is not of type String"),
+    "lacking": (empty(a=pl.Int64()), "column run_id"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(tmp_path: Path, what: str) -> None:
+    damage, said = DAMAGES[what]
+    (tmp_path / "run").mkdir()
+    damage(tmp_path / "run")
     with pytest.raises(ConfigError, match=said) as error:
-        read_runs([address])
-    assert address in str(error.value)
+        read_runs([tmp_path / "run"])
+    assert str(tmp_path / "run") in str(error.value)
     assert "give a run's folder" in str(error.value) or "--resume" in str(error.value)
+
+
+@pytest.mark.parametrize(("given", "said"), [([], "no run is given"), (["nothing*"], "no folder with a results.parq")])
+def test_no_run_at_all_is_a_config_error(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"{said}.*; give a run's folder"):
+        read_runs(given)
 
 
 def test_a_run_says_what_its_seconds_went_into() -> None:
