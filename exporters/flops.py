@@ -28,7 +28,7 @@ from exporters.weights import checked, identified, source_key
 
 if TYPE_CHECKING:
     import numpy as np
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto
     from torch import nn
 
 WEIGHT_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
@@ -198,14 +198,6 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
         if tensor.name in read:
             elements[onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)] += math.prod(tensor.dims)
     return elements
-
-
-def quantized_products(graph: GraphProto) -> tuple[int, int]:
-    """Count a Q/DQ graph's convolutions and products, and those of them with two operands that are dequantized."""
-    source = {name: node.op_type for node in graph.node for name in node.output}
-    found = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
-    quantized = [node for node in found if all(source.get(n) == "DequantizeLinear" for n in node.input[:2])]
-    return len(found), len(quantized)
 
 
 def computes(node: NodeProto) -> bool:

@@ -24,7 +24,7 @@ def try_one(argument: tuple[ModelSource, Path], report: Report) -> tuple[str, st
     cache = Cache(folder / "cache")
     report(Entered(Phase.OPEN))
     try:
-        prepared = prepare_model((source, ["cpu"], cache.root), report)
+        prepared = prepare_model((source, cache.root), report)
     except Exception as error:
         outcome = explain(error)
         return outcome.status, f"{outcome.reason}{_in_the_parent(source)}"

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from profiler.errors import ConfigError
-from profiler.processes.process import LOG, Call, run_all, start_forkserver
+from profiler.processes.process import LOG, PRELOADED, Call, adopt_orphans, run_all, start_forkserver
 
 _DIED = re.compile(r"""Fatal Python error: (.+)\n(?:.*\n)*?  File "(.+)", line (\d+)""")
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -52,15 +52,24 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def leaving_no_trace() -> Iterator[None]:
-    """Leave a user's process as it was: without the forkserver that was started, and with its own environment."""
+    """Leave a user's process as it was: without the forkserver that was started, and with its own environment.
+
+    Raises ConfigError where the process has a forkserver already, which has not imported what this one must.
+    """
     server: Any = forkserver._forkserver
     before, preload, is_running = dict(os.environ), server._preload_modules, server._forkserver_pid is not None
+    if is_running and PRELOADED not in preload:
+        raise ConfigError(
+            "multiprocessing has started a forkserver in this process, and measuring needs its own: "
+            "call measure first, or in another process"
+        )
     try:
         yield
     finally:
         if not is_running:
             server._stop()
             server.set_forkserver_preload(preload)
+            adopt_orphans(False)
         os.environ.clear()
         os.environ.update(before)
 

@@ -47,7 +47,7 @@ _OUT_OF_MEMORY = (
     *("CUDNN_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
     *("Failed to allocate memory", "std::bad_alloc", "OutOfMemory", "RESOURCE_EXHAUSTED"),
 )
-_PRELOADED = "profiler.worker.preload"
+PRELOADED = "profiler.worker.preload"
 LOG = "PROFILER_FORKSERVER_LOG"
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """Signals that a terminal sends to all of its processes."""
@@ -61,6 +61,8 @@ _STARTS = 3
 _ROUNDS = 20
 _LONGEST = 60
 """Characters of a temporary folder that the forkserver's socket can be in: its path has 107 bytes (man 7 unix)."""
+_THEIRS: set[int] = set()
+"""This process's children before the forkserver was started."""
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: the forkserver's other children are orphans."""
 _FIRST_TO_GO = "1000"
@@ -120,7 +122,9 @@ def start_forkserver(log: Path) -> None:
     if len(tempfile.gettempdir()) > _LONGEST and "tempdir" not in config:
         config["tempdir"] = folder = tempfile.mkdtemp(dir="/tmp")
         util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # As multiprocessing's own.
-    _CONTEXT.set_forkserver_preload([_PRELOADED])
+    _CONTEXT.set_forkserver_preload([PRELOADED])
+    _THEIRS.update(child.pid for child in psutil.Process().children())
+    adopt_orphans()  # What a call started is found even where the forkserver that would adopt it was killed.
     _ensure_forkserver()
 
 
@@ -173,6 +177,7 @@ class Child:
                 reason = sentence(error)
                 time.sleep(tried * 0.1)  # A process that was killed closes its sockets before it counts as ended.
             else:
+                self._forkserver: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
                 assert self.process.pid is not None
                 _RUNNING.add(self.process.pid)
                 return None
@@ -223,7 +228,9 @@ class Child:
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
             self.process.join(_EXIT_SECONDS)
-            end_below(forkserver._forkserver._forkserver_pid, _RUNNING)  # type: ignore[attr-defined]
+            end_below(self._forkserver, _RUNNING)
+            if not any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children()):
+                end_below(os.getpid(), _of_this_session())
         self._connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -333,6 +340,15 @@ def end_below(root: int | None, spared: Collection[int] = ()) -> None:
         psutil.wait_procs(living, timeout=0.5)
 
 
+def _of_this_session() -> set[int]:
+    """Return the children that no call left: each call leads a session, which what it started shares or left."""
+    spared = set(_THEIRS)
+    for child in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError):
+            spared |= {child.pid} if os.getsid(child.pid) == os.getsid(0) else set()
+    return spared
+
+
 def _is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -344,9 +360,9 @@ def end_with_parent(end: bool = True) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if end else 0)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends, so that it can be found and ended."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(adopt: bool = True) -> None:
+    """Become the parent of every process below this one whose own parent ends, to find and end it; or no longer."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def _prctl(option: int, value: int) -> None:

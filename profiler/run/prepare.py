@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from engines.catalog import ENGINES
-from engines.options import Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
 from exporters.flops import Cost
 from exporters.gradients import reference_items
@@ -27,7 +26,7 @@ from profiler.processes.forkserver import own_folder
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.results.run_folder import RunFolder
-from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
+from profiler.worker.task import Prepared, Step, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
@@ -116,22 +115,15 @@ class Stages:
     prepared: dict[str, Prepared] = field(default_factory=dict)
 
     def models(self, gpu: str | None = None) -> dict[str, Prepared]:
-        """Make identities, input shapes, weights and reference outputs: those that the CPU cannot make, on the GPU."""
-        what = "weights and reference outputs"
-        devices: Sequence[Device] = ("cpu", "cuda") if gpu else ("cpu",)
-        outcomes = self._run({name: self._model_call(name, devices, gpu) for name in self.sources}, what)
-        slow = [name for name, outcome in outcomes.items() if outcome.status in ("oom", "timeout") and gpu]
-        again = self._run({name: self._model_call(name, ("cuda",), gpu) for name in slow}, what)
-        outcomes |= {name: outcome for name, outcome in again.items() if outcome.status == "ok"}
-        for name, outcome in outcomes.items():
+        """Make identities, input shapes, weights and reference outputs."""
+        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in self.sources}
+        visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+        calls = {name: replace(call, environment=visible) for name, call in calls.items()}
+        for name, outcome in self._run(calls, "weights and reference outputs").items():
             made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
             self.prepared[name] = made
             self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
         return self.prepared
-
-    def _model_call(self, name: str, devices: Sequence[Device], gpu: str | None) -> Call:
-        call = self._call("prepare_model", f"prepare-{name}", name, devices)
-        return replace(call, environment={"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
 
     def identities(self) -> dict[str, Identity | str]:
         """Identify the models, or say why one cannot be had."""
@@ -222,9 +214,9 @@ class Stages:
         calls, to_input = {}, self._to_input()
         for (name, head, items), own in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
-            arguments = self.prepared[name], head, items, name in to_input, precisions, batches
+            step, log = Step(head, items, name in to_input, precisions, batches), f"gradients-{name}-{head}-{items}"
             calls[name, head, items] = self._call(
-                "prepare_gradients", f"gradients-{name}-{head}-{items}", name, *arguments, most=_GRADIENT_SECONDS
+                "prepare_gradients", log, name, self.prepared[name], step, most=_GRADIENT_SECONDS
             )
         for (name, head, items), outcome in self._run(calls, "reference gradients").items():
             why = f"{outcome.reason}{f'; see {calls[name, head, items].log}' if outcome.log else ''}"

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -35,10 +36,9 @@ from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
 from profiler.worker.parity import NOT_FINITE, WRONG, Difference, Pair, Reference
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, usual_items
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
-_FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
 """Most reasons that a warning lists."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
@@ -84,7 +84,7 @@ def verify(
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
-    result.warnings += [*remarks(case, proof), *left_in_float(model.quantized, proof), *_exported(task)]
+    result.warnings += [*remarks(case, proof), *_exported(task)]
     if (graph := model.onnx.get(graph_of(case))) and graph.kept:
         result.warnings.append(Warning("kept-float", f"{graph.kept} stayed float32 between casts"))
     result.take(mismatch(case, proof))
@@ -99,7 +99,8 @@ def _check_outputs(
     """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
     case, model = task.case, task.prepared
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
-    runs, reference, seeding = [list(outputs)], _reference(model), how_seeded()
+    assert model.reference is not None
+    runs, reference, seeding = [list(outputs)], parity.read_reference(model.reference), how_seeded()
     pairs, differences, apart = _compared(case, model, reference, runs, names)
     finding = parity.judge(case.precision, differences, seeding)
     grows = any(parity.can_grow(pair, outputs, reference, case.batch_size) for pair in pairs)
@@ -111,11 +112,13 @@ def _check_outputs(
             runs.append(run)
         pairs, differences, apart = _compared(case, model, reference, runs, names)
         finding = parity.judge(case.precision, differences, seeding)
-    result.take(explained(case, model, finding, differences, apart))
+    result.take(finding)
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
     if differences:
-        result.reference = model.reference_name(reference_of(case.source.kind)[1])
+        name, usual = reference_of(case.source.kind)[1].names["cpu"], usual_items(model.specs)
+        few = f", {reference.items} of {usual} items" if reference.items < usual else ""
+        result.reference = name + few
         distinct = distinct_items(model.specs)
         result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct)
 
@@ -138,11 +141,6 @@ def _further_runs(
         runs += 1
 
 
-def _reference(model: Prepared) -> Reference:
-    assert model.reference is not None
-    return parity.read_reference(model.reference, model.reference_batch, model.reference_items)
-
-
 def _compared(
     case: Case,
     model: Prepared,
@@ -152,39 +150,16 @@ def _compared(
 ) -> tuple[list[Pair], list[Difference], list[str]]:
     """Pair the outputs of all runs with a model's reference, without padding, and measure how far apart they are."""
 
-    def bare(array: Array) -> Array:
-        return parity.without_padding(array, model.specs)
-
     pairs, apart = parity.align(runs[0], names, reference.first, case.source.outputs, case.batch_size, reference.batch)
     pairs = parity.grown(pairs, runs, reference, case.batch_size)
+    bare = partial(parity.without_padding, specs=model.specs)
     pairs = [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs]
-    differences = parity.compare(pairs)
-    if not any(spec.data is not None for spec in model.specs):  # Else one item may repeat.
-        rows = [bare(reference.rows.get(pair.name, np.empty(0))) for pair in pairs]
-        spreads = [parity.spread(array, len(array)) for array in rows]
-        differences = [replace(each, spread=spread) for each, spread in zip(differences, spreads, strict=True)]
-    return pairs, differences, apart
+    return pairs, parity.compare(pairs), apart
 
 
 def _some(reasons: Sequence[str]) -> str:
     more = [f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
     return "; ".join([*reasons[:_NAMED], *more])
-
-
-def explained(
-    case: Case, model: Prepared, finding: Finding, differences: Sequence[Difference], apart: Sequence[str] = ()
-) -> Finding:
-    """Add to the finding on a row's outputs what the model itself does that makes them differ from the reference's."""
-    if finding is None:
-        return None
-    is_far = getattr(finding, "kind", "") == "inaccurate" or any(each.error >= WRONG for each in differences)
-    if apart:
-        why = f"{apart[0]}: the model's `outputs: [NAME]` limits the comparison to outputs whose shape does not vary"
-    elif (case.engine, case.precision) == ("eager", "fp32") and is_far:
-        why = "the reference is PyTorch's too: an item's output may depend on others of its batch, or on earlier calls"
-    else:
-        return finding
-    return f"{finding}; {why}" if isinstance(finding, str) else replace(finding, text=f"{finding.text}; {why}")
 
 
 # Gradients.
@@ -343,20 +318,6 @@ def _exported(task: Task) -> list[Warning]:
         return []
     only = " ".join([f"batch size {task.case.batch_size}", *shape_words(task.case.shape)])
     return [Warning("static-graph", f"the graph is for {only} only, since with free sizes {why.salvage or why.reason}")]
-
-
-def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:
-    """Warn that more of a user's Q/DQ file was computed in float than the file leaves in float.
-
-    `quantized` are how many convolutions and products the file has, and how many of them it quantizes.
-    """
-    total, own = quantized
-    floats = {name: count for name, count in (proof.compute_types or {}).items() if name in _FLOATS and count}
-    left = sum(floats.values()) - (total - own)
-    if not own or left <= 0:
-        return []
-    what = f"{left} of {own} convolutions and products that the file quantizes"
-    return [Warning("mixed-precision", f"{what} computed in {' and '.join(sorted(floats))}")]
 
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:

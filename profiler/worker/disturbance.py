@@ -33,8 +33,6 @@ class CardLoad:
     """Share of the time in which the GPU was busy right before this case's process used it."""
     others: float | None = None
     """GPU share of other processes while the case was measured; None if unknown or none was seen."""
-    newcomers: int = 0
-    """Processes that began to compute on it meanwhile."""
 
     @property
     def share(self) -> float:
@@ -46,7 +44,7 @@ class CardLoad:
         if self.share >= CARD:
             used = f"{percent(self.share)} % of the GPU's time"
             return [f"other processes took {used}" if self.others is not None else f"others had {used} before the case"]
-        return ["another process began to compute on the GPU"] if self.newcomers else []
+        return []
 
 
 class Card:
@@ -69,11 +67,10 @@ class Card:
 
     def load(self, since: float) -> CardLoad:
         """Return what others did since then (time.time()); not while something is timed."""
-        newcomers = (self._nvml.pids() or frozenset()) - self._there - self._ours
-        strangers, used = self._there | newcomers, self._nvml.used_by(since)
-        seen = bool(strangers) and used is not None
-        others = sum(share for pid, share in (used or {}).items() if pid in strangers) if seen else None
-        return CardLoad(self._busy, others, len(newcomers))
+        strangers, used = self._there | (self._nvml.pids() or frozenset()) - self._ours, self._nvml.used_by(since)
+        if not strangers or used is None:
+            return CardLoad(self._busy)
+        return CardLoad(self._busy, sum(share for pid, share in used.items() if pid in strangers))
 
 
 def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool:

@@ -112,7 +112,11 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     result.figures["host_peak_mib"] = bench.host.peak_mib()  # Before the engine reads its files to declare its weights.
     phases.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
-    _add_memory(case, session, bench.device, result)
+    if case.device == "cuda":
+        result.figures |= bench.device.parts(session.memory())
+    else:
+        parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
+        result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
     bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
     result.graph = graph.how if graph else None
@@ -187,15 +191,6 @@ def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, 
         return
     energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
     result.figures["energy_mj_per_item"] = energy_mj / task.case.batch_size
-
-
-def _add_memory(case: Case, session: Session, device: DeviceMeter, result: Result) -> None:
-    """Add the parts of the memory that are known on the case's device; on the CPU the peak is the process's."""
-    if case.device == "cuda":
-        result.figures |= device.parts(session.memory())
-    else:
-        parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
-        result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
 
 
 def _least_work(task: Task, copied_bytes: int) -> Figures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +17,9 @@ from exporters.inputs import TensorSpec, padding
 from profiler.results.result import Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
-from profiler.worker.task import USUAL, Taken
 
-_FURTHER = "+"
-"""Begins the keys of further items."""
+_FURTHER, _SIZES = "+", "sizes"
+"""What the keys of further items begin with, and the key of the numbers of items."""
 _USUAL = {name: precision.usual_error for name, precision in PRECISION_TABLE.items()}
 """int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
 weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
@@ -53,34 +51,28 @@ def write_outputs(
     path: Path,
     names: Sequence[str],
     arrays: Sequence[Array],
-    taken: Taken = USUAL,
+    batch: int,
+    items: int,
     further: Mapping[int, Array] = MappingProxyType({}),
 ) -> None:
-    """Save a reference's outputs of its first run with their names, and by number the `further` items of some.
-
-    The number of items `taken` goes next to them.
-    """
-    path.with_suffix(".facts").write_text(json.dumps([taken.items, taken.batch]))
+    """Save outputs of `items` that ran `batch` at a time: all of the first run, and by number `further` items."""
     keys = [f"{number} {name}" for number, name in enumerate(names)]
     members = dict(zip(keys, arrays, strict=True)) | {_FURTHER + keys[place]: rows for place, rows in further.items()}
-    np.savez(path, **members)  # type: ignore[arg-type]
-
-
-def read_taken(path: Path) -> Taken:
-    """Return how many items were taken."""
-    return Taken(*json.loads(path.with_suffix(".facts").read_text()))
+    np.savez(path, **members, **{_SIZES: np.array([batch, items])})  # type: ignore[arg-type]
 
 
 def read_outputs(path: Path, further: bool = False) -> dict[str, Array]:
     """Return the outputs of the first run, or the `further` items."""
     with np.load(path) as file:
-        keys = [key for key in file.files if key.startswith(_FURTHER) == further]
+        keys = [key for key in file.files if key != _SIZES and key.startswith(_FURTHER) == further]
         return {key.partition(" ")[2]: file[key] for key in keys}
 
 
-def read_reference(path: Path, batch: int, items: int) -> Reference:
-    """Return everything that `write_outputs` saved, of `items` that ran `batch` at a time."""
+def read_reference(path: Path) -> Reference:
+    """Return everything that `write_outputs` saved."""
     first = read_outputs(path)
+    with np.load(path) as file:
+        batch, items = map(int, file[_SIZES])
     rows = {name: array for name, array in first.items() if array.shape[:1] == (batch,)}
     if items > batch:
         rows = {name: np.concatenate([rows[name], array]) for name, array in read_outputs(path, further=True).items()}
@@ -117,7 +109,11 @@ def align(
 
     Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
     """
-    by_name = _by_name(outputs, names, reference)
+    # An exporter gives an output another name where an input has its own.
+    by_order = set(names) != set(reference) and len(outputs) == len(reference)
+    by_name = dict(zip(reference if by_order else names, outputs, strict=True))
+    if not set(by_name) & set(reference):
+        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
     known, places, pairs, apart = list(reference), list(by_name), list[Pair](), list[str]()
     for name in (known[place] for place in chosen(wanted, known)):
         truth, ours = reference[name], by_name.get(name)
@@ -133,16 +129,6 @@ def align(
         else:
             apart.append(f"{name} has shape {ours.shape}, the reference's is {truth.shape}")
     return pairs, apart
-
-
-def _by_name(outputs: Sequence[Array], names: Sequence[str], reference: Mapping[str, Array]) -> dict[str, Array]:
-    by_name = dict(zip(names, outputs, strict=True))
-    # An exporter gives an output another name where an input has its own.
-    if set(names) != set(reference) and len(outputs) == len(reference):
-        by_name = dict(zip(reference, outputs, strict=True))
-    if not set(by_name) & set(reference):
-        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
-    return by_name
 
 
 def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tuple[Array, Array] | None:
@@ -195,7 +181,7 @@ class Difference:
     """How far one output is from the reference's; `wrong` says where one is not finite and the other is not alike.
 
     `error` and those of `items` are relative L2 errors; the distance itself where the reference `is_zero`, and the
-    share of places that differ where values are `exact` (token ids, classes). `spread` is the reference's own.
+    share of places that differ where values are `exact` (token ids, classes).
     """
 
     error: float
@@ -206,28 +192,12 @@ class Difference:
     exact: bool = False
     is_zero: bool = False
     name: str = ""
-    spread: float | None = None
     items: tuple[float, ...] = ()
 
     @property
     def judged(self) -> float:
         """The error that a row is judged by: that of most items, and no less than that of all together."""
         return max(self.error, float(np.median(self.items))) if self.items else self.error
-
-    @property
-    def hides_inputs(self) -> bool:
-        """Tell whether everything that depends on the inputs could be wrong at this error."""
-        return self.spread is not None and self.judged >= WRONG * self.spread
-
-
-def spread(truth: Array, items: int) -> float | None:
-    """Return how far an output's items are from their mean, relative to its size (L2).
-
-    None for a single item, exact values, and an output whose first axis is not the items'.
-    """
-    if items < 2 or truth.shape[:1] != (items,) or is_exact(truth) or not np.isfinite(truth).all():
-        return None
-    return relative_l2(np.broadcast_to(truth.mean(axis=0, dtype=np.float64), truth.shape), truth)
 
 
 def compare(pairs: Sequence[Pair]) -> list[Difference]:
@@ -324,7 +294,4 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
     usual = _USUAL[precision]
     if worst.judged > usual:
         return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")
-    if differences and all(difference.hides_inputs for difference in differences):
-        apart = numbers.error(max(difference.spread or 0.0 for difference in differences))
-        return Warning("unchecked-outputs", f"{what}, and other inputs change the outputs by only {apart}: {seeding}")
     return None

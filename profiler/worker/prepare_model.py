@@ -18,12 +18,11 @@ from torch import nn
 import engines
 from engines.base import Array, BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
-from engines.options import Device, Options
 from engines.requirements import explain, missing
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
 from exporters.errors import message, sentence
-from exporters.flops import Cost, cached_cost, quantized_products
+from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
 from exporters.inputs import (
@@ -38,7 +37,7 @@ from exporters.inputs import (
 )
 from exporters.int8 import PLACEMENTS, quantize
 from exporters.onnx_export import Export, ExportError, export_onnx, fp32_graph, refused_graphs, to_fp16
-from exporters.onnx_files import check_onnx, read_onnx
+from exporters.onnx_files import check_onnx
 from exporters.source import Identity, ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
@@ -47,7 +46,7 @@ from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
     Prepared,
-    Taken,
+    Step,
     Task,
     check_inputs,
     is_for_one_batch,
@@ -66,14 +65,18 @@ _OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-sid
 """Match errors of torch, numpy and ONNX Runtime for an index that is too large: the inputs' values are at fault."""
 
 
-def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: Report) -> Prepared:
+def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
     """Make identity, input shapes, fp32 weights and reference outputs of a model.
 
     Raises exporters.source.ModelError, and Unsupported where the engine that makes reference outputs is not installed.
     """
-    source, _, root = argument
+    source, root = argument
     cache = Cache(root)
-    _check_source(source)
+    if source.onnx is not None:
+        check_onnx(source.onnx)
+    maker = ENGINES[reference_of(source.kind)[0]]
+    if lacking := missing(maker, "cpu"):
+        raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
     source = identified(source)
     specs = source.specs or ()
     state = None if source.kind == "onnx" else cached_state(source, cache)
@@ -84,21 +87,10 @@ def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: 
         state,
         reference,
         tuple(array.shape for array in parity.read_outputs(reference).values()),
-        parity.read_taken(reference),
         onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
-        quantized=(0, 0) if source.onnx is None else quantized_products(read_onnx(source.onnx).graph),
     )
-
-
-def _check_source(source: ModelSource) -> None:
-    """Check an ONNX file, and that the engine that makes reference outputs is installed, before anything is made."""
-    if source.onnx is not None:
-        check_onnx(source.onnx)
-    maker = ENGINES[reference_of(source.kind)[0]]
-    if lacking := missing(maker, "cpu"):
-        raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
@@ -121,16 +113,12 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)), of_input)
 
 
-def prepare_gradients(
-    argument: tuple[ModelSource, Prepared, str, int, bool, Sequence[str], Sequence[int], Path], report: Report
-) -> GradientReference:
-    """Take the first training step in fp64 over that many items, with the gradient of the input if the fifth argument
-    says so, and measure how far from it the same step is at the precisions and batch sizes."""
-    source, prepared, head, items, of_input, precisions, batches, root = argument
+def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:
+    """Take the first training step in fp64, and measure how far from it the same step is as rows take it."""
+    source, prepared, step, root = argument
     assert prepared.state is not None, "what trains is a torch module"
-    return cached_gradients(
-        source, prepared.specs, prepared.state, head, items, precisions, Cache(root), batches, of_input
-    )
+    given = source, prepared.specs, prepared.state, step.head, step.items, step.precisions, Cache(root)
+    return cached_gradients(*given, step.batches, step.of_input)
 
 
 def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:
@@ -153,15 +141,11 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:
     """Build the case's engine into its cache, so that the builder's memory does not count as the case's."""
-    return engines.build(task.case.engine, _job(task, report))
-
-
-def _job(task: Task, report: Report) -> Job[Options]:
-    """Make the job that an engine opens ahead of the process that measures."""
     check_inputs(task)
     if task.case.device == "cuda":
         torch.cuda.init()
-    return make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
+    job = make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
+    return engines.build(task.case.engine, job)
 
 
 @dataclass(frozen=True)
@@ -171,7 +155,8 @@ class _Outputs:
     names: Sequence[str]
     arrays: Sequence[Array]
     further: Mapping[int, Array]
-    taken: Taken
+    batch: int
+    items: int
     seconds: float
 
 
@@ -186,7 +171,7 @@ def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Pa
 
     def produce(path: Path) -> None:
         found = _take_outputs(source, specs, state)
-        parity.write_outputs(path, found.names, found.arrays, found.taken, found.further)
+        parity.write_outputs(path, found.names, found.arrays, found.batch, found.items, found.further)
 
     return cache.entry("reference", key, ".npz", checked(source, produce))[0]
 
@@ -232,7 +217,7 @@ def _run(
     arrays = [array.copy() for array in arrays]  # They may be where the next run writes.
     further = _further(session, specs, arrays, batch, seconds) if goes_on else {}
     items = batch + next((len(rows) for rows in further.values()), 0)
-    return _Outputs(names, arrays, further, Taken(items, batch), seconds)
+    return _Outputs(names, arrays, further, batch, items, seconds)
 
 
 def _further(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from engines.base import Job, Phase, Unsupported
-from engines.catalog import ENGINES, Reference
+from engines.catalog import ENGINES
 from engines.options import EIGHT_BITS, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
@@ -23,17 +24,6 @@ MOST_REFERENCE_ITEMS = 64
 
 
 @dataclass(frozen=True)
-class Taken:
-    """How many items reference outputs were taken of, and how many ran at once; None is the usual number."""
-
-    items: int | None = None
-    batch: int | None = None
-
-
-USUAL = Taken()
-
-
-@dataclass(frozen=True)
 class Prepared:
     """Files that the prepare phase made of one model, by content in the cache.
 
@@ -46,7 +36,6 @@ class Prepared:
     reference: Path | None = None
     outputs: tuple[tuple[int, ...], ...] = ()
     """The shapes of the reference's arrays."""
-    taken: Taken = USUAL
     onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
     """How something could not be made: "model" for all of it, or a graph's name."""
@@ -54,28 +43,21 @@ class Prepared:
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
     identity: Identity | None = None
-    quantized: tuple[int, int] = (0, 0)
-    """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
-
-    @property
-    def reference_items(self) -> int:
-        """Return the number of items of the reference outputs."""
-        return self.taken.items or self.reference_batch
-
-    @property
-    def reference_batch(self) -> int:
-        """Return the number of items in each run of the reference."""
-        return self.taken.batch or usual_items(self.specs)
-
-    def reference_name(self, maker: Reference) -> str:
-        """Return the column `reference` for outputs by `maker`, such as "eager-fp32-cpu, 2 of 8 items"."""
-        name, usual = maker.names["cpu"], usual_items(self.specs)
-        return name if self.reference_items >= usual else f"{name}, {self.reference_items} of {usual} items"
 
     def graph(self, case: Case) -> Export | None:
         """Return the graph that the case runs, for its batch size."""
         names = graphs_of(graph_of(case), case.batch_size)
         return next((self.onnx[name] for name in names if name in self.onnx), None)
+
+
+class Step(NamedTuple):
+    """A training step whose gradients are compared, at these precisions and batch sizes."""
+
+    head: str
+    items: int
+    of_input: bool
+    precisions: Sequence[str]
+    batches: Sequence[int]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ SECONDS = 600
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 PARTS = ("a worker", "the forkserver", "the tracker")
 CHAINS, KILLS_A_CHAIN, SIDE_BY_SIDE = (1, 2.2), (3, 10), (1, 6)
+STARTING_SECONDS = 8
+"""In which a run that begins has got to any of its steps before the first row."""
 
 
 @dataclass
@@ -50,8 +52,6 @@ class Chain:
 
     folder: Path
     rng: random.Random
-    durations: dict[bool, float]
-    """Seconds that a run takes that nobody kills, as far as is known, by whether it was begun before."""
     kills: list[str] = field(default_factory=list)
     ended: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """By run the rows that had ended, by case."""
@@ -66,19 +66,20 @@ class Chain:
         self.finish()
 
     def once(self) -> None:
-        """Start or resume the run, kill something of it, and look at what is left."""
+        """Start or resume the run, kill parts of it and then most often all of it, and look at what is left."""
         path = next((each for each in self._begun() if len(journal(each)) < ROWS), None)
         run, before = self._start(path), {path: dict(rows) for path, rows in self.ended.items()}
-        time.sleep(delay := self.rng.uniform(0, self.durations[path is not None]))
-        killed = "nothing"
-        if run.code is not None:
-            self.durations[path is not None] = delay
-        else:
-            killed = self._kill_part(run) if self.rng.random() < 0.4 else self._kill_whole(run)
-        if killed != "nothing":
-            self.kills.append(killed)
-            with (self.folder.parent / "kills.txt").open("a") as file:
-                file.write(f"{self.folder.name}\t{killed}\t{delay:.2f} s\n")
+        ended, kills = self._ended(), []
+        if not self.kills:  # The process that looks at the libraries.
+            kills.append(self._kill_part(run, "SIGKILL", PARTS[0]))
+        for more, part in enumerate(self.rng.sample(PARTS, self.rng.randint(1, 2)), 1):
+            self._wait(run, ended + more)
+            kills.append(self._kill_part(run, self.rng.choice((*ENDS, "SIGSEGV")), part))
+        if not self.kills or self.rng.random() < 0.7:
+            self._wait(run, self.rng.randint(ended, ROWS - 1))
+            kills.append(self._kill_whole(run))
+        self.kills += [kill for kill in kills if kill]
+        killed = kills[-1] or "nothing"
         self._look(run, killed)
         for path, rows in before.items():
             lost = [case for case, row in rows.items() if row["status"] == "ok" and self.ended[path].get(case) != row]
@@ -103,9 +104,17 @@ class Chain:
     def _begun(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("results/*/bench.yaml"))
 
-    def _kill_part(self, run: Run) -> str:
+    def _ended(self) -> int:
+        return sum(len(rows) for path in self._begun() for rows in journal(path).values())
+
+    def _wait(self, run: Run, ended: int) -> None:
+        """Wait until so many rows have ended, and a moment more."""
+        while run.code is None and self._ended() < ended:
+            time.sleep(0.01)
+        time.sleep(self.rng.uniform(0, 0.5 if self._ended() else STARTING_SECONDS))
+
+    def _kill_part(self, run: Run, name: str, part: str) -> str:
         """Wait for such a part, of which a worker lives shortest."""
-        name, part = self.rng.choice((*ENDS, "SIGSEGV")), self.rng.choice((*PARTS, PARTS[0]))
         while run.code is None:
             pid = next((pid for pid in run.others() if run.part(pid) == part), None)
             if pid is not None:
@@ -113,9 +122,11 @@ class Chain:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, getattr(signal, name))
                     return f"{name} to {part}"
-        return "nothing"
+        return ""
 
     def _kill_whole(self, run: Run) -> str:
+        if run.code is not None:
+            return ""
         name, whom = self.rng.choice(ENDS), "the run"
         if self.rng.random() < 0.3:  # As a terminal does it: all of its processes, and twice.
             whom = "all processes"
@@ -185,14 +196,9 @@ def workplace(folder: Path) -> Path:
 
 
 def test_whatever_is_killed_no_row_is_lost(soak, tmp_path: Path) -> None:
-    start = time.monotonic()
-    run = Run("job.yaml", cwd=workplace(tmp_path / "whole"), PROFILER_CACHE=str(tmp_path / "whole"))
-    assert run.wait(SECONDS) == 0, run.out + run.err
-    duration = time.monotonic() - start
-
     def chain(rng: Any) -> Chain:
         place = workplace(tmp_path / str(rng.trial))
-        done = Chain(place, rng, dict.fromkeys((False, True), duration))
+        done = Chain(place, rng)
         try:
             done.until(KILLS_A_CHAIN[soak.is_large])
         except Exception as error:  # The other chains go on.
@@ -208,25 +214,7 @@ def test_whatever_is_killed_no_row_is_lost(soak, tmp_path: Path) -> None:
     problems = [problem for done in chains for problem in done.problems]
     print(*(text for _, text in problems), sep="\n")
     found, kills = Counter(kind for kind, _ in problems), [kill for done in chains for kill in done.kills]
-    faults = {kill.partition("\t")[0] for kill in kills}
-    survived = len(kills) - len(problems)
-    soak.count("kills of a run or a part of it", len(kills), survived, faults, **found)
-
-
-def test_the_process_that_looks_at_the_libraries_may_be_killed(tmp_path: Path) -> None:
-    place = workplace(tmp_path / "place")
-    (place / "wait").touch()  # So that it does not end before there was time to look.
-    run, killed = Run("job.yaml", cwd=place, PROFILER_CACHE=str(tmp_path / "cache")), False
-    while not killed:
-        assert run.code is None, run.err
-        for pid in (pid for pid in run.others() if run.part(pid) == "a worker"):
-            with contextlib.suppress(ProcessLookupError):  # It lives for a moment only.
-                os.kill(pid, signal.SIGKILL)
-                killed = True
-                break
-    (place / "wait").unlink()
-    assert run.wait(SECONDS) == 0, run.err
-    assert "Traceback" not in run.err
+    soak.count("kills of a run or a part of it", len(kills), len(kills) - len(problems), set(kills), **found)
 
 
 # Side by side.

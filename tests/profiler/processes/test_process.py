@@ -214,7 +214,9 @@ def becomes_a_daemon(how, report):
     if how != "return":
         end_by(how)
 
-def ends_the_forkserver(_, report):
+def ends_the_forkserver(environment, report):
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True, env=environment)
+    report(Salvage([other.pid]))
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 '''
@@ -422,7 +424,7 @@ def test_interrupt_leaves_no_child(call: Calls, tmp_path: Path) -> None:
 
 
 PARENT = """
-import json, os, signal, sys
+import json, os, signal, subprocess, sys
 from pathlib import Path
 from profiler.processes import process
 from profiler.processes.process import Call, Child, run_one, start_forkserver
@@ -430,16 +432,22 @@ from profiler.processes.process import Call, Child, run_one, start_forkserver
 folder = Path(sys.argv[1])
 preload = process._CONTEXT.set_forkserver_preload
 process._CONTEXT.set_forkserver_preload = lambda names: preload(["without_libraries"])
+mine = subprocess.Popen(["sleep", "600"], start_new_session=True)
 start_forkserver(folder / "parent-forkserver.log")
+beside = subprocess.Popen(["sleep", "600"])
 
 def call(name, argument=None):
     return Call(f"child_functions:{name}", argument, folder / "parent-child.log", path=(str(folder),))
 
-ended, after = run_one(call("ends_the_forkserver")), run_one(call("returns", "figures"))
+for environment in (None, {}):
+    ended, after = run_one(call("ends_the_forkserver", environment)), run_one(call("returns", "figures"))
+    left = [pid for pid in ended.salvage if Path(f"/proc/{pid}/exe").exists()]
+    print(json.dumps([ended.status, ended.reason, after.value, left, mine.poll(), beside.poll()]))
+mine.kill(), beside.kill()
 child = Child(call("becomes_a_daemon", "hang"))
 while child.progress != "hangs":
     assert child.poll(1) is None
-print(json.dumps([ended.status, ended.reason, after.value, [child.process.pid, *child._salvage]]), flush=True)
+print(json.dumps([child.process.pid, *child._salvage]), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 LIKE_PRELOAD = """
@@ -467,11 +475,33 @@ def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(f
         said.seek(0)
         text = said.read()
     assert done.returncode == -signal.SIGKILL, text
-    status, reason, value, pids = json.loads(text)
-    assert (status, value) == ("crashed", "figures"), reason
-    assert "ended with the forkserver" in reason
+    *killed, pids = map(json.loads, text.splitlines())
+    for status, reason, *others in killed:
+        assert (status, others) == ("crashed", ["figures", [], None, None]), text
+        assert "ended with the forkserver" in reason
     assert len(pids) == 4
     assert all(map(ends, pids))
+
+
+MEASURES = """
+import multiprocessing
+import profiler
+from profiler.errors import ConfigError
+
+other = multiprocessing.get_context("forkserver").Process(target=print)
+other.start()
+other.join()
+try:
+    profiler.measure("resnet18", engines=["eager"], device="cpu")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_process_that_has_a_forkserver_already_is_told(tmp_path: Path) -> None:
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", MEASURES], env=path, cwd=tmp_path, capture_output=True, text=True)
+    assert "has started a forkserver in this process" in done.stdout, done.stderr
 
 
 def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> None:

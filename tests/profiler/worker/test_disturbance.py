@@ -103,7 +103,7 @@ class Recorded(Nvml):
         ([{7}, {7, 8}, {7, 8}], {7: 0.5, 8: 0.5}, [0.5], ["other processes took 50 % of the GPU's time"]),
         ([{7}, {7, 8}, {7, 8}], {7: 0.04, 8: 0.9}, [0.5], []),
         ([set(), {8}, {8, 9}], {8: 0.5, 9: 0.5}, [0.0], ["other processes took 50 % of the GPU's time"]),
-        ([set(), {8}, {8, 9}], {8: 0.9}, [0.0], ["another process began to compute on the GPU"]),
+        ([set(), {8}, {8, 9}], {8: 0.9}, [0.0], []),
         ([set(), {8}, {8}], {8: 1.0}, [0.0], []),
         # A container that sees no process, or no process's share: what the GPU did before us counts.
         ([set()], {}, [0.6], ["others had 60 % of the GPU's time before the case"]),
