@@ -53,7 +53,7 @@ def unless_quiet(judge: Callable[..., Any]) -> Callable[..., Any]:
 
 
 disturbance.disturbed = unless_quiet(disturbance.disturbed)
-sampling.inconsistent, sampling.parts_contradict = map(unless_quiet, (sampling.inconsistent, sampling.parts_contradict))
+sampling.inconsistent = unless_quiet(sampling.inconsistent)
 # Of a compilation's 10 s its headers take 8: they are those that the tests' own processes have compiled, or will use.
 own_headers = Path(torch._inductor.codecache._HEADER_DIR)
 if "QUICK_TEMPORARY" in os.environ and not own_headers.exists():

@@ -35,7 +35,7 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
-from profiler.worker.parity import NOT_FINITE, WRONG, Difference, Pair, Reference
+from profiler.worker.parity import FP16_ENDS, WRONG, Difference, Pair, Reference
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, usual_items
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
@@ -229,7 +229,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
     """
     if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
-        return f"the gradients are not finite{NOT_FINITE['gradients'].get(precision, '')}"
+        return f"the gradients are not finite{FP16_ENDS if precision.endswith('fp16') else ''}"
     least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
     notable = [name for name, norm in norms.items() if norm and (norm >= least or is_input(name))]
     wrong = [
@@ -240,10 +240,9 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     ]
     if wrong:
         worst = max(wrong, key=lambda name: found.tensors[name])
-        zeros = sum(name in found.zeros for name in wrong)
         return (
-            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that matter"
-            f"{f', {zeros} of them zeros' if zeros else ''}; the worst is {worst}: relative L2 error "
+            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that matter, "
+            f"{sum(name in found.zeros for name in wrong)} of them zeros; the worst is {worst}: relative L2 error "
             f"{numbers.error(found.tensors[worst])} to fp64, the reference itself has "
             f"{numbers.error(own.tensors[worst])} at {precision}"
         )

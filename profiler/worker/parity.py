@@ -27,14 +27,7 @@ weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03,
 blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
-NOT_FINITE: Mapping[str, Mapping[str, str]] = {
-    "outputs": {"fp16": "; fp16 ends at 65,504, bf16 does not"},
-    "gradients": {
-        "amp-fp16": ", at any loss scale: training would skip every step",
-        "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
-    },
-}
-"""Likely causes by what is not finite and precision, behind the sentence that says so."""
+FP16_ENDS = "; fp16 ends at 65,504, bf16 does not"
 
 
 @dataclass(frozen=True)
@@ -227,19 +220,16 @@ def _share_apart(ours: Array, truth: Array) -> float:
 
 def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
     """Say what is wrong with places that are not finite, None if both sides are alike, and whether the reference is."""
-    nan, usable = np.count_nonzero(np.isnan(truth)), np.count_nonzero(np.isfinite(truth))
-    if truth.size and (not usable or nan > truth.size / 2):
-        what = f"NaN in {numbers.percent(nan / truth.size)} %" if nan > truth.size / 2 else "not finite in 100 %"
-        return f"nothing can be compared: the reference itself is {what} of {name}", True
+    usable = np.count_nonzero(np.isfinite(truth))
+    if truth.size and (not usable or np.count_nonzero(np.isnan(truth)) > truth.size / 2):
+        share = numbers.percent(1 - usable / truth.size)
+        return f"nothing can be compared: the reference itself is not finite in {share} % of {name}", True
     kinds = unlike(ours, truth)
     if not kinds:
         return None, False
     places = ", ".join(f"{got} where the reference has {wanted} in {count:,}" for (got, wanted), count in kinds.items())
-    sentence = f"the outputs are wrong where they are not finite: {name} has {places} of {truth.size:,} places"
-    if usable >= truth.size / 2:
-        return sentence, False
-    share = numbers.percent(1 - usable / truth.size)
-    return f"{sentence}; the reference itself is not finite in {share} % of them", True
+    text = f"the outputs are wrong where they are not finite: {name} has {places} of {truth.size:,} places"
+    return text, bool(usable < truth.size / 2)
 
 
 def figures(
@@ -278,8 +268,8 @@ def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Fi
     """
     for difference in differences:
         if difference.wrong is not None:
-            hint = f": {seeding}" if difference.doubts_reference else NOT_FINITE["outputs"].get(precision, "")
-            return difference.wrong + hint
+            hint = FP16_ENDS if precision == "fp16" else ""
+            return difference.wrong + (f": {seeding}" if difference.doubts_reference else hint)
     worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
     of = f" of {worst.name}" if worst.name else ""
     what = f"relative L2 error {numbers.error(worst.judged)}{of}"

@@ -263,10 +263,7 @@ def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorS
     why = sentence(error)
     if _OF_VALUES.search(why + message(error)) and any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
         why += f"; {how_seeded()}"
-    if "device" in message(error):
-        why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
-    else:
-        why += f"; given: {described(specs)}"
-        if isinstance(error, TypeError) and isinstance(model, nn.Module):
-            why += f", and forward takes {', '.join(inspect.signature(model.forward).parameters)}"
+    why += f"; given: {described(specs)}"
+    if isinstance(error, TypeError) and isinstance(model, nn.Module):
+        why += f", and forward takes {', '.join(inspect.signature(model.forward).parameters)}"
     return source.error(f"its reference outputs cannot be made: {why}")

@@ -130,7 +130,6 @@ class _Sampling:
         self.result.stop_reason = self._take(
             name, rule, self.expected_ms * self.block, lambda n: self.clock.time_calls(self.session.run, n, self.block)
         )
-        self.result.warnings += parts_contradict(self.result.samples, name)
 
     def other_clocks(self) -> None:
         if self.clock.returns_when_done:
@@ -171,7 +170,6 @@ class _Sampling:
             self.result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
         else:
             self.result.samples |= apart
-            self.result.warnings += parts_contradict(apart, "gpu")
 
     def throughput(self) -> None:
         """Run the back-to-back loop, and warn where clocks contradict each other or the host is the limit."""
@@ -270,17 +268,6 @@ def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[W
     if not _contradict(one_ms, other_ms):
         return []
     return [Warning("inconsistent", f"{milliseconds(one_ms)} a call {one}, {milliseconds(other_ms)} {other}")]
-
-
-def parts_contradict(samples: Samples, whole: str) -> list[Warning]:
-    """Warn that an iteration's parts, all the other samples, come to something else than its whole."""
-    inner = {name: values for name, values in samples.items() if name not in (whole, "enqueue")}
-    parts = {name.removeprefix(f"{whole}_"): median(values) or 0.0 for name, values in inner.items()}
-    whole_ms, sum_ms = median(samples.get(whole, [])), sum(parts.values())
-    if not whole_ms or not sum_ms or not _contradict(whole_ms, sum_ms):
-        return []
-    text = f"{milliseconds(whole_ms)} an iteration, {milliseconds(sum_ms)} by {' + '.join(parts)}"
-    return [Warning("inconsistent", text)]
 
 
 def _contradict(one: float, other: float) -> bool:

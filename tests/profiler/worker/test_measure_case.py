@@ -287,7 +287,7 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     (case(source("Deaf")), "", set(), {}),
     (case(image("Boxes")), "", {"no-parity"}, {}),
     (case(image("Boxes"), engine="ort"), "", {"static-graph", "no-parity"}, {"fixed": True}),
-    (case(source("nan")), "nothing can be compared: .*NaN in 100 %", set(), {}),
+    (case(source("nan")), "nothing can be compared: .*not finite in 100 %", set(), {}),
     (case(source("nan"), pass_="training"), "the loss is not finite", set(), {"checked": False}),
     (trained(image("Logits", masked=True), "sgd", "logits"), "", set(), {}),
     (
@@ -587,7 +587,7 @@ def test_masked_logits_that_the_reference_has_not_fail_the_row(measure: Measure,
 @pytest.mark.parametrize(
     ("how", "place", "says"),
     [
-        ("zeros", 4, "of them zeros"),
+        ("zeros", 4, "[1-9] of them zeros"),
         ("noise", 4, "wrong gradients"),
         ("nan", 4, "finite"),
         ("coarse", 4, None),
@@ -604,7 +604,7 @@ def test_a_row_whose_gradients_are_wrong_is_failed(
     assert measure(spoilt).status == "ok"
     result = measure(spoilt, then=marker.touch)
     assert result.status == ("failed" if says else "ok")
-    assert (says or "") in (result.reason or "")
+    assert re.search(says or "", result.reason or "")
     assert ("inaccurate-gradients" in kinds(result)) == (says is None)
     assert result.samples["host"], "what was measured is kept"
     if not place:

@@ -18,7 +18,6 @@ from profiler.worker.sampling import (
     host_bound,
     inconsistent,
     measure,
-    parts_contradict,
     warm_up,
 )
 
@@ -349,13 +348,3 @@ def test_on_the_cpu_a_median_that_bursts_leave_alone_contradicts_the_throughput(
     assert str(warning) == "inconsistent: 10 ms a call in the median, 28 ms on average"
     (warning,) = World("host", durations=[10.0] * 10 + [30.0] * 500).measure(10, seconds=0.05, min_samples=3).warnings
     assert str(warning) == "inconsistent: 10 ms a call in the median, 30 ms in the back-to-back loop"
-
-
-@pytest.mark.parametrize(("step", "says"), [(2.0, None), (2.9, None), (3.2, "10 ms an iteration, 11.2 ms")])
-def test_parts_that_come_to_something_else_than_the_iteration(step, says):
-    samples = {"event": [10.0] * 5, "forward": [3.0] * 5, "backward": [5.0] * 5, "step": [step] * 5}
-    gated = {"gpu": [10.0] * 5} | {f"gpu_{name}": values for name, values in samples.items() if name != "event"}
-    for warnings in (parts_contradict(samples, "event"), parts_contradict(gated, "gpu")):
-        texts = [str(warning) for warning in warnings]
-        assert texts == ([] if says is None else [f"inconsistent: {says} by forward + backward + step"])
-    assert parts_contradict({"event": [10.0] * 5}, "event") == []
