@@ -34,17 +34,15 @@ from profiler.results.reading import took
 from profiler.results.result import Result
 from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
-from profiler.run.dry_run import earlier_seconds, print_plan
 from profiler.run.model_job import ModelJob, model_job, refuse_model_options, write_job
 from profiler.run.prepare import Stages, cache_limit, check_cache, check_models, with_shapes
 from profiler.run.progress import Display, open_display
 from profiler.run.runner import Runner, is_done
-from profiler.run.summary import print_results
+from profiler.run.summary import earlier_seconds, print_plan, print_results
 from profiler.tables.numbers import counted
 
 _QUICK_SAMPLES, _QUICK_SECONDS = 3, 0.3
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
-"""Called with the run's folder and its results."""
 _CONFLICTS = (
     *(("--quick", "--seconds"), ("--quick", "--min-samples")),
     *((given, "--resume") for given in ("--replicates", "--seconds", "--min-samples", "a job")),
@@ -78,7 +76,10 @@ class Start:
 
 
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
-    """Run the job; returns the exit code. Raises ConfigError. `conclude` ends a run that was not interrupted."""
+    """Run the job; returns the exit code. Raises ConfigError.
+
+    `conclude` is called with the folder and the results of a run that was not interrupted.
+    """
     started = time.monotonic()
     _check_options(options)
     job, only = open_job(options), parse_only(options.only)
@@ -111,10 +112,6 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         return 130
     if conclude is not None and start.config.kind != "layers":
         conclude(run.path, results, console)
-    if isinstance(job, ModelJob):
-        file = options.write_yaml
-        again = f"The same again: {PROGRAM} {shlex.quote(str(file))}" if file else "The job as a file"
-        start.say(f"{again} (the run's own is {run.path / 'bench.yaml'})", "dim")
     statuses = set(results["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
@@ -310,10 +307,10 @@ def _write_results(runner: Runner, console: Console, report: bool) -> pl.DataFra
     def print_study() -> None:
         if study is None or results.is_empty():
             return
-        if present(console, study, results, [flat_environment(environment)], run.tables):
-            console.print(Text(f"As a page: {run.tables / 'published.md'}", style="dim"), soft_wrap=True)
-        else:
-            console.print(Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow"), soft_wrap=True)
+        told = Text(f"As a page: {run.tables / 'published.md'}", style="dim")
+        if not present(console, study, results, [flat_environment(environment)], run.tables):
+            told = Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow")
+        console.print(told, soft_wrap=True)
 
     print_results(console, results, merged, print_study, tries)
     if runner.measured_s:
@@ -338,9 +335,8 @@ def _report(console: Console, run: RunFolder, merged: pl.DataFrame) -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())
-        retry = f"{PROGRAM} report {shlex.quote(str(run.path))} --output FILE"
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        message = f"\nReport failed: {why} (see logs/report.log); retry with: {retry}"
+        message = f"\nReport failed: {why} (see logs/report.log); retry with: {PROGRAM} report {run.path}"
         console.print(Text(message, style="yellow"), soft_wrap=True)
 
 

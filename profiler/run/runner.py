@@ -1,38 +1,46 @@
-"""Measure the planned cases into a run's journal, one forked process a case, one at a time."""
+"""Measure the planned cases into a run's journal, one forked process a case, one at a time.
+
+The largest batch that fits is searched by doubling, then by halving the gap. The next batch follows from the tries
+alone, so a resumed search goes on where it was interrupted.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
+from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
-from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, Child, run_one
+from profiler.processes.messages import Outcome, Status
+from profiler.processes.process import Call, run_one
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import excess
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import REMEASURED, is_due, retaken
-from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
-from profiler.tables.numbers import counted, grouped, listed
+from profiler.tables.numbers import count, counted, grouped, listed, percent
 from profiler.worker.roofline import Measured, precisions_needed
 from profiler.worker.task import Task
 
 _RETAKEN = ("ok", "oom", "timeout")
 """Statuses that another take may mend."""
 _ROOFS_SECONDS = 60.0
+_SHARE = 0.8
+"""Share of the available main memory that a try may take: a machine that swaps is of no use to its user."""
+_CURED_BY_SIZE = ("oom", "failed", "crashed")
+"""How a try ends that a smaller batch may mend."""
 
 
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
@@ -61,6 +69,62 @@ def _is_disturbed(result: Result) -> bool:
 def _disturbance(result: Result) -> float:
     share = result.figures.get("disturbance")
     return math.inf if share is None else share
+
+
+def short(budget: Budget) -> Budget:
+    """Cut the budget to what shows whether a batch fits."""
+    return replace(budget, seconds=min(budget.seconds, 0.3), min_samples=3, max_samples=3)
+
+
+@dataclass
+class Search:
+    """The search for the configuration of `case`; its `measured` batches ran as cases."""
+
+    case: Case
+    limits: LargestBatch
+    measured: Mapping[int, Status]
+    tried: dict[int, tuple[Status, float | None]] = field(default_factory=dict)
+    """By batch the status and the peak of memory in MiB."""
+
+    def add(self, batch: int, status: Status, memory_mib: float | None) -> None:
+        """Take a try into account."""
+        self.tried[batch] = status, memory_mib
+
+    def next_batch(self) -> int | None:
+        """Return the next batch to try; None once the largest is known, or if nothing but other failures ran."""
+        fitting = [batch for batch, status in self.measured.items() if status == "ok"]
+        if not fitting and "oom" not in self.measured.values():
+            return None
+        tried = {batch: status for batch, (status, _) in self.tried.items()}
+        return next_batch(tried, self.limits.limit, self.limits.resolution, max(fitting, default=1))
+
+    def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float | None) -> Result | None:
+        """Refuse a batch that the main memory is too small to try; None if it may run."""
+        needed = sum(math.prod(spec.at(batch)) * numpy_dtype(spec.dtype).itemsize for spec in specs) / 2**20
+        known = sorted((size, mib) for size, (status, mib) in self.tried.items() if status == "ok" and mib)
+        if self.case.device == "cpu" and len(known) > 1:
+            (small, less), (large, more) = known[-2:]
+            needed = max(needed, more + (more - less) / (large - small) * (batch - large))
+        if available_mib is None or needed <= _SHARE * available_mib:
+            return None
+        most = f"{percent(_SHARE)} % of the {count(available_mib)} MiB of main memory that are available"
+        reason = f"not tried: it would take about {count(needed)} MiB, more than {most}"
+        return Result(replace(self.case, batch_size=batch).id, "oom", [reason])
+
+
+def next_batch(tried: Mapping[int, Status], limit: int, resolution: float, start: int = 1) -> int | None:
+    """Return the next batch: twice the largest that fitted, or the middle between that and the first that did not.
+
+    None once those are at most max(1, `resolution` of the batch) apart, at `limit`, and after a failure of another kind
+    than memory, such as a timeout.
+    """
+    good = max((batch for batch, status in tried.items() if status == "ok"), default=0)
+    bad = min((batch for batch, status in tried.items() if status != "ok" and batch > good), default=None)
+    if bad is None:
+        return None if good >= limit else min(limit, 2 * good or start)
+    if tried[bad] not in _CURED_BY_SIZE or bad - good <= max(1, int(resolution * good)):
+        return None
+    return (good + bad) // 2
 
 
 @dataclass
@@ -284,12 +348,8 @@ class _Supervisor:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
 
-        def look(child: Child) -> None:
-            tick(child.doing)
-
-        outcome = run_one(
-            Call(f"profiler.worker.{function}", task, log, *limits, visible, self.runner.config.path), look
-        )
+        call = Call(f"profiler.worker.{function}", task, log, *limits, visible, self.runner.config.path)
+        outcome = run_one(call, lambda child: tick(child.doing))
         if log.exists() and not log.stat().st_size:
             log.unlink()
         return outcome

@@ -132,7 +132,7 @@ class DeviceLock:
 
 
 def lock_folder() -> Path:
-    """Return the folder where every user's runs find each other's locks."""
+    """Return the folder where all users' runs find each other's locks."""
     return Path(tempfile.gettempdir())
 
 

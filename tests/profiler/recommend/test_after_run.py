@@ -37,7 +37,7 @@ def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest
     ]
     named = re.findall(r"Deploy ort fp32, batch (\d): ", done.stdout)
     assert len(named) == 2 and named[0] == "1", done.stdout
-    assert "The same again: python -m profiler job.yaml" in done.stdout
+    assert "python -m profiler job.yaml measures the same" in done.stdout
     # What it says to go on with is what it was of.
     commands = re.findall(r"Export: python -m profiler (recommend .*) --export deploy/", done.stdout)
     batches = []

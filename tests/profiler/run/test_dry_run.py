@@ -13,7 +13,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
-from profiler.run.dry_run import earlier_seconds, print_plan
+from profiler.run.summary import earlier_seconds, print_plan
 
 CASE = Case("a-model-with-a-longer-name", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
 MACHINE = {"device": "cpu", "gpu": None, "cpu": "EPYC", "cpu_cores": 2, "sampling_seconds": 3.0}
