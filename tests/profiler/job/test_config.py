@@ -38,48 +38,33 @@ MISTAKES: list[tuple[str, int, str]] = [
     # Keys, numbers and lists: the text, the line, and words of the message.
     (more("precision: [fp32]"), 3, "'precision' mean 'precisions'?"),
     (more("zzz: 1"), 3, "'zzz' models batch_sizes cpu cuda"),
-    (more("3: 1"), 3, "3"),
     (more("budget:\n  second: 3"), 4, "budget: 'second' mean 'seconds'?"),
     (more("budget: 3"), 3, "budget: seconds got 3"),
     (more("budget: {seconds: -1}"), 3, "budget.seconds: greater got -1"),
-    (more("budget: {seconds: long}"), 3, "budget.seconds: number 'long'"),
     (more("budget: {build_timeout: 1e999}"), 3, "budget.build_timeout: less"),
-    (more("budget: {repeats: -0.5}"), 3, "budget.repeats: greater"),
     (more("budget: {min_samples: 1}"), 3, "budget.min_samples: 3, got 1"),
     (more("batch_sizes: [1, -4]"), 3, "batch_sizes[1]: greater got -4"),
     (more("batch_sizes: [9223372036854775808]"), 3, "batch_sizes[0]: must"),
-    (more("batch_sizes: [one]"), 3, "batch_sizes[0]: number 'one'"),
     (more("batch_sizes: 16"), 3, "batch_sizes: list got 16"),
     (more("batch_sizes: []"), 3, "batch_sizes: at least one entry"),
-    (more("batch_sizes:\n  - 1\n  - no"), 5, "batch_sizes[1]: number 'no'"),
     (more("replicates: 0"), 3, "replicates: greater 0"),
-    (more("replicates: 2020-13-45"), 3, "replicates: number"),
     (more("energy: yes"), 3, "energy: true false 'yes'"),
-    (more("passes: [train]"), 3, "passes[0]: 'train' mean 'training'?"),
     (more("precisions: [fp23]"), 3, "precisions[0]: 'fp23' mean 'fp32'?"),
     (more("precisions: [native]"), 3, "precisions[0]: 'native' valid"),
     (more("device: gpu"), 3, "device: 'gpu' cuda"),
     (more("published: cnn"), 3, "published: 'cnn'"),
-    (more("kind: layer"), 3, "kind: 'layer' mean 'layers'?"),
     (more("training: {optimizers: [adam]}"), 3, "training.optimizers[0]: 'adam' adamw"),
     (more("training:\n  head: logits\n  input_gradient: [alexnet, resnet]"), 5, "input_gradient[1]: 'resnet' mean"),
-    (more("training: {input_gradient: 3}"), 3, "input_gradient true"),
     (more("largest_batch:\n  limit: 8\n  models: [resnet18]"), 5, "largest_batch.models[0]: alexnet"),
-    (more("machine: {usd_per_hour: .inf}"), 3, "usd_per_hour: less"),
     (more("shapes: {batch: [1, 2]}"), 3, "shapes.batch: batch_sizes"),
     (more("exclude:\n  - {engine: ort}\n  - {model: alexnt}"), 5, "exclude[1].model: mean 'alexnet'?"),
     (more("exclude: [{modl: alexnet}]"), 3, "exclude[0]: 'modl' mean 'model'?"),
     (more("exclude: [{}]"), 3, "exclude[0]: conditions"),
-    (more("exclude: [{batch_size: many}]"), 3, "exclude[0]: batch_size number 'many'"),
     # Engines.
     (engines("ort", "eagr"), 4, "engines[1].name: 'eagr' mean 'eager'?"),
-    (engines("zzzz"), 3, "'zzzz' eager compiled ort-tuned"),
-    (engines("3"), 3, "engines[0]: name got 3"),
     (engines("{name: eager, label: nhwc, chanels_last: true}"), 3, "'chanels_last' mean 'channels_last'?"),
     (engines("name: ort\n    label: two\n    thread: 2"), 5, "'thread' mean 'threads'?"),
     (engines("{name: ort, label: x, threads: many}"), 3, "threads: number 'many'"),
-    (engines("{name: ort, label: x, optimize: 'yes'}"), 3, "optimize: 'yes'"),
-    (engines("{name: compiled, label: x, mode: fast}"), 3, "mode: reduce-overhead 'fast'"),
     (engines("{name: trt, label: x, batch_range: '8:1'}"), 3, "'8:1' min:opt:max"),
     (engines("{name: ort, threads: 1}"), 3, "engines[0] label: ort-"),
     (engines("{name: ort, label: a/b}"), 3, "engines[0].label: 'a/b' '/'"),
@@ -89,11 +74,9 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("engines: [eager]\n", 1, "models: at least one entry"),
     ("engines: [eager]\nmodels: resnet50\n", 2, "models: list 'resnet50'"),
     (models("resnet5"), 3, "models[0]: 'resnet5' mean 'resnet50'? factory"),
-    (models("vgg16", "zzzz"), 4, "models[1]: 'zzzz' alexnet googlenet"),
     (models("{name: x, factroy: 'a:b'}"), 3, "models[0]: 'factroy' mean 'factory'?"),
     (models("{name: a/b, onnx: there.onnx}"), 3, "models[0].name: 'a/b' '/'"),
     (models("{name: x, onnx: no.onnx}"), 3, "models[0].onnx: no.onnx relative"),
-    (models("{name: x, onnx: 3}"), 3, "models[0].onnx: path got 3"),
     (models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]: leave out"),
     (models("{name: x, onnx: there.onnx, variants: {int4: there.onnx}}"), 3, "'int4' int8"),
     (models("{name: alexnet, weights: no.pt}"), 3, "models[0].weights: no.pt relative"),
@@ -104,7 +87,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     (models("{name: x, factory: mymodel, input: [3]}"), 3, "models[0].factory: 'mymodel' package.module:function"),
     (models("{name: x, factory: 'a/b.py:c', input: [3]}"), 3, "models[0].factory: without .py"),
     (factory("network: vgg16, input: [3]"), 3, "only one"),
-    (factory("input: 3"), 3, "models[0].input: list got 3"),
     (factory("input: [3], inputs: [{shape: [batch]}]"), 3, "give one of them"),
     (factory("inputs: {ids: {shape: [batch, 4], dtype: int64}}"), 3, "models[0].inputs ids range"),
     (factory("inputs: {ids: {shape: [batch, 4], typ: int64}}"), 3, "'typ' dtype"),
@@ -113,20 +95,15 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("kind: layers\nengines: [eager]\nlayers: [L9]\n", 3, "layers[0].name: 'L9' L"),
     ("kind: layers\nengines: [eager]\nlayers: [L1]\nmodels: [alexnet]\n", 4, "models: leave this out"),
     # What is no YAML, or no job.
-    (more("models: [vgg16]"), 3, 'YAML duplicate "models"'),
     (more("budget:\n  seconds: 1\n  seconds: 2"), 5, 'YAML duplicate "seconds"'),
     (more("passes: [inference\nprecisions: [fp32]"), 4, "YAML"),
-    (more("budget:\n\tseconds: 3"), 4, "YAML"),
     (more("suite: *nowhere"), 3, "YAML nowhere"),
     (more("batch_sizes: &a [*a]"), 3, "batch_sizes[0]:"),
     ("", 1, "keys models engines"),
-    ("- alexnet\n- eager\n", 1, "keys models engines"),
     # Blocks of a device.
     (more("cpu: 3"), 3, "cpu: keys"),
-    (more("cpu:\n  zzz: 3"), 4, "'zzz' models"),
     (more("cpu:\n  replicates: 1\n  engines: [eagr]"), 5, "engines[0] mean 'eager'?"),
     (more("budget: {seconds: 2}\ncpu:\n  budget: {second: 3}"), 5, "'second' 'seconds'"),
-    (more("budget: {second: 2}\ncpu:\n  budget: {seconds: 3}"), 3, "'second'"),
     (more("cpu:\n  cuda: {replicates: 3}"), 4, "'cuda'"),
 ]
 
@@ -193,13 +170,7 @@ def test_tensorrt_is_found_by_its_name(written: str) -> None:
         config_of({"models": ["resnet18"], "engines": [written]})
 
 
-def test_defaults_are_the_designs_and_the_default_job_is_valid_on_both_devices(write: Write) -> None:
-    config = load_config(write(HEAD))
-    assert (config.passes, config.precisions, config.batch_sizes) == (["inference"], ["fp32"], [1])
-    assert (config.device, config.replicates, config.energy) == ("auto", 1, False)
-    budget = config.budget
-    assert (budget.seconds, budget.min_samples, budget.max_samples) == (3, 3, 5000)
-    assert (budget.timeout, budget.build_timeout, budget.repeats) == (300, 900, 0.5)
+def test_the_default_job_is_valid_on_both_devices() -> None:
     default = Path(__file__).parents[3] / "bench.yaml"
     assert load_config(default, "cpu").precisions == ["fp32"]
     assert load_config(default, "cuda").precisions == ["fp32", "tf32", "fp16"]

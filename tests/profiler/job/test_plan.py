@@ -267,8 +267,6 @@ def test_graphs_that_are_given_run_at_their_own_precisions(planned: Planned) -> 
     ("device", "engine", "options"),
     [
         ("cpu", "eager-tuned", {"channels_last": True}),
-        ("cuda", "eager-tuned", {"channels_last": True, "cuda_graph": True}),
-        ("cuda", "ort-tuned", {"prefer_nhwc": True, "cuda_graph": True, "conv_search": "EXHAUSTIVE"}),
         (
             "cuda",
             "{name: ort-tuned, label: heuristic, conv_search: HEURISTIC}",
