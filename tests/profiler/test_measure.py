@@ -22,7 +22,7 @@ import profiler
 import profiler.run.measure as run_measure
 from profiler.job.case import Budget
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.run.model_job import Example, declared, examples
+from profiler.run.model_job import declared, examples
 from profiler.run.progress import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,20 +155,6 @@ def test_an_interrupt_goes_on_and_leaves_what_was_measured(
     folder = re.findall(r"load\('(.*)'\)", str(caught.value))[0]
     assert Path(folder).is_relative_to(temporary)
     assert profiler.load(folder)[0].collect()["variant"].to_list() == ["eager"]
-
-
-@pytest.mark.usefixtures("forkserver")
-def test_an_interrupt_before_anything_was_measured_leaves_nothing(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_measure, "run_job", lambda *_, report: True)
-    with pytest.raises(KeyboardInterrupt, match="nothing was measured"):
-        profiler.measure("resnet18")
-    assert list(temporary.iterdir()) == []
-
-
-def test_the_sizes_of_a_shape_may_be_numpys() -> None:
-    assert examples((np.int64(3), 8)) == {0: Example((3, 8))}
 
 
 def test_examples_become_inputs_by_name_or_place_and_integers_are_kept(tmp_path: Path) -> None:
