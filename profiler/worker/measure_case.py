@@ -181,16 +181,12 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float, res
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     if task.energy and bench.nvml.energy_mj() is not None:
         bench.phases.enter(Phase.ENERGY)
-        _add_energy(task, session, bench, expected_ms, result)
-
-
-def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
-    if _left(task, bench) <= ENERGY_SECONDS + 2 * expected_ms / 1000:
-        reason = f"budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s"
-        result.warnings.append(Warning("no-energy", reason))
-        return
-    energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
-    result.figures["energy_mj_per_item"] = energy_mj / task.case.batch_size
+        if _left(task, bench) <= ENERGY_SECONDS + 2 * expected_ms / 1000:
+            reason = f"budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s"
+            result.warnings.append(Warning("no-energy", reason))
+            return
+        energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
+        result.figures["energy_mj_per_item"] = energy_mj / case.batch_size
 
 
 def _least_work(task: Task, copied_bytes: int) -> Figures:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from engines.base import Mark, Warning, ignore
+from engines.base import Session, Warning, ignore
 from profiler import processor
 from profiler.job.case import Budget
 from profiler.results.result import set_by_host
@@ -36,12 +35,6 @@ _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """Shares of a CUDA case's sampling seconds; on the CPU there is one clock, which has them all."""
 
 
-class Runnable(Protocol):
-    """Callables of a session that are timed."""
-
-    def run(self, mark: Mark) -> None: ...
-
-
 @dataclass
 class Measurement:
     """Samples, calls per second, and what the processors did during the headline clock and during the others."""
@@ -53,7 +46,7 @@ class Measurement:
     loads: list[processor.Load] = field(default_factory=list)
 
 
-def first_run(session: Runnable, clock: Clock) -> float:
+def first_run(session: Session, clock: Clock) -> float:
     """Return the seconds of the very first call, to finished work, with lazy loading, algorithm search and capture."""
     start = time.perf_counter()
     session.run(clock.mark)
@@ -61,7 +54,7 @@ def first_run(session: Runnable, clock: Clock) -> float:
     return time.perf_counter() - start
 
 
-def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> tuple[float, bool]:
+def warm_up(session: Session, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> tuple[float, bool]:
     """Run until two consecutive windows agree within 2 %; returns milliseconds per call, and whether they did.
 
     It takes at least 10 calls and 200 ms, or one call that is slower than that, and at most half the budget's seconds:
@@ -83,7 +76,7 @@ def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.per
 
 
 def measure(
-    session: Runnable,
+    session: Session,
     clock: Clock,
     budget: Budget,
     expected_ms: float,
@@ -111,7 +104,7 @@ def measure(
 class _Sampling:
     """The sampling of a session clock by clock, into `result`; short calls in blocks of `block`."""
 
-    session: Runnable
+    session: Session
     clock: Clock
     budget: Budget
     expected_ms: float
@@ -136,7 +129,8 @@ class _Sampling:
             self.throughput_of_samples()
             return
         if self.clock.headline == "event":
-            self.synchronized()
+            rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
+            self._take("host", rule, self.expected_ms, lambda n: self.clock.time_synchronized(self.session.run, n))
             self.gated()
         self.throughput()
 
@@ -150,11 +144,6 @@ class _Sampling:
             self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
             how = _IN_THE_LOOP
         self.result.warnings += inconsistent(call_ms, "in the median", 1000 / self.result.throughput, how)
-
-    def synchronized(self) -> None:
-        """Host and enqueue time."""
-        rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
-        self._take("host", rule, self.expected_ms, lambda n: self.clock.time_synchronized(self.session.run, n))
 
     def gated(self) -> None:
         enqueue_ms = median(self.result.samples["enqueue"]) or 1.0
@@ -210,7 +199,7 @@ class _Sampling:
 
 
 def energy_per_call(
-    session: Runnable, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = time.perf_counter
+    session: Session, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = time.perf_counter
 ) -> float:
     """Measure a call's millijoules, all of the device's counted, in a back-to-back loop of at least 5 s."""
     # Half a second of calls between looks at the time: the device is never without work for longer than a synchronize.
@@ -274,7 +263,7 @@ def _contradict(one: float, other: float) -> bool:
     return max(one / other, other / one) > CONTRADICTION
 
 
-def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:
+def _window(session: Session, clock: Clock, calls: int, now: Now) -> float:
     """Return the milliseconds per call of one window of calls."""
     clock.synchronize()
     start = now()
