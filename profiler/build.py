@@ -19,13 +19,7 @@ from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
 from engines.options import PRECISIONS, TrtOptions, parse_batches
 from engines.requirements import explain, missing
-from engines.trt_build import (
-    BuildRequest,
-    Built,
-    batch_shapes,
-    build_engine,
-    built_for,
-)
+from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for
 from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, graph_specs
@@ -41,9 +35,7 @@ from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import Display, open_display
-from profiler.tables.numbers import decimals, each
-from profiler.tables.table import figure, name, of_rows
-from profiler.tables.writers import print_table
+from profiler.tables.numbers import decimals
 
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
 
@@ -73,7 +65,7 @@ class BuildTask:
 
 
 def execute(options: Options, console: Console) -> int:
-    """Build the engines and print a table; returns 0, or 1 if an engine could not be built. Raises ConfigError."""
+    """Build the engines and print where they are; returns 1 if one could not be built, else 0. Raises ConfigError."""
     engine = find_engine(options.engine)
     gpu = find_gpu(engine, options.target)
     tasks = make_tasks(engine, options)
@@ -83,11 +75,24 @@ def execute(options: Options, console: Console) -> int:
         raise ConfigError("--target is missing: there is no GPU here to build for; give one such as sm89, or all")
     with libraries(), open_display(console) as display:
         outcomes = _build_all(tasks, gpu, options.timeout, logs, display)
-    _print(console, f"Engines of {engine.name} for {options.target or (gpu.name if gpu else '')}", tasks, outcomes)
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        for text, style in _remarks(task, outcome):
+            console.print(Text(f"{task.name}: {text}", style=style), soft_wrap=True)
     if any(outcome.status != "ok" for outcome in outcomes):
         console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
         return 1
     return 0
+
+
+def _remarks(task: BuildTask, outcome: Outcome) -> list[tuple[str, str]]:
+    """Return what came of a task, each text with its style."""
+    if outcome.status != "ok":
+        return [(f"{outcome.status}: {outcome.reason}", "red")]
+    made, size = outcome.value, decimals(outcome.value.path.stat().st_size / 2**20, 1)
+    how = "from the cache" if made.cached else "built"
+    told = [(f"{how}, {decimals(made.seconds, 1)} s, {size} MiB: {made.path}", "")]
+    seeded = task.case.precision == "int8" and task.case.source.calibration is None
+    return told + [(str(text), "yellow") for text in (*made.warnings, *[_SEEDED][: int(seeded)])]
 
 
 def find_engine(word: str, option: str = "--engine") -> Engine:
@@ -208,28 +213,3 @@ def _build_all(
 
         outcomes.append(build(ready, gpu, log, limit, tick))
     return outcomes
-
-
-def _print(console: Console, title: str, tasks: Sequence[BuildTask], outcomes: Sequence[Outcome]) -> None:
-    fields = [
-        *(name(heading, heading) for heading in ("Model", "Precision", "Batch")),
-        name("", "status"),
-        figure("Seconds", "seconds", each(lambda seconds: decimals(seconds, 1))),
-        figure("Size", "size", each(lambda mib: decimals(mib, 1)), unit="MiB"),
-        name("Engine", "path"),
-    ]
-    rows, remarks = [], []
-    for task, outcome in zip(tasks, outcomes, strict=True):
-        cells: list[object] = [outcome.status, None, None, ""]
-        if outcome.status == "ok":
-            made, seeded = outcome.value, task.case.precision == "int8" and task.case.source.calibration is None
-            how, size = "from the cache" if made.cached else "built", made.path.stat().st_size / 2**20
-            cells = [how, made.seconds, size, str(made.path)]
-            remarks += [(task, "yellow", str(words)) for words in (*made.warnings, *[_SEEDED][: int(seeded)])]
-        else:
-            remarks.append((task, "red", f"{outcome.status}: {outcome.reason}"))
-        rows.append([task.case.model, task.case.precision, task.batches, *cells])
-    # As wide as it needs to be, so that a path can be copied with its row.
-    print_table(console, of_rows(title, fields, rows), width=10_000)
-    for task, style, words in remarks:
-        console.print(Text(f"{task.name}: {words}", style=style), soft_wrap=True)

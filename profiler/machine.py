@@ -170,7 +170,7 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
 
 
 def _left(folder: Path) -> float | None:
-    """Return MiB that a control group may still take; None where it has no limit."""
+    """Return the MiB that a control group may still take; None without a limit."""
     with contextlib.suppress(OSError, ValueError):
         most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

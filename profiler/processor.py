@@ -21,7 +21,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Load:
-    """Tell what happened between two readings on the processors that this process may run on; None is not known."""
+    """Hold what happened between two readings on the processors that this process may run on; None is not known."""
 
     seconds: float
     processors: int = 0
@@ -98,7 +98,6 @@ def _allowed(proc: Path) -> set[int]:
 
 
 def _own_seconds() -> float:
-    """Return processor seconds of this process and its children that have ended."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -123,8 +122,7 @@ def _descendants(proc: Path, pid: int | str) -> list[int]:
 
 
 def _cpu_seconds(process: Path) -> float:
-    fields = _text(process / "stat").rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) * TICK_S
+    return sum(map(int, _text(process / "stat").rpartition(")")[2].split()[11:15])) * TICK_S
 
 
 def _waited(proc: Path) -> dict[int, float]:
@@ -137,15 +135,13 @@ def _waited(proc: Path) -> dict[int, float]:
 
 
 def _numbered(folder: Path) -> list[int]:
-    try:
+    with contextlib.suppress(OSError):
         return sorted(int(each.name) for each in folder.iterdir() if each.name.isdigit())
-    except OSError:
-        return []
+    return []
 
 
 def _text(path: Path) -> str:
     """Read a file; empty where there is none, or the process that it is about has just ended."""
-    try:
+    with contextlib.suppress(OSError):
         return path.read_text()
-    except OSError:
-        return ""
+    return ""

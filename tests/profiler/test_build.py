@@ -69,10 +69,12 @@ def build(workplace: Path, profiler: Build) -> Build:
     return run
 
 
-def rows(done: CompletedProcess[str]) -> list[list[str]]:
-    """The table's lines, split where there are at least two spaces."""
-    lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
-    return [line for line in lines if len(line) > 3 and line[0] not in ("Model", "")]
+LINE = re.compile(r"(\S+) (\S+) batch (\S+): (built|from the cache|failed)(?:, (\S+) s, (\S+) MiB: (\S+))?")
+
+
+def rows(done: CompletedProcess[str]) -> list[tuple[str, ...]]:
+    """Model, precision, batch, what came of it, seconds, MiB and path of each engine."""
+    return [found.groups(default="") for found in map(LINE.match, done.stdout.splitlines()) if found]
 
 
 GOOD = ("--model", "good.onnx", "--batch", "4,1:8:32", "--target", "sm89")
@@ -84,8 +86,7 @@ def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, 
     second = build(*GOOD)
     for done, source in ((first, "built"), (second, "from the cache")):
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-        assert "Engines of trt-rtx for sm89" in done.stdout
-        assert [row[:4] for row in rows(done)] == [["good", "fp32", "4", "built"], ["good", "fp32", "1:8:32", source]]
+        assert [row[:4] for row in rows(done)] == [("good", "fp32", "4", "built"), ("good", "fp32", "1:8:32", source)]
     assert "good fp32 batch 4: engine-cache: a damaged or foreign file was built again" in second.stdout
     assert rows(first)[1][4:] == rows(second)[1][4:], "the figures are the build's"
     for row in rows(second):
@@ -99,7 +100,7 @@ def test_engines_are_taken_from_the_cache_unless_they_are_damaged(build: Build, 
 def test_canonical_network(build: Build) -> None:
     done = build("--model", "resnet18", "--precision", "fp16", "--batch", "2", "--target", "sm89")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [row[:4] for row in rows(done)] == [["resnet18", "fp16", "2", "built"]]
+    assert [row[:4] for row in rows(done)] == [("resnet18", "fp16", "2", "built")]
     assert not list(Path(rows(done)[0][6]).parents[1].glob("reference/*")), "a build needs no reference outputs"
 
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     done = build("--model", "strange.onnx", "--model", "good.onnx", "--batch", "4", "--target", "sm89")
     assert done.returncode == 1
     failed, good = rows(done)
-    assert failed == ["strange", "fp32", "4", "failed"]
+    assert failed[:4] == ("strange", "fp32", "4", "failed")
     assert Path(good[6]).is_file()
     assert "node 0 'culprit0' (Wobble): " in done.stdout
     assert "Plugin not found" in done.stdout
@@ -251,6 +252,6 @@ def test_a_file_is_built_in_half_precision_and_quantized(build: Build) -> None:
     arguments = (*GOOD[:2], "--precision", "fp16", "--precision", "int8", "--batch", "4", *GOOD[4:])
     done = build(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [row[:4] for row in rows(done)] == [["good", "fp16", "4", "built"], ["good", "int8", "4", "built"]]
+    assert [row[:4] for row in rows(done)] == [("good", "fp16", "4", "built"), ("good", "int8", "4", "built")]
     assert "good int8 batch 4: calibration: seeded data" in done.stdout
     assert {row[3] for row in rows(build(*arguments))} == {"from the cache"}

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from profiler import cli
 from profiler.compare import command
 from profiler.errors import ConfigError
-from profiler.options import COMMANDS, Compare
+from profiler.options import Compare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,13 +53,6 @@ def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
         ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'recommend'"
     ):
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
-
-
-def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
-    text = " ".join(CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "300"}).output.split())
-    for name, (options, _) in COMMANDS.items():
-        first, *_ = (options.__doc__ or "").splitlines()
-        assert f"│ {name} {first}" in text
 
 
 class Dropping:

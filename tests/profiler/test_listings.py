@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import time
 
 import pytest
-from rich.console import Console
 from runs import on_console
 
 from engines.catalog import ENGINES, Requirement
 from exporters.cache import Cache
 from profiler import listings, nvml
-from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 from profiler.tables.writers import print_table
 
@@ -103,10 +100,3 @@ def test_the_cache_is_listed_and_cleared(command, tmp_path):
     assert [*root.glob("*/key.txt")] == []
     assert command("cache", "empty", cwd=tmp_path).stderr == "cache: unknown 'empty'; valid: list, clear\n"
     assert command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="much").returncode == 2
-
-
-@pytest.mark.parametrize("root", [__file__, "/proc/none/cache"])
-def test_a_cache_that_cannot_be_is_a_sentence(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROFILER_CACHE", root)
-    with pytest.raises(ConfigError, match=f"the cache cannot keep {root} .*PROFILER_CACHE$"):
-        listings.cache(listings.Cache(), Console(file=io.StringIO()))
