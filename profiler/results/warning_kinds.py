@@ -47,7 +47,7 @@ _KINDS = (
     WarningKind("inaccurate", "i", "the error is larger than usual for the precision (docs/method.md)"),
     WarningKind("no-parity", "P", "outputs whose shape depends on the data or the batch were not compared"),
     WarningKind("kept-float", "K", "some operators of the .onnx file stay float32"),
-    WarningKind("static-graph", "S", "the model could be exported for one batch size or shape only"),
+    WarningKind("static-graph", "S", "the model could be exported for one batch size and shape only"),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its error says nothing"),
     WarningKind("unproven", "?", "the types of convolutions and products could not be seen"),
     WarningKind("mixed-precision", "8", "some convolutions and products were computed in a wider type"),
