@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import pickle
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -38,12 +37,6 @@ _SHIFT = 0.5
 """The mean of a library's batch norms' biases, in standard deviations of what they shift."""
 
 
-def acts_as_in_training(model: nn.Module) -> bool:
-    """Tell whether modules of it are in training mode, and their forward pass asks for that, as dropout's does."""
-    codes = (getattr(inspect.unwrap(m.forward), "__code__", None) for m in model.modules() if m.training)
-    return any(code is None or "training" in code.co_names for code in codes)  # None: compiled, and so not known.
-
-
 def build(source: ModelSource) -> nn.Module:
     """Make a network without its weights. Raises ModelError."""
     with torch.random.fork_rng(devices=[]):
@@ -57,7 +50,7 @@ def load(source: ModelSource) -> nn.Module:
     model = build(source) if source.factory else empty(source).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(SEED)
     if source.weights is not None:
-        fill(model, source)
+        assign(model, read_weights(source.weights, source.key, source.prefix), source.weights)
     elif source.factory is None:
         initialize(model, generator)
         if network := network_of(source):
@@ -103,10 +96,10 @@ def empty(source: ModelSource) -> nn.Module:
         return structure(source).eval()
 
 
-def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Collection[str] = ()) -> dict[str, Tensor]:
+def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[str, Tensor]:
     """Read a state dict from a .safetensors or a .pt file: its content under `key`, without its keys' `prefix`.
 
-    `own` are the model's keys, which show a prefix that is lacking. Raises ModelError.
+    Raises ModelError.
     """
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
@@ -117,10 +110,16 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
             f"weights {path}: not a readable state dict ({_why_unreadable(error)}); save one by "
             "torch.save(model.state_dict(), path) or safetensors.torch.save_file"
         ) from error
-    state = _state_dict(content, key, path, () if prefix else own)
-    if strays := [name for name in state if not name.startswith(prefix)]:
-        what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
-        raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
+    parts = content if isinstance(content, Mapping) else {}
+    if key is not None and key not in parts:
+        raise ModelError(
+            f"weights {path}: it has no key {key!r}; it has {', '.join(map(str, parts))[:_FAULT_CHARACTERS]}"
+        )
+    state = content if key is None else parts[key]
+    if not _is_state_dict(state):
+        names = [str(name) for name, part in parts.items() if part and _is_state_dict(part)]
+        hint = f"add `key: {names[0]}` next to weights" if names else "save one by torch.save(model.state_dict(), path)"
+        raise ModelError(f"weights {path}: no state dict of tensors; {hint}")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
@@ -143,44 +142,16 @@ def _opened(path: Path) -> Any:
     return torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
 
 
-def _state_dict(content: object, key: str | None, path: Path, own: Collection[str]) -> Mapping[str, Tensor]:
-    """Return the content, or what it has under `key`. Raises ModelError, which names the key and prefix to give."""
-    parts = content if isinstance(content, Mapping) else {}
-    names = [str(name) for name, part in parts.items() if _is_state_dict(part) and part]
-    if key is not None:
-        if key not in parts:
-            mend = f"give one of {', '.join(names)}" if names else "leave out key"
-            raise ModelError(f"weights {path}: it has no key {key!r}; {mend}")
-        content, names = parts[key], []
-    if _is_state_dict(content):
-        return content
-    hint = "save one by torch.save(model.state_dict(), path)"
-    if names:
-        prefix = _shared_prefix(own, parts.get(names[0], {}))
-        mend = f"`key: {names[0]}`" + (f" and `prefix: {prefix}`" if prefix else "")
-        hint = f"it is a checkpoint of {', '.join(map(str, parts))}; add {mend} next to weights"
-    raise ModelError(f"weights {path}: no state dict of tensors; {hint}")
-
-
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
     return isinstance(content, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     )
 
 
-def fill(model: nn.Module, source: ModelSource) -> None:
-    """Copy the state dict of the source's weights file into the model. Raises ModelError."""
-    assert source.weights is not None, "the caller asks for a source with weights"
-    state = read_weights(source.weights, source.key, source.prefix, model.state_dict())
-    assign(model, state, source.weights)
-
-
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Copy a state dict into the model. Raises ModelError, which names the keys that do not fit."""
     own = model.state_dict()
-    prefix = _shared_prefix(own, state)
-    hint = f"; add `prefix: {prefix}` next to weights" if prefix else ""
-    for key in [key for key in own if key in state and _unlike(state[key], own[key])]:
+    for key in [key for key in own if key in state and state[key].is_floating_point() != own[key].is_floating_point()]:
         raise ModelError(f"weights {path}: {key} is {state[key].dtype}, not {own[key].dtype}; convert and save it")
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
     counters = {key: torch.zeros_like(own[key]) for key in own if key.endswith("num_batches_tracked")}
@@ -188,22 +159,7 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         model.load_state_dict({**counters, **state})
     except RuntimeError as error:
         what = " ".join(str(error).split())[:_FAULT_CHARACTERS]
-        raise ModelError(f"weights {path}: keys do not fit the model: {what}{hint}") from error
-
-
-def _unlike(given: Tensor, own: Tensor) -> bool:
-    """Tell whether copying one to the other loses what it means."""
-    kinds = [(t.is_floating_point(), t.is_complex(), t.is_quantized, t.dtype is torch.bool) for t in (given, own)]
-    return kinds[0] != kinds[1]
-
-
-def _shared_prefix(own: Collection[str], state: Collection[str]) -> str | None:
-    """Return the beginning of all keys of `state` without which one would be among the model's `own`."""
-    first = next(iter(state), "")
-    for prefix in (first[: place + 1] for place, letter in enumerate(first) if letter == "."):
-        if all(key.startswith(prefix) for key in state) and any(key.removeprefix(prefix) in own for key in state):
-            return prefix
-    return None
+        raise ModelError(f"weights {path}: keys do not fit the model: {what}") from error
 
 
 def restore(source: ModelSource, state_path: Path) -> nn.Module:

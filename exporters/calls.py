@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -137,30 +135,6 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.see(getattr(func, "overloadpacket", func), args, kwargs or {})
         return func(*args, **(kwargs or {}))
-
-
-class TooLong(Exception):
-    """A run was ended since it took longer than its limit."""
-
-
-@contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise TooLong after that many seconds, as soon as Python's code runs; in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise TooLong(f"ended after {seconds:g} s")
-
-    handler = signal.signal(signal.SIGALRM, end)
-    others = signal.getitimer(signal.ITIMER_REAL)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), 1e8))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *others)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pickle
 import pickletools
+import random
 import re
 import sys
 import zipfile
@@ -58,14 +59,14 @@ class Example:
     """Names of axes in `dynamic_shapes`, the batch's left out."""
 
 
-def make(source: ModelSource, seed: int = SEED) -> nn.Module:
+def make(source: ModelSource) -> nn.Module:
     """Return a factory's or a library's module as it was made. Raises ModelError."""
-    return _made(source, seed)[0]
+    return _made(source)[0]
 
 
 def examples(source: ModelSource) -> list[Example]:
     """Return the example inputs of a factory. Raises ModelError where it returns none."""
-    found = _made(source, SEED)[1]
+    found = _made(source)[1]
     if not found:
         raise source.error(
             "its inputs are not known: add `input: [3, 224, 224]`, the shape of one item, or let the factory return "
@@ -74,19 +75,31 @@ def examples(source: ModelSource) -> list[Example]:
     return found
 
 
-def _made(source: ModelSource, seed: int) -> tuple[nn.Module, list[Example]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model, *more = call_factory(source)
+def _made(source: ModelSource) -> tuple[nn.Module, list[Example]]:
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, *more = call_factory(source)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_complex():
             raise source.error(f"{name} is complex, and fp32 would lose a part; keep two floats (torch.view_as_real)")
     return model, _examples(source, model, *more) if more else []
 
 
+def seed() -> None:
+    """Seed the generators of torch, Python and NumPy, so that drawn weights are the same in every process."""
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)
+
+
 def call_factory(source: ModelSource) -> tuple[nn.Module, *tuple[Any, ...]]:
     """Return the module, and the example inputs and dynamic shapes that the factory returns. Raises ModelError."""
     assert source.factory is not None
+    seed()
     if source.library is not None:
         return (build_from_library(source),)
     module_name, _, function_name = source.factory.partition(":")
@@ -95,6 +108,7 @@ def call_factory(source: ModelSource) -> tuple[nn.Module, *tuple[Any, ...]]:
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)
+        seed()  # Again, since only the first import of the module may draw.
         made = factory(**source.options) if factory is not None else None
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):

@@ -32,6 +32,7 @@ FILLS = ("lengths", "positions", "zeros", "ones")
 KEYS = ("shape", "dtype", "range", "fill", "data")
 SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
+HOW_SEEDED = "inputs are drawn at random; a job's `inputs` gives others (range, fill, data)"
 Value = TypeVar("Value")
 
 
@@ -122,13 +123,8 @@ def no_values(name: str, dtype: str) -> str:
     """Return the error of an integer input whose values are unknown."""
     return (
         f"input {name!r} is {dtype}, and nothing says which values it may have: give `inputs: {{{name}: "
-        f"{{{_values(name, dtype)}}}}}`, the end excluded; or one of fill: {', '.join(FILLS)}; or data: FILE"
+        f"{{range: [0, 100]}}}}`, the end excluded; or one of fill: {', '.join(FILLS)}; or data: FILE"
     )
-
-
-def _values(name: str, dtype: str) -> str:
-    largest = {"int8": 128, "uint8": 256}.get(dtype, 1000)
-    return "fill: lengths" if "mask" in name else f"range: [0, {largest}]"
 
 
 def declared_inputs(data: Any, folder: Path | None = None) -> tuple[DeclaredInput, ...]:
@@ -436,35 +432,25 @@ def described(specs: Sequence[TensorSpec]) -> str:
     return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
 
 
-def how_seeded() -> str:
-    """Say what the inputs hold, and how a user gives other values, as part of a sentence."""
-    return "inputs are drawn at random; a job's `inputs` gives others (range, fill, data)"
-
-
 def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes  # noqa: F401 -- Tells NumPy of it; onnx depends on it.
     return np.dtype(name)
 
 
-def graph_dtype(model: str, value: onnx.ValueInfoProto, path: Path) -> str:
-    """Return the type of a graph's input. Raises ModelError unless it is a tensor of numbers."""
-    import onnx
-
-    kind, types = value.type.tensor_type.elem_type, onnx.TensorProto
-    if kind not in set(types.DataType.values()) - {types.UNDEFINED, types.STRING}:
-        raise ModelError(f"model {model!r}: input {value.name!r} of {path} is no tensor of numbers")
-    return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
-
-
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     """Return the inputs of a user's ONNX file or of an export, without what they hold. Raises ModelError."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
     inputs = file_inputs(path)
     shapes = symbolic_shapes(inputs)
     batches = batch_symbols(shapes)
     if source.onnx is not None:
         _check_dimensions(source, path, shapes, batches)
-    dtypes = [graph_dtype(source.name, value, path) for value in inputs]
+    kinds = [value.type.tensor_type.elem_type for value in inputs]
+    if strange := [v.name for v, kind in zip(inputs, kinds, strict=True) if kind in (0, 8)]:  # Undefined, and strings.
+        raise source.error(f"input {strange[0]!r} of {path} is no tensor of numbers")
+    dtypes = [str(tensor_dtype_to_np_dtype(kind)) for kind in kinds]
     known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batches, BATCH)}
     unnamed = {size for sizes in shapes.values() for size in sizes if isinstance(size, str) and size not in known}
     if names := sorted(unnamed):
@@ -493,14 +479,11 @@ def _check_dimensions(
 ) -> None:
     """Raise ModelError for a size in `source.dimensions` that the graph fixes otherwise or lacks."""
     sizes = {f"{name}[{axis}]": size for name, shape in shapes.items() for axis, size in enumerate(shape)}
-    free = list(dict.fromkeys(size for size in sizes.values() if isinstance(size, str) and size not in batches))
+    free = {size: None for size in sizes.values() if isinstance(size, str) and size not in batches}
     for name, size in source.dimensions.items():
-        if name in free or sizes.get(name) == size:
-            continue
-        if name in batches:
-            raise source.error(f"dimensions: {name} is the batch of {path}; give batch_sizes, and leave {name} out")
-        listed = f"those without a fixed size are {', '.join(free)}" if free else "all sizes are fixed: leave it out"
-        raise source.error(f"dimensions: {path} has no free dimension {name!r}; {listed}")
+        if name not in free and sizes.get(name) != size:
+            listed = ", ".join(free) or "none"
+            raise source.error(f"dimensions: {path} has no free dimension {name!r} beside its batch; free are: {listed}")
 
 
 def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
@@ -540,8 +523,8 @@ def dimensions_of(source: ModelSource) -> list[str]:
 def why_fixed(source: ModelSource) -> str:
     """Say why no dimension of the model may have another size."""
     mend = f"export {source.onnx.name} with free dimensions" if source.onnx else "give names to sizes in its inputs"
-    if network := network_of(source):
-        mend = f"its fully connected layers take images of {network.input_shape[1]} pixels"
+    if source.catalog_name:
+        mend = "its fully connected layers take images of one size"
     return f"{source.name} is fixed to one shape: {mend}"
 
 

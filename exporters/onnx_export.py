@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,62 +182,23 @@ def _write(
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
-    """Call torch.onnx.export, in a second way where the first fails over attention.
+    """Call torch.onnx.export, and again with plain attention where a fused kernel's memory order is in the way.
 
-    A fused kernel of attention gives its result in another memory order than the products that the exporter makes of
-    it (torch 2.13): what views it fails then, unless it has been recorded with the products' order. And the exporter
-    knows attention only of four dimensions, where torch also takes three (timm's SAM has its heads in the batch) and
-    more (its Hiera has windows beside the heads).
+    A fused kernel gives its result in another order than the products that the exporter makes of it (torch 2.13): what
+    views it fails then.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def export() -> Any:
-        # Of a parameter that takes gradients torch 2.11 can mistake the operator whose types it promotes (NFNet, fp16).
-        with torch.no_grad():
+    # Of a parameter that takes gradients torch 2.11 can mistake the operator whose types it promotes (NFNet, fp16).
+    with torch.no_grad():
+        try:
             return torch.onnx.export(model, example, **options)
-
-    ways: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-        "Cannot view a tensor": lambda: sdpa_kernel(SDPBackend.MATH),
-        "only 4D query": attention_in_four_dimensions,
-    }
-    try:
-        return export()
-    except Exception as error:
-        text = sentence(error)
-        way = next((each for words, each in ways.items() if words in text), None)
-        if way is None:
-            raise
-    with way():
-        return export()
-
-
-def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:
-    """Compute scaled_dot_product_attention of three dimensions as one item of four, and of more than four with all but
-    the last three as one, while the context is entered."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class Lifted(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            is_attention = func is torch.nn.functional.scaled_dot_product_attention
-            if not is_attention or (query := args[0] if args else kwargs["query"]).dim() == 4:
-                return func(*args, **kwargs)
-            outer = query.shape[:-3]
-
-            def lifted(part: Any) -> Any:
-                if not isinstance(part, torch.Tensor):
-                    return part
-                if not outer:
-                    return part[None]
-                # A mask may have fewer dimensions than the query, or ones in their place.
-                return part.expand(*outer, *part.shape[-3:]).flatten(0, -4) if part.dim() > 3 else part
-
-            result = func(*map(lifted, args), **{key: lifted(part) for key, part in kwargs.items()})
-            return result.unflatten(0, outer) if outer else result[0]
-
-    return Lifted()
+        except Exception as error:
+            if "Cannot view a tensor" not in sentence(error):
+                raise
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.onnx.export(model, example, **options)
 
 
 def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:

@@ -19,22 +19,8 @@ if TYPE_CHECKING:
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Suffixes of PyTorch's files of weights."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]
-_CHANGES = {
-    "files": "its ONNX file, or the data next to that",
-    "graphs": "its ONNX files for single precisions",
-    "weights": "its weights file",
-    "weights in the file": "which weights of their file are read",
-    "code": "its source code",
-    "state": "its parameters or buffers",
-    "options": "its options",
-    "step": "its step",
-    "inputs": "its inputs: their shapes, or what they hold",
-}
-"""Names of an identity's parts; any other part is where the model comes from."""
-_ORIGIN = "where it comes from"
-MAY_COMPUTE_THE_SAME = (_CHANGES["code"], _ORIGIN)
-"""Beginnings of the changes after which the network may still be the same."""
-TRAINING_MODE = "in training mode (inference is measured in eval mode)"
+COMPUTED = ("files", "graphs", "weights", "state", "options", "step", "inputs")
+"""Beginnings of an identity's changes after which the network computes something else."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +28,22 @@ class Identity:
     """Everything that determines a model and its weights, as JSON holds it; two that agree are one network."""
 
     parts: dict[str, Any]
-    remarks: tuple[str, ...] = ()
-    """Sentences that a user should read about the model."""
 
     @property
     def key(self) -> str:
         return digest(self.parts)
 
     def changes(self, now: Identity) -> list[str]:
-        """Name what differs between this and the same model now; torch's version is no part of the network."""
+        """Name the parts that differ in the same model now; torch's version is no part of the network."""
         before, after = (json.loads(_json(each.parts)) for each in (self, now))
-        names = [name for name in dict.fromkeys([*before, *after]) if name != "torch"]
-        differing = [name for name in names if before.get(name) != after.get(name)]
-        return list(dict.fromkeys(_change(name, before.get(name), after.get(name)) for name in differing))
-
-
-def _change(name: str, before: object, now: object) -> str:
-    what = _CHANGES.get(name, _ORIGIN)
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return what
-    return f"{what} ({', '.join(key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key))})"
+        found = []
+        for name in dict.fromkeys([*before, *after]):
+            one, other = before.get(name), after.get(name)
+            if name != "torch" and one != other:
+                both = isinstance(one, dict) and isinstance(other, dict)
+                keys = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)] if both else []
+                found.append(f"{name} ({', '.join(keys)})" if keys else name)
+        return found
 
 
 def digest(parts: Any) -> str:

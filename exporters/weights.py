@@ -20,7 +20,7 @@ from exporters.inputs import input_specs
 from exporters.libraries import LIBRARIES, folder_of
 from exporters.onnx_files import graph_files
 from exporters.packages import installed_version, library_folders, spec_of
-from exporters.source import TRAINING_MODE, Identity, ModelError, ModelSource, digest
+from exporters.source import Identity, ModelError, ModelSource, digest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,14 +49,12 @@ def identify(source: ModelSource) -> Identity:
     parts = given(source)
     if source.factory is None or source.library is not None:
         return Identity(parts)
-    from exporters.build_model import acts_as_in_training
     from exporters.factories import make
 
     model = make(source)
-    remarks = (TRAINING_MODE,) if acts_as_in_training(model) else ()
     modules = {source.factory.partition(":")[0], *(type(module).__module__ for module in model.modules())}
     own = code(name for name in modules if name.partition(".")[0] != "torch")
-    return Identity(parts | {"state": _state_digest(model), "code": own}, remarks)
+    return Identity(parts | {"state": _state_digest(model), "code": own})
 
 
 def given(source: ModelSource) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from exporters.source import ModelError
 
 _IMAGE = 224
 _OTHER_IMAGES = {"inception_v3": 299}
-_VIDEO = (16, 112)
-"""Frames and their height and width, for torchvision.models.video."""
 
 
 def build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:
@@ -51,15 +49,8 @@ def build_torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
 
 
 def inputs_torchvision(name: str, options: Mapping[str, Any]) -> Known:
-    """Return an image of 224 by 224, a clip of 16 frames, or a pair of images for optical flow."""
+    """Return an image of the model's usual size."""
     module = _builder(name).__module__
-    if ".video" in module:
-        frames, side = _VIDEO
-        clip = DeclaredInput(0, (BATCH, 3, "frames", "height", "width"), "float32")
-        return Known((clip,), {"frames": frames, "height": side, "width": side})
-    if ".optical_flow" in module:
-        pair = tuple(DeclaredInput(n, (BATCH, 3, "height", "width"), "float32") for n in range(2))
-        return Known(pair, {"height": 128, "width": 128})
     side = options.get("image_size", _OTHER_IMAGES.get(name, _IMAGE))
     # Detectors scale pixels from 0 to 1.
     span = (0.0, 1.0) if ".detection" in module else None

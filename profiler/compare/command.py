@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 from rich.console import Console
 
 from engines.catalog import ENGINES
-from exporters.source import MAY_COMPUTE_THE_SAME, Identity
+from exporters.source import COMPUTED, Identity
 from profiler.compare.cells import REGRESSIONS, compare, find_regressions, replicates_needed, resolution
 from profiler.compare.cells import totals as totals_of
 from profiler.errors import PROGRAM, ConfigError, check_choice
@@ -167,7 +167,7 @@ def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Contain
             if subject in first and name in models and (words := printable(first[subject].changes(now))):
                 changes.setdefault(name, {}).update(dict.fromkeys(words))
         for name, differs in changes.items():
-            certain = not all(word.startswith(MAY_COMPUTE_THE_SAME) for word in differs)
+            certain = any(word.startswith(COMPUTED) for word in differs)
             found.append(OtherModel(model=name, base=base, side=side, differs=[*differs], certain=certain))
     return found
 

@@ -196,7 +196,7 @@ class RunFolder:
             return {}
         try:
             lines = read_json(self._models).items()
-            return {name: Identity(dict(one["parts"]), tuple(one["remarks"])) for name, one in lines}
+            return {name: Identity(dict(one["parts"])) for name, one in lines}
         except (OSError, *_NO_RESULT):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 

@@ -30,7 +30,7 @@ from profiler.results.warning_kinds import REMEASURED, is_due, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
-from profiler.tables.numbers import count, counted, grouped, listed, percent
+from profiler.tables.numbers import count, counted, percent
 from profiler.worker.roofline import Measured, precisions_needed
 from profiler.worker.task import Task
 
@@ -187,9 +187,6 @@ class Runner:
             raise ConfigError(str(bad.reason))
         identities = {name: one.identity for name, one in prepared.items() if one.identity}
         self.run.write_models(identities)
-        remarked = ((one.remarks, name.partition("/")[0]) for name, one in identities.items() if one.remarks)
-        for remarks, models in grouped(remarked).items():
-            self.display.announce(f"{listed(dict.fromkeys(models))}: {'; '.join(remarks)}")
         quiet.start()
         self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
         energy, profile = config.energy, config.profile

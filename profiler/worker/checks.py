@@ -27,7 +27,7 @@ from exporters.gradients import (
     tiled,
     unlike,
 )
-from exporters.inputs import distinct_items, how_seeded, seeded_inputs
+from exporters.inputs import HOW_SEEDED, distinct_items, seeded_inputs
 from exporters.source import shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
@@ -100,7 +100,7 @@ def _check_outputs(
     case, model = task.case, task.prepared
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     assert model.reference is not None
-    runs, reference, seeding = [list(outputs)], parity.read_reference(model.reference), how_seeded()
+    runs, reference, seeding = [list(outputs)], parity.read_reference(model.reference), HOW_SEEDED
     pairs, differences, apart = _compared(case, model, reference, runs, names)
     finding = parity.judge(case.precision, differences, seeding)
     grows = any(parity.can_grow(pair, outputs, reference, case.batch_size) for pair in pairs)
@@ -167,7 +167,7 @@ def _some(reasons: Sequence[str]) -> str:
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
-    case, seeding = task.case, how_seeded()
+    case, seeding = task.case, HOW_SEEDED
     head, items = case.training.head, reference_items(case.batch_size)
     not_finite = f"the {'outputs are' if head == 'logits' else 'loss is'} not finite"
     is_finite = all(np.isfinite(output).all() for output in outputs)
@@ -202,7 +202,7 @@ def _check_gradients(
     output = output[:items] if output.ndim else output
     result.reference = "step-fp64-cpu"
     if unlike(output, truth.result):
-        result.take(parity.judge(case.precision, parity.compare([Pair(output, truth.result)]), how_seeded()))
+        result.take(parity.judge(case.precision, parity.compare([Pair(output, truth.result)]), HOW_SEEDED))
         return
     found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}

@@ -26,12 +26,12 @@ from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
 from exporters.inputs import (
+    HOW_SEEDED,
     TensorSpec,
     described,
     dimensions_of,
     distinct_items,
     fixed_batch,
-    how_seeded,
     numpy_dtype,
     seeded_inputs,
 )
@@ -262,7 +262,7 @@ def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorS
     """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
     why = sentence(error)
     if _OF_VALUES.search(why + message(error)) and any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
-        why += f"; {how_seeded()}"
+        why += f"; {HOW_SEEDED}"
     why += f"; given: {described(specs)}"
     if isinstance(error, TypeError) and isinstance(model, nn.Module):
         why += f", and forward takes {', '.join(inspect.signature(model.forward).parameters)}"

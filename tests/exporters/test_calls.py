@@ -1,11 +1,8 @@
-"""Modules are called with named inputs, what they return is named, and a run that takes too long is ended."""
+"""Modules are called with named inputs, and what they return is named."""
 
 from __future__ import annotations
 
-import math
-import signal
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.calls import TooLong, call, chosen, limited, named_outputs, trained_output
+from exporters.calls import call, chosen, named_outputs, trained_output
 from exporters.inputs import declared_inputs, input_specs, seeded_inputs
 from exporters.onnx_export import write_onnx
 from exporters.source import ModelError, ModelSource
@@ -126,22 +123,3 @@ def test_attention_with_a_bias_is_exported(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_an_endless_run_is_ended_and_others_are_not_touched() -> None:
-    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
-    with pytest.raises(TooLong), limited(0.05):
-        while True:
-            pass
-    for seconds in (100.0, math.inf):
-        with limited(seconds):
-            assert nn.Identity()(3) == 3
-    assert signal.getsignal(signal.SIGALRM) is handler
-    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0), "whoever else had the timer has it again"
-
-    def elsewhere() -> int:
-        with limited(0.01):
-            return int(nn.Identity()(3))
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(elsewhere).result() == 3

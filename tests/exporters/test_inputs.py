@@ -89,8 +89,8 @@ def test_a_mistake_names_its_place(inputs: Any, at: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ({"ids": {"shape": ["batch", 4], "dtype": "int64"}}, r"`inputs: {ids: {range: \[0, 1000\]}}`"),
-        ({"attention_mask": {"shape": ["batch"], "dtype": "int32"}}, "{attention_mask: {fill: lengths}}"),
+        ({"ids": {"shape": ["batch", 4], "dtype": "int64"}}, r"`inputs: {ids: {range: \[0, 100\]}}`"),
+        ({"attention_mask": {"shape": ["batch"], "dtype": "int32"}}, "one of fill: lengths"),
         (BERT, "add `dimensions: {sequence: 128}`"),
         ([{"dtype": "float32"}], "add `shape: "),
     ],
@@ -158,11 +158,11 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
         ("in2", (8, "batch"), "bool", None),
     ]
     for changes, says in (
-        ({"inputs": ()}, r"`inputs: {in1: {range: \[0, 1000\]}}`"),
+        ({"inputs": ()}, r"`inputs: {in1: {range: \[0, 100\]}}`"),
         ({"inputs": declared_inputs({"ids": {"range": [0, 2]}})}, "m.onnx has no input 'ids'"),
         ({"dimensions": {}}, r"dimensions: \{H: 128\}"),
-        ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W'; those without a fixed size are H"),
-        ({"dimensions": {"H": 8, "N": 4}}, "N is the batch of .*; give batch_sizes"),
+        ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W' beside its batch; free are: H"),
+        ({"dimensions": {"H": 8, "N": 4}}, "no free dimension 'N' beside its batch"),
         ({"dimensions": {"H": 8, "in0[1]": 5}}, r"no free dimension 'in0\[1\]'"),
     ):
         with pytest.raises(ModelError, match=says):

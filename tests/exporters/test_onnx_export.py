@@ -12,14 +12,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
-from torch.nn import functional
 
 from exporters import onnx_export
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import quantize
-from exporters.onnx_export import attention_in_four_dimensions, export_onnx, refused_graphs, to_fp16
+from exporters.onnx_export import export_onnx, refused_graphs, to_fp16
 from exporters.onnx_files import check_onnx, is_float32, not_made, precisions_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
@@ -118,19 +117,6 @@ def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkey
     for factory, line in (("branches", 17), ("bessel", 11)):
         with pytest.raises(ModelError, match=rf"in fp32 failed: .*hard_exports.py:{line} .*`onnx: FILE`"):
             export_onnx(replace(source, factory=f"hard_exports:{factory}"), "fp32", cache)
-
-
-@pytest.mark.parametrize("shape", [(2, 6, 4), (2, 3, 5, 6, 4)])
-@pytest.mark.parametrize("mask", [(6, 6), None, "own"])
-def test_attention_is_exported_as_one_of_four_dimensions(shape: tuple[int, ...], mask: object) -> None:
-    query = torch.randn(shape)
-    given = None if mask is None else torch.randn((6, 6) if mask == (6, 6) else (*shape[:-1], 6))
-    plain = functional.scaled_dot_product_attention(query, query, query, given)
-    with attention_in_four_dimensions():
-        positional = functional.scaled_dot_product_attention(query, query, query, given)
-        named = functional.scaled_dot_product_attention(query=query, key=query, value=query, attn_mask=given)
-    torch.testing.assert_close(positional, plain)
-    torch.testing.assert_close(named, plain)
 
 
 WEIGHT = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)

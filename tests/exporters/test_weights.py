@@ -12,7 +12,7 @@ import torch
 from exporters import load_model
 from exporters.cache import Cache
 from exporters.onnx_export import export_onnx
-from exporters.source import TRAINING_MODE, ModelError, ModelSource
+from exporters.source import ModelError, ModelSource
 from exporters.weights import code, identified, identify, source_key
 
 FACTORY = """
@@ -34,14 +34,6 @@ def helped(scale=1.0):
     net = Net(helpers.heads.head)
     net.layer.weight.data *= scale
     return net
-
-def normed():
-    net = helped()
-    net.norm = nn.BatchNorm1d(3)
-    return net
-
-def evaluated():
-    return normed().eval()
 
 def later():
     from lazy.part import missing
@@ -78,22 +70,17 @@ def test_a_factorys_key_follows_files_weights_and_options(folder: Path) -> None:
     modules = {"mine", "helpers", "helpers.heads", "helpers.scaling", "lazy", "lazy.part"}
     assert set(before.parts["code"]) == modules, "what is imported is found without importing it"
     other = identify(factory("helped", options={"scale": 2.0}))
-    assert before.changes(other) == ["its options (scale)", "its parameters or buffers"]
+    assert before.changes(other) == ["options (scale)", "state"]
     (folder / "helpers" / "scaling.py").write_text("def scaled(y):\n    return y * 1000\n")
     now = identify(factory("helped"))
     assert now.key != before.key
-    assert before.changes(now) == ["its source code (helpers.scaling)"]
-
-
-def test_training_mode_is_remarked_where_it_changes_something(folder: Path) -> None:
-    found = [identify(factory(name)).remarks for name in ("helped", "normed", "evaluated")]
-    assert found == [(), (TRAINING_MODE,), ()]
+    assert before.changes(now) == ["code (helpers.scaling)"]
 
 
 def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder: Path, tmp_path: Path) -> None:
     source, cache = identified(factory("helped")), Cache(tmp_path / "cache")
     (folder / "mine.py").write_text(FACTORY + "\n# edited\n")
-    with pytest.raises(ModelError, match=r"changed while it was being prepared \(its source code \(mine\)\)"):
+    with pytest.raises(ModelError, match=r"changed while it was being prepared \(code \(mine\)\)"):
         export_onnx(source, "fp32", cache)
     assert not list((cache.root / "onnx").glob("*.onnx"))
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.parser
 import torch
 from torch import nn
 
@@ -70,6 +72,17 @@ def make(name: str, when: str) -> nn.Module:
     return Net(MODELS[name][0], when)
 
 
+def write_endless_graph(path: Path) -> None:
+    parse = """<ir_version: 10, opset_import: ["" : 20]>
+    endless (float[N, 8] x) => (float[N, 8] y) <int64 trips = {9223372036854775807}, bool goes_on = {1}> {
+        y = Loop (trips, goes_on, x) <body = one (int64 i, bool c, float[N, 8] a) => (bool d, float[N, 8] b) {
+            d = Identity (c)
+            b = Abs (a)
+        }>
+    }"""
+    onnx.save(onnx.parser.parse_model(parse), path)
+
+
 def exits_when_built() -> nn.Module:
     sys.exit("no license")
 
@@ -93,6 +106,8 @@ WHEN_BUILT = {
     "never_built": ("timeout",),
     "is_no_module": ("failed",),
 }
+IN_A_GRAPH = {"endless_graph": ("timeout",)}
+"""A Loop that never ends, as an .onnx file."""
 WHEN_IMPORTED = {
     "exits_when_imported": ("import sys; sys.exit(7)", ("failed",)),
     "dies_when_imported": ("import os; os._exit(7)", ("crashed",)),

@@ -21,7 +21,7 @@ def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
 
     entries = {name: f'"odd_models:{name}"' for name in odd.WHEN_BUILT}
     entries |= {name: f'"{name}:make"' for name in odd.WHEN_IMPORTED}
-    right = dict(odd.WHEN_BUILT)
+    right = {**odd.WHEN_BUILT, **odd.IN_A_GRAPH}
     for source in (odd.WHEN_IMPORTED, odd.MODELS):
         right |= {name: statuses for name, (_, statuses) in source.items()}
     for name in odd.MODELS:
@@ -35,9 +35,13 @@ def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
     (folder / "odd_models.py").write_text((HERE / "odd_models.py").read_text())
     for name, (text, _) in odd.WHEN_IMPORTED.items():
         (folder / f"{name}.py").write_text(text)
+    odd.write_endless_graph(folder / "endless_graph.onnx")
     listed = "\n".join(f"  - {{name: {name}, input: [8], factory: {entries[name]}}}" for name in order)
+    graphs = ", ".join(odd.IN_A_GRAPH)
+    listed += "".join(f"\n  - {{name: {name}, onnx: {name}.onnx}}" for name in odd.IN_A_GRAPH)
     (folder / "job.yaml").write_text(
-        f"models:\n{listed}\nengines: [eager]\ndevice: cpu\nbatch_sizes: [2]\n"
+        f"models:\n{listed}\nengines: [eager, ort]\ndevice: cpu\nbatch_sizes: [2]\n"
+        f"exclude: [{{engine: eager, model: [{graphs}]}}, {{engine: ort, model: [{', '.join(order)}]}}]\n"
         f"budget: {{seconds: 0.02, min_samples: 3, repeats: 0}}\n"
     )
     return right

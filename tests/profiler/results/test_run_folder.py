@@ -79,7 +79,7 @@ def test_a_line_keeps_where_it_was_measured(run: RunFolder) -> None:
 
 
 def test_models_are_recorded(run: RunFolder) -> None:
-    first = Identity({"state": "1"}, remarks=("weights random",))
+    first = Identity({"state": "1"})
     run.write_models({"mine": first})
     run.write_models({"other": Identity({})})
     assert run.read_models() == {"mine": first, "other": Identity({})}

@@ -127,11 +127,11 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a helper": (
         "net",
         lambda folder: (folder / "helper.py").write_text(HELPER.replace("2", "1000")),
-        "its source code (helper)",
+        "code (helper)",
     ),
-    "weights": ("weighted", lambda folder: write_weights(folder / "weights.pt", 2), "its weights file"),
-    "a graph": ("graph", lambda folder: write_graph(folder / "graph.onnx", 2), "its ONNX file"),
-    "a graph's data": ("outside", lambda folder: write_graph(folder / "outside.onnx", 2, external=True), "its ONNX"),
+    "weights": ("weighted", lambda folder: write_weights(folder / "weights.pt", 2), "weights"),
+    "a graph": ("graph", lambda folder: write_graph(folder / "graph.onnx", 2), "files"),
+    "a graph's data": ("outside", lambda folder: write_graph(folder / "outside.onnx", 2, external=True), "files"),
     "a factory that raises now": ("net", lambda folder: (folder / "helper.py").write_text("1 / 0"), "cannot be had"),
 }
 
