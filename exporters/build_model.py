@@ -117,7 +117,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
         )
     state = content if key is None else parts[key]
     if not _is_state_dict(state):
-        names = [str(name) for name, part in parts.items() if part and _is_state_dict(part)]
+        names = [str(name) for name, part in parts.items() if key is None and part and _is_state_dict(part)]
         hint = f"add `key: {names[0]}` next to weights" if names else "save one by torch.save(model.state_dict(), path)"
         raise ModelError(f"weights {path}: no state dict of tensors; {hint}")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}

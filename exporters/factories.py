@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
-from exporters.packages import library_folders, spec_of
+from exporters.packages import spec_of
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
@@ -112,7 +112,8 @@ def call_factory(source: ModelSource) -> tuple[nn.Module, *tuple[Any, ...]]:
         made = factory(**source.options) if factory is not None else None
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise source.error(f"factory {source.factory!r}: {_no_module(error.name)}") from error
+            why = f"there is no module {error.name!r}; add its folder to import_from, or install it"
+            raise source.error(f"factory {source.factory!r}: {why}") from error
         raise source.error(f"factory {source.factory!r} raised {sentence(error)}") from error
     if factory is None:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
@@ -124,16 +125,6 @@ def call_factory(source: ModelSource) -> tuple[nn.Module, *tuple[Any, ...]]:
             "torch.nn.Module; return the module itself, or (module, example_inputs)"
         )
     return parts
-
-
-def _no_module(name: str | None) -> str:
-    libraries = library_folders()
-    path = dict.fromkeys(Path(folder).resolve() for folder in sys.path)
-    folders = [folder for folder in path if folder.is_dir() and libraries.isdisjoint((folder, *folder.parents))]
-    near = nearest(
-        str(name), [file.stem for folder in folders for file in sorted(folder.glob("*.py"))], "none is like it"
-    )
-    return f"there is no module {name!r} in {', '.join(map(str, folders))} (import_from), nor installed{near}"
 
 
 def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = None) -> list[Example]:

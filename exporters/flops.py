@@ -88,7 +88,7 @@ def cached_cost(
     }
     if trains and source.onnx is None:
         wrt_input = of_input or source.layer is not None
-        passes["training"] = [source.outputs, wrt_input], lambda: _training(source, specs, wrt_input)
+        passes["training"] = [source.outputs, wrt_input], lambda: _count_module(source, specs, "training", wrt_input)
     for name, (own, count) in passes.items():
 
         def produce(path: Path, count: Callable[[], dict[str, int]] = count) -> None:
@@ -115,12 +115,8 @@ def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | N
     return _count_module(source, specs)
 
 
-def _training(source: ModelSource, specs: Sequence[TensorSpec], wrt_input: bool) -> dict[str, int]:
-    return {"training": _count_module(source, specs, trains=True, wrt_input=wrt_input)["inference"]}
-
-
 def _count_module(
-    source: ModelSource, specs: Sequence[TensorSpec], trains: bool = False, wrt_input: bool = False
+    source: ModelSource, specs: Sequence[TensorSpec], pass_: str = "inference", wrt_input: bool = False
 ) -> dict[str, int]:
     """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
     import torch
@@ -130,7 +126,7 @@ def _count_module(
     from exporters.build_model import build, empty
     from exporters.calls import call, trained_output
 
-    batch = fixed_batch(specs) or _ITEMS
+    batch, trains = fixed_batch(specs) or _ITEMS, pass_ == "training"
 
     def count(model: nn.Module, device: str) -> dict[str, int]:
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
@@ -142,9 +138,11 @@ def _count_module(
             result = call(model.train(trains), specs, items)
             if trains:
                 trained_output(result, source.outputs).float().square().mean().backward()
+        counted = {pass_: -(-counter.get_total_flops() // batch)}
+        if trains:
+            return counted
         weights = [*model.parameters(), *model.buffers()]
-        return {
-            "inference": -(-counter.get_total_flops() // batch),
+        return counted | {
             "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
             "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),
         }
@@ -252,13 +250,8 @@ def _shape(node: NodeProto, tensor: str, shapes: Shapes) -> tuple[int, ...]:
     return shape
 
 
-def _second(node: NodeProto) -> str:
-    """Return the second operand: in a QLinear node it follows the first one's scale and zero point."""
-    return str(node.input[3 if node.op_type.startswith("QLinear") else 1])
-
-
 def _convolution(node: NodeProto, shapes: Shapes) -> int:
-    weight = _shape(node, _second(node), shapes)
+    weight = _shape(node, node.input[1], shapes)
     return 2 * math.prod(_shape(node, node.output[0], shapes)) * math.prod(weight[1:])
 
 
@@ -275,8 +268,8 @@ def _product(node: NodeProto, shapes: Shapes) -> int:
 
 
 _FORMULAS: dict[str, Callable[[NodeProto, Shapes], int]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv", "DeformConv"), _convolution),
+    **dict.fromkeys(("Conv", "ConvInteger"), _convolution),
     "ConvTranspose": _transposed,
-    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"), _product),
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger"), _product),
 }
 """Counts of the operators that multiply matrices; https://onnx.ai/onnx/operators has the order of their inputs."""

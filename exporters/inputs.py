@@ -483,7 +483,9 @@ def _check_dimensions(
     for name, size in source.dimensions.items():
         if name not in free and sizes.get(name) != size:
             listed = ", ".join(free) or "none"
-            raise source.error(f"dimensions: {path} has no free dimension {name!r} beside its batch; free are: {listed}")
+            raise source.error(
+                f"dimensions: {path} has no free dimension {name!r} beside the batch; free are: {listed}"
+            )
 
 
 def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:

@@ -248,18 +248,14 @@ def restore_folded_types(model: Any) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the exporter's banners and warnings off the terminal; its errors are raised anyway."""
-    output = io.StringIO()
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    output, disabled = io.StringIO(), logging.root.manager.disable
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(disabled)
 
 
 def to_fp16(source: ModelSource, cache: Cache) -> Export:

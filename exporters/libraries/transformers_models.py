@@ -105,7 +105,6 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
     rows: dict[str, tuple[bool, tuple[int | str, ...], dict[str, Any]]] = {
         "input_ids": (has_text, (BATCH, "sequence"), ids),
         "attention_mask": (has_text, (BATCH, "sequence"), {"fill": "lengths", "dtype": "int64"}),
-        "bbox": (has_text, (BATCH, "sequence", 4), {"fill": "zeros", "dtype": "int64"}),
         "pixel_values": (has_image, (BATCH, channels, "height", "width"), {}),
         "input_features": (True, (BATCH, getattr(config, "num_mel_bins", 80), "frames"), {}),
         "input_values": (True, (BATCH, "samples"), {}),

@@ -16,30 +16,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporters.build_model import build, load, restore, structure
+from exporters.build_model import build, load, structure
 from exporters.cache import Cache
 from exporters.catalog import CATALOG, LAYERS, Conv2d, Layer, Linear
 from exporters.flops import cached_cost
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
-from exporters.weights import cached_state
 
 ROOT = Path(__file__).resolve().parents[2]
-
-PUBLISHED_PARAMETERS = {
-    "alexnet": 60_965_224,
-    "alexnet-owt": 61_100_840,
-    "vgg11": 132_863_336,
-    "vgg16": 138_357_544,
-    "vgg19": 143_667_240,
-    "googlenet": 6_998_552,
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-}
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -51,7 +36,6 @@ def test_row_describes_its_network(name: str) -> None:
             logits = model(torch.empty(2, *row.input_shape))
     assert logits.shape == (2, 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == row.parameters
-    assert row.parameters == PUBLISHED_PARAMETERS.get(name, row.parameters)
     assert counter.get_total_flops() == 2 * 2 * row.multiply_adds  # two operations each, two items
 
 
@@ -90,28 +74,19 @@ def forward(module: nn.Module, batch: int, source: ModelSource) -> torch.Tensor:
 
 
 @shapes
-def test_layer_counts_its_output_its_weights_and_its_work(layer: Layer) -> None:
+def test_a_layer_counts_its_output_its_weights_and_its_work(layer: Layer, cache: Cache) -> None:
+    """Unlike a network's first layer, a layer computes the gradient of its input too."""
     source = source_of(layer)
     module = build(source)
     output = forward(module, 2, source)
     expected = (layer.out_channels, *layer.output_size) if isinstance(layer, Conv2d) else (layer.out_features,)
     assert output.shape == (2, *expected)
     assert layer.parameters == sum(weight.numel() for weight in module.parameters())
-    weight = next(module.parameters())
-    assert layer.multiply_adds == math.prod(expected) * weight[0].numel()
-
-
-@shapes
-def test_weights_are_seeded_and_come_back_from_the_cache(layer: Layer, cache: Cache) -> None:
-    source = source_of(layer)
-    first = load(source).state_dict()
-    torch.manual_seed(7)
-    again = restore(source, cached_state(source, cache))
-    assert not again.training
-    assert {name for name, _ in again.named_parameters()} == {"weight", *(["bias"] if layer.bias else [])}
-    for name, tensor in again.state_dict().items():
-        assert torch.equal(tensor, first[name])
-        assert tensor.abs().sum() > 0
+    assert layer.multiply_adds == math.prod(expected) * next(module.parameters())[0].numel()
+    cost = cached_cost(source, input_specs(source), cache, export_onnx(source, "fp32", cache).path, trains=True)
+    assert cost.flops("inference") == 2 * layer.multiply_adds
+    assert cost.flops("training") == 3 * 2 * layer.multiply_adds
+    assert cost.weight_bytes("fp16") == 2 * layer.parameters
 
 
 @pytest.mark.parametrize(
@@ -129,16 +104,6 @@ def test_export_computes_what_torch_computes(shape: str, precision: str, cache: 
     (x,) = seeded_inputs(input_specs(source), 3)
     (got,) = session.run(None, {"x": x.astype({"fp32": np.float32, "fp16": np.float16}[precision])})
     np.testing.assert_allclose(got, forward(load(source), 3, source), atol=1e-4 if precision == "fp32" else 3e-2)
-
-
-@shapes
-def test_training_costs_three_forward_passes(layer: Layer, cache: Cache) -> None:
-    """Unlike a network's first layer, a layer computes the gradient of its input too."""
-    source = source_of(layer)
-    cost = cached_cost(source, input_specs(source), cache, export_onnx(source, "fp32", cache).path, trains=True)
-    assert cost.flops("inference") == 2 * layer.multiply_adds
-    assert cost.flops("training") == 3 * 2 * layer.multiply_adds
-    assert cost.weight_bytes("fp16") == 2 * layer.parameters
 
 
 def test_l1_to_l5_are_the_published_ones() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from sessions import cache_beside
-from torch import nn
 
 from exporters import gradient_reference
 from exporters.build_model import restore
@@ -47,30 +46,6 @@ def tiny():
         nn.Flatten(), nn.Linear(1152, 10),
     )
 
-class Several(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(768, 4), nn.Linear(768, 3)
-    def forward(self, x):
-        return self.first(x.flatten(1)), self.second(x.flatten(1))
-
-def several():
-    return Several()
-
-def image():
-    return nn.Conv2d(3, 2, 3)
-
-class Faint(nn.Module):
-    '''Its gradients are below 1e-8, which fp16 does not hold.'''
-    def __init__(self):
-        super().__init__()
-        self.wide, self.last = nn.Linear(768, 32), nn.Linear(32, 4)
-    def forward(self, x):
-        return self.last(torch.tanh(self.wide(x.flatten(1))) * 3e-8)
-
-def faint():
-    return Faint()
-
 class Attends(nn.Module):
     '''Drops in an nn.Dropout, and in functions that take their probability from a module.'''
     def __init__(self):
@@ -102,49 +77,30 @@ def reference(cache: Cache, name: str = "tiny", precision: str = "fp64", head: s
     return step(model, cached_state(model, cache), arrays, head, precision)
 
 
-def plain(cache: Cache, name: str, items: int, target: np.ndarray, head: str = "cross-entropy"):
+def plain(cache: Cache, name: str, items: int, target: np.ndarray):
     """The loss and gradients as anybody would compute them, in fp64."""
     model = restore(source(name), cached_state(source(name), cache)).double().train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    x = torch.from_numpy(seeded_inputs(input_specs(source(name)), items)[0]).double()
-    logits = model(x)
-    if head == "logits":
-        logits.backward(torch.from_numpy(target))
-        return logits, model
-    loss = -(logits.log_softmax(1)[range(items), torch.from_numpy(target)]).mean()
+    model[5].eval()
+    x = torch.from_numpy(seeded_inputs(input_specs(source(name)), items)[0]).double().requires_grad_()
+    loss = -(model(x).log_softmax(1)[range(items), torch.from_numpy(target)]).mean()
     loss.backward()
-    return loss, model
+    return loss, {**dict(model.named_parameters()), "input": x}
 
 
-@pytest.mark.parametrize("items", [1, 2])
-def test_the_reference_is_what_fp64_gives(cache: Cache, items: int) -> None:
-    found = reference(cache, items=items)
+@pytest.mark.parametrize(("items", "of_input"), [(1, False), (2, True)])
+def test_the_reference_is_what_fp64_gives(cache: Cache, items: int, of_input: bool) -> None:
+    model = source("tiny")
+    arrays = seeded_inputs(input_specs(model), items)
+    found = step(model, cached_state(model, cache), arrays, "cross-entropy", "fp64", of_input=of_input)
     assert found.target is not None
     assert found.target.shape == (items,)
-    loss, model = plain(cache, "tiny", items, found.target)
+    loss, tensors = plain(cache, "tiny", items, found.target)
     assert float(found.result) == pytest.approx(loss.item(), rel=1e-12)
-    assert list(found.samples) == [name for name, _ in model.named_parameters()]
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad.flatten().numpy()
+    assert list(found.samples) == [name for name in tensors if of_input or name != "input"]
+    for name in found.samples:
+        gradient = tensors[name].grad.flatten().numpy()
         np.testing.assert_allclose(found.samples[name], gradient[positions(gradient.size)], rtol=1e-9, atol=1e-15)
         assert found.norms[name] == pytest.approx(np.linalg.norm(gradient))
-
-
-def test_the_gradient_of_the_input_is_torchs_where_it_is_asked_for(cache: Cache) -> None:
-    model, state = source("tiny"), cached_state(source("tiny"), cache)
-    arrays = seeded_inputs(input_specs(model), 2)
-    found = step(model, state, arrays, "cross-entropy", "fp64", of_input=True)
-    plain = reference(cache)
-    assert set(found.samples) == {*plain.samples, "input"}
-    x = torch.from_numpy(arrays[0]).double().requires_grad_()
-    module = restore(model, state).double().train()
-    module[5].eval()
-    assert found.target is not None
-    nn.functional.cross_entropy(module(x), torch.from_numpy(found.target)).backward()
-    assert x.grad is not None
-    np.testing.assert_allclose(found.samples["input"], x.grad.flatten(), rtol=1e-9, atol=1e-15)
 
 
 def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None:

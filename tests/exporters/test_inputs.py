@@ -161,8 +161,8 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
         ({"inputs": ()}, r"`inputs: {in1: {range: \[0, 100\]}}`"),
         ({"inputs": declared_inputs({"ids": {"range": [0, 2]}})}, "m.onnx has no input 'ids'"),
         ({"dimensions": {}}, r"dimensions: \{H: 128\}"),
-        ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W' beside its batch; free are: H"),
-        ({"dimensions": {"H": 8, "N": 4}}, "no free dimension 'N' beside its batch"),
+        ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W' beside the batch; free are: H"),
+        ({"dimensions": {"H": 8, "N": 4}}, "no free dimension 'N' beside the batch"),
         ({"dimensions": {"H": 8, "in0[1]": 5}}, r"no free dimension 'in0\[1\]'"),
     ):
         with pytest.raises(ModelError, match=says):
