@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from exporters import flops
 from exporters.cache import Cache
 from exporters.catalog import CATALOG
 from exporters.flops import Cost, cached_cost, node_flops
-from exporters.inputs import declared_inputs, input_specs
+from exporters.inputs import input_specs
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 
@@ -247,26 +246,12 @@ def test_products_tables_and_integers_of_a_graph_by_hand(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("operator", "inputs", "expected"),
-    [
-        ("ConvInteger", "x w", 2 * 196 * 2 * 27),
-        ("MatMulInteger", "x m", 2 * 3 * 16 * 5 * 16),
-    ],
-)
-def test_integer_operators_by_hand(tmp_path: Path, operator: str, inputs: str, expected: int) -> None:
-    integers = {"w": (2, 3, 3, 3), "m": (16, 5), "z": ()}
-    weights = [weight("s"), *(weight(name, *shape, type_=TensorProto.UINT8) for name, shape in integers.items())]
-    nodes = [helper.make_node(operator, inputs.split(), ["1"]), helper.make_node("Cast", ["1"], ["y"], to=1)]
-    source = write(tmp_path / "q.onnx", nodes, ["n", 3, 16, 16], *weights, kind=TensorProto.UINT8)
-    found = cost_of(replace(source, inputs=declared_inputs({"x": {"range": [0, 256]}})))
-    assert found.flops("inference") == expected
-
-
-@pytest.mark.parametrize(
     ("operator", "inputs", "y", "attributes", "expected"),
     [
         ("Gemm", [(5, 4), (5, 6)], (4, 6), {"transA": 1}, 2 * 4 * 5 * 6),
         ("MatMul", [(4,), (4,)], (), {}, 2 * 4),
+        ("MatMulInteger", [(3, 16, 16), (16, 5)], (3, 16, 5), {}, 2 * 3 * 16 * 5 * 16),
+        ("ConvInteger", [(1, 3, 16, 16), (2, 3, 3, 3)], (1, 2, 14, 14), {}, 2 * 196 * 2 * 27),
         ("Relu", [(4,)], (4,), {}, 0),
     ],
 )

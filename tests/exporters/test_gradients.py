@@ -153,18 +153,6 @@ def test_narrower_types_lie_further_off(cache: Cache) -> None:
     assert errors["amp-bf16"] == pytest.approx(errors["bf16"], rel=0.7)
 
 
-@pytest.mark.parametrize(
-    ("exact", "rounded"),
-    [(1.0, 1.0), (1 + 2**-10, 1 + 2**-10), (1 + 2**-11, 1 + 2**-10), (1 + 2**-12, 1.0), (-3e30, None), (0.0, 0.0)],
-)
-def test_tf32_has_ten_bits_of_mantissa(exact: float, rounded: float | None) -> None:
-    found = gradient_reference._to_tf32(torch.tensor([exact])).item()
-    if rounded is None:
-        assert found == pytest.approx(exact, rel=2**-11)
-    else:
-        assert found == rounded
-
-
 @pytest.mark.parametrize("shape", [(4096, 4096), (512, 512, 3, 3), (1000, 2048), (64, 65)])
 def test_of_a_large_one_evenly_spaced_elements_of_all_rows_and_columns(shape: tuple[int, ...]) -> None:
     size = math.prod(shape)
