@@ -34,18 +34,13 @@ def dtype_of(dtype: torch.dtype) -> Any:
 
 
 def convolution(x: Array, weight: Array, bias: Array | None, *geometry: Any) -> Array:
-    stride, padding, dilation, transposed, output_padding, groups = geometry
+    stride, padding, dilation, transposed, _, groups = geometry
     spatial = x.ndim - 2
     stride, padding, dilation = (_each(value, spatial) for value in (stride, padding, dilation))
-    pads, dilate_input = [(p, p) for p in padding], None
+    pads = [(p, p) for p in padding]
     if transposed:
-        # The gradient of a convolution, written as one: the kernel is flipped, and strides are gaps in the input.
-        own = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        pads = [(o - p, o - p + e) for o, p, e in zip(own, padding, _each(output_padding, spatial), strict=True)]
-        grouped = jnp.flip(weight, range(2, weight.ndim)).reshape(groups, -1, *weight.shape[1:])
-        weight = grouped.swapaxes(1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
-        stride, dilate_input = [1] * spatial, stride
-    out = lax.conv_general_dilated(x, weight, stride, pads, dilate_input, dilation, feature_group_count=groups)
+        raise Unsupported("not translated to JAX: transposed convolution")
+    out = lax.conv_general_dilated(x, weight, stride, pads, None, dilation, feature_group_count=groups)
     return out if bias is None else out + bias.reshape(-1, *[1] * spatial)
 
 

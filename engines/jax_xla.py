@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +46,14 @@ class JaxSession:
         if job.training.optimizer != "none":
             raise Unsupported("the JAX engine trains without an optimizer's step: ask for optimizers: [none]")
         self.job = job
+        # XLA's CPU client reads it as it starts, and else takes every core.
+        os.environ.setdefault("NPROC", str(torch.get_num_threads()))
         # It opens no other device than the case's, so nothing can run on the CPU in silence.
         jax.config.update("jax_platforms", job.device)
         # A time to build that came out of a cache would be none.
         jax.config.update("jax_enable_compilation_cache", False)
         try:
-            with _as_many_threads_as_torch():
-                self.device = jax.devices()[0]
+            self.device = jax.devices()[0]
         except RuntimeError as error:
             raise Unsupported(f"JAX has no {job.device} device: {error}") from error
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
@@ -162,19 +162,6 @@ class JaxSession:
 
     def _to_device(self, thing: Array | torch.Tensor) -> jax.Array:
         return jax.device_put(converted(thing, self.job.precision), self.device)
-
-
-@contextlib.contextmanager
-def _as_many_threads_as_torch() -> Iterator[None]:
-    """Limit XLA's CPU client, which reads NPROC as it starts and else takes every core."""
-    if "NPROC" in os.environ:
-        yield
-        return
-    os.environ["NPROC"] = str(torch.get_num_threads())
-    try:
-        yield
-    finally:
-        del os.environ["NPROC"]
 
 
 def converted(thing: Array | torch.Tensor, precision: str) -> Array:

@@ -10,7 +10,7 @@ import ast
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,8 +177,8 @@ def origins(graph: onnx.GraphProto) -> list[Origin]:
     known = []
     for node in graph.node:
         metadata = {entry.key: entry.value for entry in node.metadata_props}
-        scopes = _list(metadata.get("pkg.torch.onnx.name_scopes"))
-        classes = _list(metadata.get("pkg.torch.onnx.class_hierarchy"))
+        keys = ("name_scopes", "class_hierarchy")
+        scopes, classes = (ast.literal_eval(metadata.get(f"pkg.torch.onnx.{key}", "[]")) for key in keys)
         if len(scopes) < 2 or not classes:
             continue
         # "aten.add.Tensor": namespace, operator, overload.
@@ -186,14 +186,6 @@ def origins(graph: onnx.GraphProto) -> list[Origin]:
         holders = frozenset(t.rpartition(".")[0] for t in node.input if t in constants and "." in t)
         known.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
     return known
-
-
-def _list(written: str | None) -> Sequence[str]:
-    try:
-        value = ast.literal_eval(written or "[]")
-    except (ValueError, SyntaxError):
-        return []
-    return [str(v) for v in value] if isinstance(value, Iterable) and not isinstance(value, str) else []
 
 
 @dataclass(frozen=True)

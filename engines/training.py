@@ -245,14 +245,10 @@ def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.opti
             sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return sgd
     if job.training.optimizer == "adamw":
-        captured, eps = job.options.cuda_graph, epsilon(job.precision)
+        # In fp16 squares of gradients below 0.008 underflow, and 1e-8 would divide by nearly nothing.
+        captured, eps = job.options.cuda_graph, 1e-3 if job.precision == "fp16" else 1e-8
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=eps, **ADAMW, fused=True, capturable=captured)
     return None
-
-
-def epsilon(precision: str) -> float:
-    """Choose AdamW's: in fp16 squares of gradients below 0.008 underflow, and 1e-8 would divide by nearly nothing."""
-    return 1e-3 if precision == "fp16" else 1e-8
 
 
 def _sample(gradient: Tensor) -> Array:

@@ -102,7 +102,9 @@ class TrtSession:
         self.request = _request(self.library, job)
         self.specs = graph_specs(job.source, job.graph)
         self.driver = open_driver()
-        self.results, self.products = _names(job.graph)
+        graph = read_onnx(job.graph).graph
+        self.results = [value.name for value in graph.output]
+        self.products = [node.name for node in graph.node if computes(node) and node.name]
         self.warnings: list[Warning] = []
         self.runtime: Any = None
         self.engine: Any = None
@@ -320,11 +322,6 @@ def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, in
     if not any(BATCH in spec.shape for spec in specs):
         raise Unsupported(f"{job.source.name} has a fixed batch of {batch}: leave out batch_range")
     return batches
-
-
-def _names(onnx: Path) -> tuple[list[str], list[str]]:
-    graph = read_onnx(onnx).graph
-    return [value.name for value in graph.output], [node.name for node in graph.node if computes(node) and node.name]
 
 
 def current_gpu() -> tuple[str, str]:

@@ -167,16 +167,12 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
     # From the file, so that data next to it is read.
     if parser.parse_from_file(str(onnx)):
         return
-    refusals = [parser.get_error(number) for number in range(parser.num_errors)]
-    why = "; ".join(map(_explain, refusals[:_SHOWN_ERRORS]))
+    told = []
+    for refusal in [parser.get_error(number) for number in range(min(parser.num_errors, _SHOWN_ERRORS))]:
+        node = f"node {refusal.node()} '{refusal.node_name()}' ({refusal.node_operator()}): "
+        told.append((node if refusal.node() >= 0 else "") + reasons([refusal.desc()], _ERROR_CHARACTERS))
+    why = "; ".join(told)
     raise ModelError(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
-
-
-def _explain(refusal: Any) -> str:
-    why = reasons([refusal.desc()], _ERROR_CHARACTERS)
-    if refusal.node() < 0:  # It is about the file.
-        return why
-    return f"node {refusal.node()} '{refusal.node_name()}' ({refusal.node_operator()}): {why}"
 
 
 def _configure(library: Any, config: Any, request: BuildRequest) -> None:

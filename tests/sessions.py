@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engines.base import Session
+from engines.base import Job, Session
+from engines.catalog import ENGINES
+from engines.options import PLAIN, Training
 from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import export_onnx
+from exporters.source import ModelSource
+from exporters.weights import cached_state
 
 
 def cache_beside(module: str, factories: str) -> Any:
@@ -39,6 +45,25 @@ def switches_put_back() -> Any:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark = before
 
     return switches
+
+
+def make_job(
+    source: ModelSource,
+    cache: Cache,
+    engine: str,
+    precision: str,
+    pass_: Any = "inference",
+    batch: int = 2,
+    training: Training = PLAIN,
+    device: Any = "cpu",
+    phase: Any = lambda name: None,
+    **options: Any,
+) -> Job[Any]:
+    """Make a job of a source, with the prepared weights, and the graph where the engine needs one."""
+    inputs = tuple(seeded_inputs(input_specs(source), batch))
+    onnx = export_onnx(source, precision, cache).path if ENGINES[engine].needs == "onnx" else None
+    own, state = ENGINES[engine].options(**options), cached_state(source, cache)
+    return Job(source, pass_, precision, batch, device, own, inputs, state, onnx, phase, training=training)
 
 
 def outputs(session: Session) -> Any:

@@ -128,7 +128,6 @@ def test_versions_that_are_too_old_are_said_with_what_is_not_there_and_one_comma
         ("cuda: Optional[str] = '12.8'", "cu12"),
         ("cuda = '13.0'", "cu13"),
         ("cuda: Optional[str] = None", "cu13"),
-        ("cuda_of_another = '12.8'", "cu13"),
     ],
 )
 def test_a_command_names_the_cuda_of_torch(

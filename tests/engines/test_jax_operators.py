@@ -60,8 +60,6 @@ MODULES: list[tuple[Any, tuple[int, ...]]] = [
     (nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect", groups=2), IMAGES),
     (nn.Conv1d(4, 6, 3, stride=2, padding=1), LINES),
     (nn.Conv3d(2, 3, (3, 3, 2), padding=1), VOLUMES),
-    (nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1), IMAGES),
-    (nn.ConvTranspose2d(8, 4, (3, 2), stride=(1, 2), padding=(0, 1), dilation=(2, 1), groups=2, bias=False), IMAGES),
     (nn.Linear(8, 5), IMAGES),
     # Windows that reach over the border, at the end alone, and not at all.
     *((nn.MaxPool2d(3, s, p, ceil_mode=c), IMAGES) for s, p, c in [(2, 1, False), (2, 0, True), (3, 1, True)]),

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from able_engines import if_able
-from sessions import switches_put_back
+from sessions import make_job, switches_put_back
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import engines
-from engines.base import Job, Session
-from engines.catalog import ENGINES
+from engines.base import Session
 from engines.options import Training
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -52,10 +51,7 @@ def open_layer(cache: Cache) -> Open:
 
     def start(engine: str, layer: Layer, precision: str = "fp32", pass_: Any = "training", **options: Any) -> Session:
         source = ModelSource("a-layer", layer=layer)
-        inputs, state = tuple(seeded_inputs(input_specs(source), BATCH)), cached_state(source, cache)
-        training = Training(head="logits")
-        own = ENGINES[engine].options(**options)
-        job = Job(source, pass_, precision, BATCH, "cpu", own, inputs, state, training=training)
+        job = make_job(source, cache, engine, precision, pass_, BATCH, Training(head="logits"), **options)
         return engines.open_session(engine, job)
 
     return start

@@ -300,17 +300,6 @@ def test_a_module_that_is_called_twice_shares_its_nodes_in_order() -> None:
     assert covered_by([*operators, operator("relu_", "relu", 2)], origins)[0] == ("r",)
 
 
-def test_operators_that_the_exporter_rewrote_share_what_is_left() -> None:
-    origins = [
-        origin("lrn", "norm", "_symbolic"),
-        origin("s", "", "sub"),
-        origin("m", "", "mean"),
-        origin("d", "", "v"),
-    ]
-    operators = [operator("pow", "norm"), operator("div", "norm"), operator("sub", ""), operator("std", "")]
-    assert covered_by(operators, origins) == [("lrn",), ("lrn",), ("s",), ("m", "d")]
-
-
 def test_a_folded_module_covers_the_node_that_holds_its_weights() -> None:
     origins = [origin("conv", "bn", "batch_norm", "conv"), origin("conv_1", "other", "conv2d", "other")]
     assert covered_by([operator("conv2d", "conv"), operator("batch_norm", "bn")], origins) == [("conv",), ("conv",)]

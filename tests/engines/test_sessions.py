@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import torch
 from able_engines import if_able
-from sessions import cache_beside, error, outputs, switches_put_back
+from sessions import cache_beside, error, make_job, outputs, switches_put_back
 
 import engines
 from engines.base import Feedable, Job, Session
-from engines.catalog import ENGINES
 from engines.eager import EagerSession
 from engines.options import EagerOptions
 from engines.ort import run_options
@@ -25,7 +24,6 @@ from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 
@@ -63,19 +61,8 @@ switches = switches_put_back()
 def open_session(cache: Cache) -> Open:
     """`open_session("eager", "bf16", channels_last=True)`."""
 
-    def start(
-        engine: str,
-        precision: str = "fp32",
-        pass_: Any = "inference",
-        phase: Callable[[str], None] = lambda name: None,
-        **options: Any,
-    ) -> Session:
-        inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
-        onnx = export_onnx(SOURCE, precision, cache).path if ENGINES[engine].needs == "onnx" else None
-        state = cached_state(SOURCE, cache)
-        own = ENGINES[engine].options(**options)
-        job = Job(SOURCE, pass_, precision, BATCH, "cpu", own, inputs, state, onnx, phase)
-        return engines.open_session(engine, job)
+    def start(engine: str, precision: str = "fp32", **more: Any) -> Session:
+        return engines.open_session(engine, make_job(SOURCE, cache, engine, precision, batch=BATCH, **more))
 
     return start
 
@@ -89,38 +76,25 @@ def expected(cache: Cache) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, PLUGIN, JAX])
-def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open, expected: Any) -> None:
-    before = os.environ.get("NPROC")
+def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(
+    engine: str, open_session: Open, cache: Cache, expected: Any
+) -> None:
     session = open_session(engine)
     assert error(outputs(session), expected) < 1e-5
     assert error(outputs(session), expected) < 1e-5, "and again"
-    assert session.proof().compute_types.keys() == {"float32"}
-    assert os.environ.get("NPROC") == before, "JAX's threads would be those of every process that is started later"
-
-
-@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, PLUGIN, JAX])
-def test_every_engine_takes_other_inputs(engine: str, open_session: Open, cache: Cache, expected: Any) -> None:
-    session = open_session(engine)
     assert isinstance(session, Feedable)
     (other,) = seeded_inputs(input_specs(SOURCE), BATCH, first=BATCH)
     with torch.no_grad():
         truth = restore(SOURCE, cached_state(SOURCE, cache))(torch.from_numpy(other)).numpy()
     assert error(truth, expected) > 1e-2
-    assert error(outputs(session), expected) < 1e-5
     session.feed([other])
     assert error(outputs(session), truth) < 1e-5
+    assert session.proof().compute_types.keys() == {"float32"}
 
 
 def test_channels_last_and_half_precision_give_the_same_outputs(open_session: Open, expected: Any) -> None:
     assert error(outputs(open_session("eager", channels_last=True)), expected) < 1e-5
     assert 1e-4 < error(outputs(open_session("eager", "bf16")), expected) < 5e-2
-
-
-@pytest.mark.parametrize("engine", [COMPILED])
-def test_compiled_in_channels_last_and_half_precision_gives_the_same_outputs(
-    engine: str, open_session: Open, expected: Any
-) -> None:
-    assert 1e-4 < error(outputs(open_session(engine, "bf16", channels_last=True)), expected) < 5e-2
 
 
 def test_training_marks_its_parts_and_leaves_gradients(open_session: Open) -> None:
@@ -165,9 +139,12 @@ def test_proof_of_eager_counts_convolutions_and_products_by_type(
 
 
 @pytest.mark.parametrize("engine", [COMPILED])
-def test_proof_of_compiled_counts_its_graphs(open_session: Open, engine: str) -> None:
+def test_compiled_counts_its_graphs_in_channels_last_and_half_precision(
+    open_session: Open, engine: str, expected: Any
+) -> None:
     phases: list[str] = []
-    session = open_session(engine, phase=phases.append)
+    session = open_session(engine, "bf16", phase=phases.append, channels_last=True)
+    assert 1e-4 < error(outputs(session), expected) < 5e-2
     assert phases == ["build", "load"]
     proof = session.proof()
     assert proof.details["compiled_graphs"] >= 1

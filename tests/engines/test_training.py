@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from able_engines import needs
-from sessions import cache_beside
+from sessions import cache_beside, make_job
 
 import engines
 from engines.base import Job, Trainable
-from engines.catalog import ENGINES
 from engines.options import EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
@@ -67,14 +66,9 @@ def open_session(cache: Cache) -> Open:
         batch: int = BATCH,
         **options: Any,
     ) -> Any:
-        model = source(name)
-        inputs = tuple(seeded_inputs(input_specs(model), batch))
-        state = cached_state(model, cache)
         training = Training(optimizer, head, dropout, input_gradient)
-        own = ENGINES[engine].options(**options)
-        return engines.open_session(
-            engine, Job(model, "training", precision, batch, "cpu", own, inputs, state, training=training)
-        )
+        job = make_job(source(name), cache, engine, precision, "training", batch, training, **options)
+        return engines.open_session(engine, job)
 
     return start
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import Any
+from pathlib import Path
 
-import polars as pl
 import pytest
 from runs import Profiler, run_job
 
@@ -31,17 +30,8 @@ exclude: [{precision: bf16, pass: training}]
 PARAMETERS_MIB = 11_689_512 * 4 / 2**20
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[Any]:
-    folder = tmp_path_factory.mktemp("jax")
-    run = run_job(profiler, folder, JOB)
-    found = load(run)[0].collect()
-    with pl.Config(tbl_cols=20, fmt_str_lengths=80, tbl_width_chars=200):
-        print(found.select("case_id", "status", "latency_ms", "enqueue_ms", "build_s", "slack_mib", "warnings"))
-    return found.to_dicts()
-
-
-def test_all_ran_on_the_gpu_in_the_types_asked_for(rows: list[Any]) -> None:
+def test_types_clocks_memory_and_errors(tmp_path: Path, profiler: Profiler) -> None:
+    rows = load(run_job(profiler, tmp_path, JOB))[0].collect().to_dicts()
     assert len(rows) == 5
     for row in rows:
         assert row["status"] == "ok", row["reason"]
@@ -49,17 +39,8 @@ def test_all_ran_on_the_gpu_in_the_types_asked_for(rows: list[Any]) -> None:
         assert proof["device"] == "cuda"
         assert proof["compute_types"].keys() == {"bfloat16" if row["precision"] == "bf16" else "float32"}
         assert proof["tf32"] == (row["precision"] == "tf32")
-
-
-def test_they_are_timed_on_the_host(rows: list[Any]) -> None:
-    for row in rows:
-        assert row["clock"] == "host"
-        assert row["gpu_ms"] is None
+        assert (row["clock"], row["gpu_ms"]) == ("host", None)
         assert 0 < row["enqueue_ms"] <= row["host_ms"]
-
-
-def test_figures_of_memory_and_of_errors_are_there(rows: list[Any]) -> None:
-    for row in rows:
         size = PARAMETERS_MIB / (2 if row["precision"] == "bf16" else 1)
         assert row["weights_mib"] == pytest.approx(size, rel=0.02)
         assert row["activations_mib"] > 0

@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from sessions import switches_put_back
+from sessions import make_job, switches_put_back
 
 import engines
-from engines.base import Job
-from engines.catalog import ENGINES
 from engines.options import Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d, Layer, Linear
-from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 from profiler.stats.samples import median
@@ -82,10 +79,8 @@ def open_layer(cache: Cache, clock: CudaClock) -> Open:
 
     def start(engine: str, layer: Layer, precision: str = "fp32", batch: int = BATCH, **options: Any) -> Any:
         source = ModelSource("a-layer", layer=layer)
-        inputs, state = tuple(seeded_inputs(input_specs(source), batch)), cached_state(source, cache)
         training = Training(head="logits")
-        own = ENGINES[engine].options(**options)
-        job = Job(source, "training", precision, batch, "cuda", own, inputs, state, training=training)
+        job = make_job(source, cache, engine, precision, "training", batch, training, "cuda", **options)
         session = engines.open_session(engine, job)
         for _ in range(3):
             session.run(clock.mark)
@@ -132,14 +127,9 @@ def test_output_and_gradients_are_autograds_in_fp64(
     assert max(found.values()) < ERRORS[precision], found
     if precision == "fp16":
         assert max(found.values()) > 1e-5, "computed in fp32"
-
-
-@variants
-def test_proof_says_what_ran(engine: str, options: dict[str, Any], open_layer: Open) -> None:
-    proof = open_layer(engine, LAYERS["plain"], "fp16", **options).proof()
-    assert proof.compute_types == {"float16": 3}
+    proof = session.proof()
+    assert proof.compute_types == {"float16" if precision == "fp16" else "float32": 3}
     assert proof.cudnn is options.get("cudnn", True)
-    assert proof.details["channels_last"] is options.get("channels_last", False)
     if engine == "compiled":
         wanted = options.get("mode") != "default"
         assert (proof.cuda_graph, proof.cuda_graph_skips, proof.graph_breaks) == (wanted, 0, 0)

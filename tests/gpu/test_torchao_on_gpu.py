@@ -6,7 +6,6 @@ import importlib.util
 import json
 from typing import Any
 
-import polars as pl
 import pytest
 from runs import Profiler, run_job
 
@@ -56,11 +55,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> list[A
     folder = tmp_path_factory.mktemp("torchao")
     (folder / "net.py").write_text(NET)
     run = run_job(profiler, folder, JOB)
-    found = load(run)[0].collect()
-    with pl.Config(tbl_cols=20, fmt_str_lengths=80, tbl_width_chars=200):
-        shown = ("case_id", "status", "latency_ms", "gpu_ms", "build_s", "weights_mib", "rel_l2_error", "warnings")
-        print(found.select(shown))
-    return found.to_dicts()
+    return load(run)[0].collect().to_dicts()
 
 
 def test_linear_layers_ran_in_8_bits_and_all_else_in_bf16(rows: list[Any]) -> None:
@@ -73,14 +68,7 @@ def test_linear_layers_ran_in_8_bits_and_all_else_in_bf16(rows: list[Any]) -> No
             assert proof["compute_types"] == {QUANTIZED[row["precision"]]: 4, "bfloat16": 2}, row["case_id"]
             assert (proof["linear_layers"], proof["quantized_layers"]) == (5, 4)
             assert row["build_s"] > 0
-
-
-def test_compiled_replays_a_graph(rows: list[Any]) -> None:
-    assert [json.loads(row["proof"])["cuda_graph"] for row in rows if row["engine"] == "compiled"] == [True] * 3
-
-
-def test_errors_are_those_of_8_bits(rows: list[Any]) -> None:
-    for row in rows:
+        assert proof["cuda_graph"] == (row["engine"] == "compiled")
         bound = 0.1 if row["precision"] in QUANTIZED else 0.02
         assert 1e-5 < row["rel_l2_error"] < bound, row["case_id"]
         assert not [warning for warning in row["warnings"] if warning.startswith("inaccurate")]

@@ -10,20 +10,13 @@ import polars as pl
 import pytest
 import torch
 from runs import Profiler, run_job
-from sessions import switches_put_back
+from sessions import make_job, switches_put_back
 
 import engines
-from engines.base import Job
-from engines.catalog import ENGINES
 from engines.options import Training
 from exporters.cache import Cache
-from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Gradients, deviation, reference_items, tiled
-from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
-from exporters.weights import cached_state
 from profiler import load
-from profiler.worker.checks import judge_gradients
 from profiler.worker.clock import CudaClock
 
 pytestmark = pytest.mark.gpu
@@ -141,10 +134,7 @@ def open_session(cache: Cache, clock: CudaClock) -> Open:
 
     def start(precision: str, optimizer: Any = "none", engine: str = "eager", **options: Any) -> Any:
         clock.forget()
-        inputs = tuple(seeded_inputs(input_specs(MODEL), BATCH))
-        state = cached_state(MODEL, cache)
-        own = ENGINES[engine].options(**options)
-        job = Job(MODEL, "training", precision, BATCH, "cuda", own, inputs, state, training=Training(optimizer))
+        job = make_job(MODEL, cache, engine, precision, "training", BATCH, Training(optimizer), "cuda", **options)
         return engines.open_session(engine, job)
 
     return start
@@ -186,31 +176,3 @@ def test_every_replay_of_a_graph_is_a_step(
         after = weights(session)
         assert all(bool(torch.isfinite(p).all()) for p in after)
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-@pytest.mark.parametrize("optimizer", ["none", "adamw"])
-@pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
-@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
-def test_what_was_measured_shows_the_references_gradients(
-    open_session: Open, cache: Cache, precision: str, how: str, optimizer: str
-) -> None:
-    options = {"cuda_graph": True, "channels_last": True} if how == "graph" else {}
-    session = open_session(precision, optimizer, "compiled" if how == "compiled" else "eager", **options)
-    for _ in range(5):
-        session.run(lambda name: None)
-    places = [p.data_ptr() for p in session.model.parameters()]
-    items = reference_items(BATCH)
-    specs, state = input_specs(MODEL), cached_state(MODEL, cache)
-    reference = cached_gradients(MODEL, specs, state, "cross-entropy", items, [precision], cache, [BATCH])
-    truth = Gradients.read(reference.path)
-    assert truth.target is not None
-    inputs = [tiled(array, BATCH) for array in seeded_inputs(specs, items)]
-    for _ in range(2):
-        loss, found = session.gradients(inputs, tiled(truth.target, BATCH))
-        off = deviation(loss, found, truth)
-        print(precision, how, optimizer, off.result, off.gradient, reference.own_at(precision, BATCH).gradient)
-        finding = judge_gradients(precision, off, reference.own_at(precision, BATCH), truth.norms)
-        assert not isinstance(finding, str)
-        assert off.result < 0.01
-    assert [p.data_ptr() for p in session.model.parameters()] == places
-    assert session.proof().compute_types.keys() == {TYPES.get(precision, "float32")}

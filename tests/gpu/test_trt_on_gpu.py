@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from runs import Profiler
 
 from engines import trt
 from engines.device import ALIGNMENT, Buffers, CudaBindings, Driver, PyCuda, capture
-from profiler import load
 from profiler.processes.process import explain
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -36,15 +33,6 @@ WIDE = 2 * MIB
 SCRATCH = 64 * MIB
 SLACK_MIB = 4
 """The driver takes memory in pieces of 2 MiB."""
-JOB = """
-models: [resnet18]
-engines: [trt, trt-rtx]
-passes: [inference]
-precisions: [fp16]
-batch_sizes: [1]
-device: cuda
-budget: {seconds: 0.3}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -197,19 +185,3 @@ def test_memory_is_what_a_session_takes_and_gives_back_however_it_ends(library: 
     assert explain(caught.value).status == "oom"
     del caught
     assert free_mib() >= before - SLACK_MIB
-
-
-def test_what_cannot_run_here_is_an_unsupported_row(tmp_path: Path, profiler: Profiler) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=tmp_path)
-    (path,) = (tmp_path / "results").iterdir()
-    rows = {row["variant"]: row for row in load(path)[0].collect().to_dicts()}
-    assert rows.keys() == {"trt", "trt-rtx"}
-    absent = importlib.util.find_spec("tensorrt") is None
-    if absent:
-        assert rows["trt"]["status"] == "unsupported", rows["trt"]["reason"]
-        assert "pip install" in rows["trt"]["reason"]
-    assert rows["trt-rtx"]["status"] == "unsupported", rows["trt-rtx"]["reason"]
-    capability = "{}.{}".format(*torch.cuda.get_device_capability())
-    assert f"compute capability {capability}" in rows["trt-rtx"]["reason"]
-    assert done.returncode == (1 if absent else 0), done.stdout + done.stderr
