@@ -75,7 +75,7 @@ class LibraryVersion:
 
 @dataclass(frozen=True)
 class Reference:
-    """How an engine makes the outputs that parity is relative to, on a GPU if the CPU cannot afford them."""
+    """How an engine makes the outputs that parity is relative to."""
 
     names: Mapping[Device, str]
     """In the results' column `reference`."""
@@ -350,7 +350,12 @@ ENGINES: dict[str, Engine] = {
             name="trt",
             library="TensorRT",
             summary="TensorRT: an engine built for this GPU",
-            requirements=(Requirement("tensorrt", _INSTALL_TRT), _CUDA_DRIVER),
+            requirements=(
+                Requirement(
+                    "tensorrt", _INSTALL_TRT, least="10.13", packages=("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+                ),
+                _CUDA_DRIVER,
+            ),
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
             packages=("cuda-bindings", "pycuda"),
@@ -362,7 +367,12 @@ ENGINES: dict[str, Engine] = {
             library="TensorRT for RTX",
             summary="TensorRT for RTX: an engine built ahead of time for GeForce and RTX GPUs",
             requirements=(
-                Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
+                Requirement(
+                    "tensorrt_rtx|tensorrt_rtx_bindings",
+                    _INSTALL_RTX,
+                    least="1.7",
+                    packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
+                ),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
                 _CUDA_DRIVER,
             ),

@@ -1,4 +1,4 @@
-"""Build an ONNX graph with TensorRT, and keep the serialized engine and its kernel timings in the cache.
+"""Build an ONNX graph with TensorRT, and keep the serialized engine in the cache.
 
 The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. Networks are strongly typed: the types
 are the graph's, and the TF32 flag is the one switch of precision. TensorRT times kernels on the GPU while it builds, so
@@ -153,7 +153,7 @@ def _build(library: Any, request: BuildRequest, progress: Callable[[str], None],
     check(monitor)
     if plan is None:
         why = logged(logger, 2 * _ERROR_CHARACTERS)
-        error = Unsupported if re.search(_NO_KERNELS, why) else RuntimeError
+        error = Unsupported if re.search(_NO_KERNELS, " ".join(logger.errors)) else RuntimeError
         place = request.target or "this GPU"
         raise error(f"{product(library)} cannot build {request.onnx.name} for {place}: {why}")
     forget(logger)

@@ -86,7 +86,7 @@ def _made(source: ModelSource) -> tuple[nn.Module, list[Example]]:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_complex():
             raise source.error(f"{name} is complex, and fp32 would lose a part; keep two floats (torch.view_as_real)")
-    return model, _examples(source, model, *more) if more else []
+    return model, _examples(source, model, *more) if more and source.asks_code else []
 
 
 def seed() -> None:

@@ -303,16 +303,16 @@ def pytest_collection_finish() -> None:
 _GPU_SECONDS = 900
 """Time limit of a GPU test; a file's first one waits for a run of many cases."""
 LONGEST = (
-    *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "profiler/run/test_largest_batch.py"),
-    *("engines/test_trt_build.py", "browser/test_page.py", "robustness/test_odd_models.py"),
-    *("profiler/test_measure.py", "test_wheel.py", "profiler/test_build.py", "robustness/test_kills.py"),
-    *("profiler/run/test_resume.py", "exporters/test_onnx_export.py", "exporters/test_flops.py"),
-    *("profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
-    *("engines/test_jax_run.py", "profiler/published/test_suites.py", "exporters/test_int8.py"),
-    *("profiler/run/test_watch.py", "engines/test_training.py"),
-    *("profiler/run/test_layer_job.py", "profiler/report/test_report.py"),
-    *("engines/test_sessions.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
-    *("profiler/worker/test_measure_case.py", "test_architecture.py"),
+    *("profiler/run/test_command.py", "profiler/run/test_largest_batch.py", "robustness/test_odd_models.py"),
+    *("robustness/test_kills.py", "profiler/test_measure.py", "profiler/recommend/test_artifact.py", "test_wheel.py"),
+    *("profiler/worker/test_measure_case.py", "profiler/test_build.py", "engines/test_trt_build.py"),
+    *("exporters/test_onnx_export.py", "exporters/test_catalog.py", "exporters/test_build_model.py"),
+    *("engines/test_training.py", "browser/test_page.py", "profiler/run/test_watch.py"),
+    *("profiler/run/test_bad_models.py", "profiler/run/test_resume.py", "exporters/test_flops.py"),
+    *("exporters/test_int8.py", "profiler/run/test_layer_job.py", "engines/test_sessions.py"),
+    *("engines/test_jax_run.py", "profiler/published/test_suites.py", "profiler/run/test_shapes.py"),
+    *("profiler/report/test_report.py", "profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
+    "test_architecture.py",
 )
 """Files of 10 to 130 seconds, the longest first: each is one worker's, and the last of them would end alone."""
 ONE_WORKERS = ("browser", "engines", "exporters", "robustness")

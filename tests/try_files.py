@@ -14,7 +14,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.processes.messages import Entered, Report
 from profiler.processes.process import explain
-from profiler.run.model_job import _check_graph
+from profiler.run.model_job import _fixed_batch
 from profiler.worker.prepare_model import prepare_model
 
 
@@ -42,7 +42,7 @@ def _in_the_parent(source: ModelSource) -> str:
         return ""
     try:
         is_float32(source.onnx)
-        _check_graph({"name": "m", "onnx": source.onnx}, None, {})
+        _fixed_batch({"name": "m", "onnx": source.onnx}, {})
     except ConfigError:
         return ""
     except Exception as error:

@@ -96,7 +96,10 @@ def _inputs(data: Any, info: ValidationInfo) -> Any:
         raise mistake(str(error), *error.at) from None
 
     tensors = data.items() if isinstance(data, dict) else enumerate(data)
-    whole = {key: {**each, "data": str(folder / each["data"])} if "data" in each else each for key, each in tensors}
+    whole = {
+        key: {**each, "data": str(folder / each["data"])} if each.get("data") is not None else each
+        for key, each in tensors
+    }
     return whole if isinstance(data, dict) else list(whole.values())
 
 

@@ -196,7 +196,7 @@ class Child:
                 if (outcome := self._take(self._connection.recv())) is not None:
                     self.process.join(_EXIT_SECONDS)  # It leaves by itself; what it started (compiler pools) does not.
                     return self._finish(outcome)
-        except (EOFError, OSError):
+        except Exception:  # The pipe is closed, or holds what cannot be read.
             has_ended = True
         if has_ended:
             return self._finish(self._post_mortem())

@@ -94,15 +94,18 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         target = resolve_device(configs[0].device, facts)
         config = read_job(options, job, target.kind, target.hardware)
         start = resolved(options, console, config, target, facts, only)
-        if isinstance(job, ModelJob):
-            _say_what_is_left_out(job, start)
+        kind, hardware = start.target.kind, start.target.hardware
+        if isinstance(job, ModelJob) and (text := job.not_installed(start.config, kind, hardware)):
+            start.say(text, "dim")
         if options.dry_run:
+            _write_yaml(start)
             return _dry_run(start)
         with _open_run(start) as run:
             runner = start.runner(run)
             runner.started = started
             runner.refuses = isinstance(job, ModelJob)
             interrupted, results = measure_cases(runner, console, options.retry)
+    _write_yaml(start)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():
@@ -174,10 +177,8 @@ def resolved(
     return Start(options, console, config, target, environment, plan, only_of(plan, only))
 
 
-def _say_what_is_left_out(model: ModelJob, start: Start) -> None:
-    """Say which engines are not installed, and write the YAML. Raises ConfigError."""
-    if text := model.not_installed(start.config, start.target.kind, start.target.hardware):
-        start.say(text, "dim")
+def _write_yaml(start: Start) -> None:
+    """Write the job of a model given by name, once it was found to be one. Raises ConfigError."""
     if (file := start.options.write_yaml) is not None:
         write_job(start.config, file)
         start.say(f"Written: {file}; {PROGRAM} {shlex.quote(str(file))} measures the same")
@@ -214,7 +215,7 @@ def _open_run(start: Start) -> Iterator[RunFolder]:
         try:
             yield run
         except ConfigError:
-            if not run.journal.exists():
+            if folder is None and all(row.status == "unsupported" for row in run.results().values()):
                 shutil.rmtree(run.path)
             raise
 
@@ -231,7 +232,7 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     with open_display(start.console) as display:
         stages = Stages(sources, start.config.budget, run.logs, start.config.path, display.preparing)
         check_models(run, stages, f"--resume {folder}", "figures of two networks cannot be mixed in one table")
-    environment |= {key: before[key] for key in _ALL_RUNS_KEYS if before.get(key)}
+    environment |= {key: before[key] for key in _ALL_RUNS_KEYS if key in before}
     # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
     environment["machine"] |= before.get("machine", {}) | parse_machine(start.options.machine)
     environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
@@ -347,6 +348,7 @@ def _what_is_left(start: Start, run: RunFolder) -> str:
         return "all cases have been measured"
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += [] if options.wait_for_idle is None else ["--wait-for-idle", f"{options.wait_for_idle:g}"]
+    words += [f"--{name}" for name in ("strict", "profile") if getattr(options, name)]
     return f"go on with: {' '.join([resuming(run.path), *words])}"
 
 

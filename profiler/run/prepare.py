@@ -15,8 +15,8 @@ from engines.catalog import ENGINES
 from exporters.cache import CacheError, check_root, default_root, most_bytes
 from exporters.flops import Cost
 from exporters.gradients import reference_items
-from exporters.inputs import dimensions_of, why_fixed
-from exporters.int8 import PLACEMENTS
+from exporters.inputs import dimensions_of, input_specs, why_fixed
+from exporters.int8 import PLACEMENTS, calibration_files
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
@@ -74,8 +74,7 @@ def prepare(
 ) -> dict[str, Prepared]:
     """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
 
-    Reference outputs that the CPU cannot afford are taken on the GPU of that UUID. `tick(what, done, total)` is called
-    a few times a second, for the display.
+    `tick(what, done, total)` is called a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
     sources = {case.subject: case.source for case in runnable}
@@ -182,13 +181,21 @@ class Stages:
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
-        calls = {
-            (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
-            for (_, graph), names in sharing.items()
-        }
+        calls = {}
+        for (_, graph), names in sharing.items():
+            first = next((name for name in names if graph in PLACEMENTS and self._is_calibrated(name)), names[0])
+            calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
                 self._keep(name, graph, failed(outcome))
+
+    def _is_calibrated(self, name: str) -> bool:
+        """Tell whether the user's calibration data are of the model's shape."""
+        source = self.sources[name]
+        try:
+            return source.calibration is not None and bool(calibration_files(source.calibration, input_specs(source)))
+        except ModelError:
+            return False
 
     def costs(self) -> None:
         """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""

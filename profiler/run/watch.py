@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
@@ -16,8 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import BinaryIO, Self
-
-from filelock import FileLock, Timeout
 
 from engines.base import Warning
 from exporters.whole_file import write_whole
@@ -52,6 +51,7 @@ class Watcher:
     """The process that reads a GPU all through a run; without a GPU there is none, and no readings."""
 
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
+        self._call: Call | None = None
         self._child: Child | None = None
         self._file: BinaryIO | None = None
         self._readings: list[Reading] = []
@@ -60,7 +60,8 @@ class Watcher:
                 write_whole(path, ",".join(_FIELDS) + "\n")
             self._file = path.open("rb")
             self._file.seek(0, os.SEEK_END)
-            self._child = Child(Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf))
+            self._call = Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf)
+            self._child = Child(self._call)
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +74,8 @@ class Watcher:
 
     def between(self, start: float, end: float) -> list[Reading]:
         """Take the readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
+        if self._call is not None and self._child is not None and self._child.poll() is not None:
+            self._child = Child(self._call)  # It has ended, with the forkserver say; the next rows have readings again.
         if self._file is not None:
             # A line that is being written is left for the next time.
             at, text = self._file.tell(), self._file.read()
@@ -101,26 +104,32 @@ class DeviceLock:
 
     def __init__(self, device: str, run: Path) -> None:
         self._path = lock_folder() / f"runtime-profiler-{device.replace('/', '-')}.lock"
-        self._lock = FileLock(self._path, mode=0o666)
+        self._file: int | None = None
+        self._is_ours = False
         self._who = {"pid": os.getpid(), "folder": str(run.resolve())}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        if self._file is not None:
+            os.close(self._file)
 
     def other(self) -> str | None:
         """Return which run has the device, such as "another run (process 7, into /a/b)"; None if this one has it."""
-        if not self._lock.is_locked:
-            try:
-                self._lock.acquire(timeout=0)
-            except Timeout:
-                return self._words()
-            except OSError:
-                return None
-            with contextlib.suppress(OSError):
-                self._path.write_text(json.dumps(self._who))
+        if self._is_ours:
+            return None
+        try:
+            self._file = _open_shared(self._path) if self._file is None else self._file
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._words()
+        except OSError:
+            return None
+        self._is_ours = True
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(self._who).encode(), 0)
         return None
 
     def _words(self) -> str:
@@ -129,6 +138,18 @@ class DeviceLock:
             return f"another run (process {who['pid']}, into {who['folder']})"
         except (OSError, ValueError, LookupError, TypeError):
             return "another run"
+
+
+def _open_shared(path: Path) -> int:
+    """Open a lock that may be another user's, which filelock refuses."""
+    usual = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, usual)  # Linux lets nobody create, in /tmp, what another user owns.
+    except FileNotFoundError:
+        file = os.open(path, usual | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(file, 0o666)
+        return file
 
 
 def lock_folder() -> Path:

@@ -92,36 +92,47 @@ MODULES: list[tuple[Any, tuple[int, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(MODULES)), ids=lambda n: f"{n} {type(MODULES[n][0]).__name__}")
-def test_a_module_has_torchs_values_gradients_and_statistics(number: int) -> None:
+class All(nn.Module):
+    """All modules of one input's shape: one program to trace and compile."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(copy.deepcopy(module) for module, takes in MODULES if takes == shape)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(module(x) for module in self.each)
+
+
+@pytest.mark.parametrize("shape", dict.fromkeys(shape for _, shape in MODULES))
+def test_modules_have_torchs_values_gradients_and_statistics(shape: tuple[int, ...]) -> None:
     import jax
 
     from engines.jax_xla import trace
 
-    module, shape = copy.deepcopy(MODULES[number])
+    module = All(shape)
     x = torch.randn(shape, generator=seeded()).requires_grad_()
     program = trace(copy.deepcopy(module), [x.detach().numpy()])
     weights = {name: weight.detach().numpy().copy() for name, weight in program.weights.items()}
     buffers = {name: np.array(buffer.numpy()) for name, buffer in program.buffers.items()}
     expected = module(x)
-    back = torch.randn(expected.shape, generator=seeded())
-    expected.backward(back)
+    back = [torch.randn(output.shape, generator=seeded()) for output in expected]
+    torch.autograd.backward(expected, back)
 
     def forward(weights: Any, x: Any) -> Any:
-        (output,), changed = program(weights, buffers, [x])
-        return output, changed
+        return program(weights, buffers, [x])
 
     def run(weights: Any, x: Any, back: Any) -> Any:
         found, pull, changed = jax.vjp(forward, weights, x, has_aux=True)
-        return found, pull(back), changed
+        return found, pull(type(found)(back)), changed
 
-    found, (of_weights, of_x), changed = jax.jit(run)(weights, x.detach().numpy(), back.numpy())
-    np.testing.assert_allclose(found, expected.detach(), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(of_x, x.grad, rtol=1e-3, atol=1e-4)
+    found, (of_weights, of_x), changed = jax.jit(run)(weights, x.detach().numpy(), [each.numpy() for each in back])
+    for kind, ours, torchs in zip(module.each, found, expected, strict=True):
+        np.testing.assert_allclose(ours, torchs.detach(), rtol=1e-4, atol=1e-5, err_msg=str(kind))
+    np.testing.assert_allclose(of_x, x.grad, rtol=1e-3, atol=1e-3)
     for name, parameter in module.named_parameters():
-        np.testing.assert_allclose(of_weights[name], parameter.grad, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(of_weights[name], parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
     for name, buffer in module.named_buffers():
-        np.testing.assert_allclose(changed[name], buffer, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(changed[name], buffer, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_dropout_is_not_translated() -> None:

@@ -54,6 +54,7 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 def library(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     made = StandIn(scratch=SCRATCH)
     monkeypatch.setattr(trt, "library", lambda engine: made)
+    monkeypatch.setattr(trt, "open_driver", lambda: driver)
     monkeypatch.setattr(trt, "build_engine", made.build_engine)
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     return made

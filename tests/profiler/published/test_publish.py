@@ -16,16 +16,17 @@ from rich.console import Console
 
 from benchmarks.publish import page as page_of_run
 from engines.base import Warning
+from profiler.bundled import bundled
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.listings import SUITES
 from profiler.options import Published
 from profiler.published.cleaning import clean, read_run
 from profiler.published.command import execute, write_pages
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
+SUITES = bundled("suites")
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.rglob("results.parquet"))
 SUITE = "convnet-benchmarks"

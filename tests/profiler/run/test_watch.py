@@ -40,9 +40,16 @@ class Reader:
     """Stand for the process that writes telemetry.csv; the test writes the lines itself."""
 
     killed = False
+    started = 0
+    ended: str | None = None
 
     def __init__(self, call: Call) -> None:
+        Reader.started += 1
         assert call.timeout == float("inf"), "a run may last longer than a case"
+
+    def poll(self) -> str | None:
+        ended, Reader.ended = Reader.ended, None
+        return ended
 
     def kill(self) -> None:
         Reader.killed = True
@@ -69,7 +76,9 @@ def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
     with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:  # A resumed run goes on with its file.
         file.write("2,100,201,1980,40,0\n")
         file.flush()
+        started, Reader.ended = Reader.started, "crashed"
         assert [reading.seconds for reading in watcher.between(0.0, 9.0)] == [2.0]
+        assert Reader.started == started + 1, "one that has ended is started again"
     assert Reader.killed
     assert path.read_text().count(HEAD) == 1
 
