@@ -16,6 +16,8 @@ from profiler.stats.intervals import upper_bound
 from profiler.worker import parity
 from profiler.worker.parity import Difference, Pair, align, can_grow, compare, grown, judge
 
+pytestmark = pytest.mark.slow
+
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
 SEEDED = "inputs are seeded"
 INF, NAN = math.inf, math.nan
