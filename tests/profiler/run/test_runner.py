@@ -32,6 +32,8 @@ from profiler.worker.prepare_model import build_ahead
 from profiler.worker.roofline import Measured
 from profiler.worker.task import Prepared, Task
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 2.0
 """Seconds that measuring a case takes."""
 QUIET = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}, "roofs_quiet": True}
