@@ -15,13 +15,15 @@ from engines.options import EagerOptions
 from exporters.build_model import build
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
+from profiler.worker.parity import write_outputs
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_largest_relative_error_over_the_items_that_both_have(tmp_path: Path) -> None:
-    truth = {"0 logits": np.array([[3.0, 4.0], [0.0, 0.0]]), "1 pooled": np.array([[2.0], [9.0]])}
-    np.savez(tmp_path / "reference.npz", **truth)
+    truth = [np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[2.0], [9.0]])]
+    further = {0: np.array([[7.0, 7.0]])}
+    write_outputs(tmp_path / "reference.npz", ["logits", "pooled"], truth, 2, 3, further)
     outputs = [np.array([[3.0, 4.5]], np.float32), np.array([[2.0]], np.float32)]
     assert numpy_error(outputs, tmp_path / "reference.npz") == pytest.approx(0.5 / 5)
     with pytest.raises(ValueError, match="zip"):
