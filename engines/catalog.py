@@ -23,8 +23,6 @@ from engines.options import (
     OpenVinoOptions,
     Options,
     OrtOptions,
-    OrtPackageOptions,
-    OrtPluginOptions,
     OrtTrtOptions,
     Pass,
     TrtOptions,
@@ -59,7 +57,7 @@ class Deployment:
     write: str
     """"module:function", which writes the model's files and run.py: see engines/deployment.py."""
     requirements: Mapping[Device, tuple[str, ...]]
-    """Lines of requirements.txt; {release} becomes "==" and the measured version or nothing, {plugin} a plugin's."""
+    """Lines of requirements.txt; {release} becomes "==" and the measured version or nothing."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Engine:
     layers_are_modules: bool = False
     """Its profiled layers are named by the paths of PyTorch's modules."""
     hardware: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
-    """Compute capabilities of GPUs, or vendors of CPUs, that it runs on; without an entry the library decides."""
+    """Compute capabilities of GPUs that it runs on; without an entry the library decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Machine on which `python -m profiler build` can build an engine ahead of time."""
     deployment: Deployment | None = None
@@ -148,10 +146,7 @@ class Preset:
         return {on: own for on, own in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(own, str)}
 
 
-CPU_VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
-"""By what /proc/cpuinfo calls them."""
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
-_NO_TF32_OF_PLUGINS = "whether a plugin rounds to TF32 is its own option, which nothing here can see"
 _NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
@@ -168,7 +163,6 @@ _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
 _ORT: Requirement = Requirement("onnxruntime", "pip install 'onnxruntime>=1.24'", least="1.24", packages=_ORT_PACKAGES)
 _INSTALL_ORT_GPU = "pip install 'onnxruntime-gpu>=1.31'"
 _ORT_ON_CUDA = replace(_ORT, install=_INSTALL_ORT_GPU, devices=CUDA)
-_ANY_ORT = (replace(_ORT, devices=CPU), _ORT_ON_CUDA)
 
 
 def _provider(name: str) -> Requirement:
@@ -271,7 +265,7 @@ ENGINES: dict[str, Engine] = {
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
                 ("cuda", "int8"): "ONNX Runtime's CUDA provider would dequantize an int8 graph and compute in float",
             },
-            requirements=(*_ANY_ORT, _provider("cuda")),
+            requirements=(replace(_ORT, devices=CPU), _ORT_ON_CUDA, _provider("cuda")),
             options=OrtOptions,
             uses_cudnn=True,
             deployment=Deployment(
@@ -301,49 +295,6 @@ ENGINES: dict[str, Engine] = {
             options=OrtTrtOptions,
             int8_graph="int8-operands",
             packages=("tensorrt-cu13-libs",),
-            compiles=True,
-        ),
-        _ort_engine(
-            name="ort-openvino",
-            summary="ONNX Runtime on OpenVINO's CPU, by OpenVINO's plugin",
-            precisions={("inference", "cpu"): _can("fp32 int8 native")},
-            reasons=_OPENVINO_REASONS,
-            requirements=(_ORT, Requirement("onnxruntime_ep_openvino", "pip install 'onnxruntime-ep-openvino>=1.8'")),
-            options=OrtPackageOptions,
-            packages=("onnxruntime-ep-openvino",),
-            hardware={"cpu": ("GenuineIntel",)},  # GetSupportedDevices in its ov_factory.cc (1.8).
-            deployment=Deployment(
-                "engines.ort:write_graph", {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino{plugin}")}
-            ),
-        ),
-        _ort_engine(
-            name="ort-plugin",
-            summary="ONNX Runtime on a plugin that you name: a package, or a library's path",
-            precisions={
-                ("inference", "cpu"): _can("fp32 fp16 bf16 int8 native"),
-                ("inference", "cuda"): _can("fp32 fp16 bf16 int8 native"),
-            },
-            reasons={("cuda", "tf32"): _NO_TF32_OF_PLUGINS},
-            requirements=_ANY_ORT,
-            options=OrtPluginOptions,
-        ),
-        _ort_engine(
-            name="ort-trt-rtx",
-            summary="ONNX Runtime on TensorRT for RTX, by NVIDIA's plugin",
-            precisions={("inference", "cuda"): _can("fp32 fp16 bf16 int8 native")},
-            reasons={**_TRT_REASONS, ("cuda", "tf32"): _NO_TF32_OF_PLUGINS},
-            requirements=(
-                _ORT_ON_CUDA,
-                # It brings TensorRT for RTX: 147 MB to load, 315 MB on the disk (0.5.0, for CUDA 13).
-                Requirement(
-                    "onnxruntime_ep_nv_tensorrt_rtx",
-                    "pip install 'onnxruntime-ep-nv-tensorrt-rtx-{cuda}>=0.5' (147 MB)",
-                ),
-            ),
-            options=OrtPackageOptions,
-            int8_graph="int8-operands",
-            packages=("onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12"),
-            hardware={"cuda": _RTX_CARDS[1:]},  # Its README begins with Ampere.
             compiles=True,
         ),
         _trt_engine(
@@ -444,9 +395,7 @@ PRESETS: dict[str, Preset] = {
         # A user's ONNX file, for which there is no eager.
         Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32")),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),
-        Preset("ort-openvino", "ort-openvino", "ONNX Runtime on OpenVINO, by its plugin", {}, _NO_OPENVINO_ON_CUDA),
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
-        Preset("ort-trt-rtx", "ort-trt-rtx", "ONNX Runtime on TensorRT for RTX, by its plugin", _TRT_NEEDS_A_GPU, {}),
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True),
@@ -481,8 +430,7 @@ def unsupported(
 ) -> str | None:
     """Return why the catalog says that `engine` cannot do this; None if it can.
 
-    `kind` is the model source's. `hardware` is the GPU's compute capability ("9.0") or the CPU's vendor
-    ("GenuineIntel"), where it is known.
+    `kind` is the model source's. `hardware` is the GPU's compute capability ("9.0"), where it is known.
     """
     if engine.needs == "torch" and kind == "onnx":
         return f"{engine.name} needs a torch module; an ONNX file has none"
@@ -509,11 +457,8 @@ def unsupported(
 
 
 def foreign_hardware(engine: Engine, device: Device, hardware: str | None) -> str | None:
-    """Return why `engine` does not run on this compute capability or CPU vendor; None if it does or nobody knows."""
+    """Return why `engine` does not run on this compute capability; None if it does or nobody knows."""
     supported = engine.hardware.get(device)
     if supported is None or hardware is None or hardware in supported:
         return None
-    if device == "cpu":
-        makers = " and ".join(CPU_VENDORS[each] for each in supported)
-        return f"{engine.name} runs only on {makers}'s processors; this one is of {CPU_VENDORS.get(hardware, hardware)}"
     return f"{engine.name} does not support this GPU's compute capability {hardware}; it has {', '.join(supported)}"

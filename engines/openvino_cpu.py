@@ -1,4 +1,4 @@
-"""Run a graph in OpenVINO on the CPU; ONNX Runtime's OpenVINO plugin shares what is known of its nodes here."""
+"""Run a graph in OpenVINO on the CPU."""
 
 from __future__ import annotations
 

@@ -86,20 +86,6 @@ PLAIN = Training()
 """A forward and a backward pass of the loss, and nothing else."""
 
 
-def key_values(text: str) -> dict[str, str]:
-    """Parse "device_id=0; cache_dir=/tmp". Raises ValueError."""
-    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
-    for key, equals, value in pairs:
-        if not equals or not key.strip():
-            raise ValueError(f"'{(key + equals + value).strip()}' is not an option; write key=value; key=value")
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def is_path(library: str) -> bool:
-    """Tell a library's file from an installed package."""
-    return not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", library) or library.endswith((".so", ".dll", ".dylib"))
-
-
 def parse_batches(text: str) -> tuple[int, int, int]:
     """Parse a batch size, "16", or a range, "1:8:32" (least, most likely, largest). Raises ValueError."""
     sizes = [int(word) for word in text.split(":")] if re.fullmatch(r"\d+(:\d+:\d+)?", text) else [0]
@@ -121,8 +107,6 @@ class Option:
     range: tuple[int, int] | None = None
     check: Callable[[str], object] | None = None
     """Raises ValueError for a text of another form; an empty text is not checked."""
-    is_code: bool = False
-    """The text names code that will be called: an installed package, or a file relative to the YAML."""
 
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:
@@ -178,23 +162,6 @@ class OrtOptions(Options):
     fuse_conv_bias: bool = option(False, "bias and convolution in one cuDNN graph", devices=CUDA)
     optimize: bool = option(True, "graph optimizations (fusions, constant folding, layout)")
     threads: int = option(0, "threads inside an operator; 0 is one per core", devices=CPU)
-
-
-@dataclass(frozen=True)
-class OrtPackageOptions(Options):
-    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
-    threads: int = option(0, "threads inside an operator; 0 lets the library choose", devices=CPU)
-    cuda_graph: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class OrtPluginOptions(OrtPackageOptions):
-    library: str = option(
-        "",
-        "the plugin: its package, such as onnxruntime_ep_openvino, or the path of its .so, relative to the YAML",
-        is_code=True,
-    )
-    provider_options: str = option("", 'the plugin\'s own options, "key=value; key=value"', check=key_values)
 
 
 @dataclass(frozen=True)

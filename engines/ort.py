@@ -26,8 +26,8 @@ import torch
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.layers import ITERATIONS, Trace, covered_nodes, record, steps_of
-from engines.ort_layers import device_layers, host_layers, plugin_types, read_runs
-from engines.ort_providers import PROVIDERS, Provider, plugin_device
+from engines.ort_layers import device_layers, host_layers, read_runs
+from engines.ort_providers import PROVIDERS, Provider
 from exporters.errors import text_of
 from exporters.inputs import BATCH
 from exporters.onnx_files import file_inputs, read_onnx
@@ -56,10 +56,9 @@ _NOT_CAPTURED = "cannot use the graph capture feature"
 def open_session(job: Job[Any]) -> OrtSession:
     """Open `job`'s graph on the provider of the engine's row in PROVIDERS.
 
-    Raises Unsupported where a plugin does not load, RuntimeError where a provider cannot be had, or ORT's own errors.
+    Raises RuntimeError where a provider cannot be had, or ORT's own errors.
     """
-    waits = job.device == "cuda" and not PROVIDERS[job.engine, job.device].on_stream
-    return WaitingSession(job) if waits else OrtSession(job)
+    return OrtSession(job)
 
 
 class OrtSession:
@@ -69,8 +68,6 @@ class OrtSession:
         """`options` replace those that follow from `job`."""
         self.job = job
         self.provider = PROVIDERS[job.engine, job.device]
-        self.plugin: str | None = None
-        """Its library's version."""
         self.fallback: str | None = None
         self.log_start = _log_size()
         self.provider.prepare(job)
@@ -124,12 +121,12 @@ class OrtSession:
         parts = self.session.get_provider_graph_assignment_info()
         nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
         options = self.session.get_provider_options()
-        own, cuda = options.get(self.name, {}), options.get("CUDAExecutionProvider", {})
+        own, cuda = options.get(self.provider.name, {}), options.get("CUDAExecutionProvider", {})
         types, details = self._types(sum(op in _COMPUTE for _, op in nodes))
         return Proof(
             library=f"onnxruntime {onnxruntime.__version__}",
             device=self.job.device,
-            provider=self.name,
+            provider=self.provider.name,
             providers=dict(Counter(provider for provider, _ in nodes)),
             compute_providers=dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
             compute_types=types,
@@ -138,7 +135,6 @@ class OrtSession:
             cuda_graph_fallback=self.fallback,
             details={
                 **details,
-                **({"plugin": self.plugin} if self.plugin else {}),
                 "channels_last": cuda.get("prefer_nhwc") == "1",
                 "conv_search": cuda.get("cudnn_conv_algo_search"),
             },
@@ -147,15 +143,10 @@ class OrtSession:
     def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
         """Count the convolutions and products by type, and the operators and casts.
 
-        A twin session's optimized graph has them, unless the provider compiled it: then the kernels of a profiled twin
-        have them, if the plugin says any; else they are `unknown`.
+        A twin session's optimized graph has them; of a provider that compiled it they are `unknown`.
         """
         if self.provider.compiles:
-            types: dict[str, int] = {}
-            if self.job.device == "cpu":
-                with tempfile.TemporaryDirectory() as folder:
-                    types = plugin_types(self._profile(lambda twin: twin.run(ignore), Path(folder))[0])
-            return types or {"unknown": compute}, {}
+            return {"unknown": compute}, {}
         graph = self._optimized_graph()
         known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
         known |= {t.name: t.data_type for t in graph.initializer}
@@ -211,14 +202,7 @@ class OrtSession:
         self.results.clear()
 
     def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-        plugin, providers = self.provider.library, None
-        if plugin is None:
-            self.name = self.provider.name
-            providers = [(each.name, self._settings(each)) for each in self.provider.chain()]
-        else:
-            device = plugin_device(plugin or self.job.options.library, self.job.device)
-            self.name, self.plugin = device.ep_name, device.ep_metadata.get("version")
-            options.add_provider_for_devices([device], self._settings(self.provider))
+        providers = [(each.name, self._settings(each)) for each in self.provider.chain()]
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         except Exception as error:  # Its own classes, which have no other base.
@@ -227,9 +211,9 @@ class OrtSession:
             self.fallback = text_of(error)
             self.job = replace(self.job, options=replace(self.job.options, cuda_graph=False))
             return self._open(options)
-        if session.get_providers()[0] != self.name:
+        if session.get_providers()[0] != self.provider.name:
             raise RuntimeError(
-                f"ONNX Runtime could not load {self.name} and fell back to {session.get_providers()[0]}; "
+                f"ONNX Runtime could not load {self.provider.name} and fell back to {session.get_providers()[0]}; "
                 "the worker's log says which library it did not find"
             )
         return session
@@ -273,13 +257,6 @@ class OrtSession:
             tensor = torch.from_numpy(array).to(self.job.device, dtype)
         bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
         return tensor
-
-
-class WaitingSession(OrtSession):
-    """A session of a provider with a queue of its own: a call returns when all is done."""
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
 
 
 def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
@@ -340,7 +317,6 @@ def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
     provider = PROVIDERS[job.engine, job.device]
     settings = {
         "providers": [[each.name, each.settings(job)] for each in provider.chain()],
-        "plugin": provider.library,
         "threads": job.options.threads,
         "optimize": job.options.optimize,
         "session": dict(provider.entries.get(job.precision, {})),

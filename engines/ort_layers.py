@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engines.base import Layer
 from engines.layers import Kernel, Step, Trace, median_layers
-from engines.openvino_cpu import compute_type
 
 _SUFFIX = "_kernel_time"
-_PLUGINS = {"OpenVINOExecutionProvider": ("ov_node_type", "ov_exec_type")}
-"""Plugins that put their own kernels into the profile: the arguments with a kernel's kind and its implementation, such
-as "Convolution" and "brgconv_avx512_f32" (onnxruntime-ep-openvino 1.8.1)."""
 _SLACK_US = 5.0
 """Around a node's interval; between two nodes ONNX Runtime spends more, on the profile itself."""
 _FOUND = 0.95
@@ -62,16 +57,6 @@ def read_runs(path: Path, last: int) -> list[Run]:
         if run and (not run.nodes or start >= run.nodes[-1].end):
             run.nodes.append(NodeRun(name, event["args"]["op_name"], start, start + event["dur"]))
     return runs
-
-
-def plugin_types(path: Path) -> dict[str, int]:
-    """Count the convolutions and products of a profile's one run by type, if a plugin names its kernels there."""
-    types = (
-        compute_type(*(event["args"].get(key, "") for key in _PLUGINS[event["args"]["ep"]]))
-        for event in json.loads(path.read_text())
-        if event["cat"] == "Kernel" and event["args"].get("ep") in _PLUGINS
-    )
-    return dict(Counter(filter(None, types)))
 
 
 def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tuple[str, ...]]) -> list[Layer]:

@@ -45,9 +45,7 @@ class Target:
 
     @property
     def hardware(self) -> str | None:
-        """Return the GPU's compute capability, such as "9.0", or the CPU's vendor; None where it is not known."""
-        if self.kind == "cpu":
-            return _proc("cpuinfo", "vendor_id") or None
+        """Return the GPU's compute capability, such as "9.0"; None where it is not known."""
         return self.gpu.compute_capability if self.gpu else None
 
 

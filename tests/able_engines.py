@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engines.catalog import ENGINES, foreign_hardware
+from engines.catalog import ENGINES
 from engines.requirements import explain, missing
-from profiler.machine import Target
 
 
 def needs(engine: str) -> pytest.MarkDecorator:
-    """A test is skipped, with the reason, where a library of this engine is missing or the CPU is not for it."""
-    row = ENGINES[engine]
-    why = foreign_hardware(row, "cpu", Target("cpu").hardware) or explain(missing(row, "cpu"))
+    """A test is skipped, with the reason, where a library of this engine is missing."""
+    why = explain(missing(ENGINES[engine], "cpu"))
     return pytest.mark.skipif(bool(why), reason=why)
 
 

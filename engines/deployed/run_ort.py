@@ -1,6 +1,5 @@
 """Run model.onnx in ONNX Runtime with the options of config.json. Needs only requirements.txt."""
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,7 @@ class Model:
         for name, size in settings["dimensions"].items():
             options.add_free_dimension_override_by_name(name, size)
         providers = [(name, its_options) for name, its_options in settings["providers"]]
-        if settings["plugin"]:
-            package = importlib.import_module(settings["plugin"])
-            ort.register_execution_provider_library(settings["plugin"], package.get_library_path())
-            found = [each for each in ort.get_ep_devices() if each.ep_name == package.get_ep_name()]
-            processors = [each for each in found if each.device.type.name == "CPU"]
-            options.add_provider_for_devices(processors, providers[0][1])
-            providers = [(package.get_ep_name(), {})]
-        chosen = None if settings["plugin"] else providers
-        self.session = ort.InferenceSession(HERE / "model.onnx", options, providers=chosen)
+        self.session = ort.InferenceSession(HERE / "model.onnx", options, providers=providers)
         if self.session.get_providers()[0] != providers[0][0]:
             raise SystemExit(
                 f"ONNX Runtime could not load {providers[0][0]}, and fell back to {self.session.get_providers()[0]}"

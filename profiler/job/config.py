@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from engines.catalog import ENGINES, PRESETS
-from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training, is_path
+from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
@@ -316,13 +316,11 @@ class EngineEntry(BaseModel):
         return {"label": data.get("name"), **data} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
-    def _options(self, info: ValidationInfo) -> EngineEntry:
-        extra, declared = self.model_extra or {}, self._declared()
-        for key, value in extra.items():
+    def _options(self) -> EngineEntry:
+        declared = self._declared()
+        for key, value in self.options.items():
             check_word(key, declared, f"option of {self.name}", at=(key,))
             _check_option(key, value, declared[key])
-            if declared[key].is_code and is_path(value):
-                extra[key] = str(_below_yaml(Path(value), info))
         if self.label in PRESETS and self.label != self.name:
             raise mistake(f"the label {self.label} is a preset's name; choose another")
         return self
@@ -334,11 +332,6 @@ class EngineEntry(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
-
-    @property
-    def code(self) -> list[str]:
-        """List the packages and files that the entry has loaded."""
-        return [value for key, value in self.options.items() if self._declared()[key].is_code]
 
 
 class Config(_Strict):

@@ -198,8 +198,7 @@ def write_papers(answer: Answer, row: Row, case: Case, deployed: Deployed, folde
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     proof = json_object(row["proof"])
     version = row[engine.version.column] if engine.version else str(proof.get("library")).rpartition(" ")[2]
-    releases = {"release": _release(version), "plugin": _release(proof.get("plugin"))}
-    lines = [line.format(**releases) for line in engine.deployment.requirements[case.device]]
+    lines = [line.format(release=_release(version)) for line in engine.deployment.requirements[case.device]]
     (folder / "requirements.txt").write_text("\n".join([*lines, "numpy"]) + "\n")
     latency = winner.figures["latency_ms"]
     readme = _README.format(

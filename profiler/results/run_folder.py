@@ -333,8 +333,7 @@ def without_foreign_code(config: Config, folder: Path, option: str, trusted: boo
     if trusted or host_and_user().items() <= RunFolder(folder).read_environment().items():
         return config
     factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
-    libraries = [f"{name} (of {entry.label})" for entry in config.engines for name in entry.code]
-    if named := ", ".join(factories + libraries):
+    if named := ", ".join(factories):
         places = ", ".join(map(str, config.import_from))
         advice = "read that code, then add --trust-code"
         raise ConfigError(f"{option}: another host or user made this run, which calls {named} from {places}; {advice}")

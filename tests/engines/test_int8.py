@@ -63,7 +63,7 @@ def open_session(cache: Cache) -> Open:
     return start
 
 
-@pytest.mark.parametrize("engine", [*map(if_able, ("ort", "openvino", "ort-openvino"))])
+@pytest.mark.parametrize("engine", [*map(if_able, ("ort", "openvino"))])
 def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:
     session, expected = open_session(engine), outputs(open_session("ort", "fp32"))
     # Without VNNI two products of 8 bits are added in 16, which end at 32,767.

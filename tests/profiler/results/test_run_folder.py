@@ -224,7 +224,6 @@ def test_while_another_process_measures_nobody_else_writes(begun: RunFolder, pro
 
 
 FACTORY = {"name": "mine", "factory": "evil:make", "input": [8]}
-PLUGIN = {"name": "ort-plugin", "label": "evil_package", "library": "evil_package"}
 
 
 def own(folder: Path, **job: Any) -> RunFolder:
@@ -245,7 +244,6 @@ def read(options: Run) -> Config:
     ("job", "named"),
     [
         ({"models": [FACTORY]}, r"evil:make \(of mine\) from .*model"),
-        ({"models": ["resnet18"], "engines": [PLUGIN, "ort-openvino"]}, r"evil_package \(of evil_package\)"),
         ({"models": ["resnet18"]}, None),
     ],
 )
