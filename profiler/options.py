@@ -154,7 +154,6 @@ class Compare:
     runs: Sequence[str] = _runs()
     by: str | None = _option("What the sides are: run, machine, driver, torch_version or another text column")
     base: str | None = _option("The side that the others are compared with; else the first")
-    best: bool = _flag("--best", "Of each side the fastest variant, whatever its name")
     only: Sequence[str] = _only()
     fail_on_regression: str | None = _option(
         "Exit with 1 if a cell is slower by more than this, such as 5%, or fails; with 4 if that is unclear"

@@ -6,14 +6,12 @@ A ratio is the base's time over the side's: how many times faster the side is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import polars as pl
 
 from profiler.errors import ConfigError, nearest
 from profiler.results import cells as merged
-from profiler.stats.intervals import MARGINS, MOST_REPLICATES, Verdict
+from profiler.stats.intervals import Verdict
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "setting"]
 _OF_A_SIDE = {
@@ -31,20 +29,18 @@ _OF_A_SIDE = {
 _FAILED = ("failed", "oom", "timeout", "crashed")
 REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
 """The codes of regressions, worst first, with their exit codes."""
-_TOLD = ("clock", "options")
 
 
 def compare(
     results: pl.LazyFrame | pl.DataFrame,
     by: str = "run_id",
     base: str | None = None,
-    best: bool = False,
     only: pl.Expr | None = None,
 ) -> pl.DataFrame:
     """Return one row a cell and side: how many times faster the side is than the base, and how much memory it takes.
 
     `results` has all rows of its runs; `by` is the text column whose values are the sides. The base is the side of that
-    name, else the first. With `best` only the fastest variant of a side counts. `only` selects cells.
+    name, else the first. `only` selects cells.
 
     `ratio`, its 95 % interval and `verdict` are of the latency; memory is in MiB. A cell that failed or that a side
     lacks has no ratio: its status says why, or is null. `differs` says "options" where these are not the same.
@@ -67,47 +63,37 @@ def compare(
         raise ConfigError(f"{there}: give another run, or other sides by --by")
     if base is not None and base not in names:
         raise ConfigError(f"--base: no side is called '{base}'{nearest(base, names)}")
-    match = [name for name in CELL if not (best and name in ("variant", "setting"))]
-    if best:
-        lines = lines.sort("latency_ms", nulls_last=True, maintain_order=True)
-        lines = lines.unique(["side", *match], keep="first", maintain_order=True)
-    found = _against(lines, match, names, base)
+    base = base or names[0]
+    found = pl.concat(_against(lines, base, side) for side in names if side != base)
     if found.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
-        others, keys = (", ".join(each) for each in (names, [name for name in match if name != by]))
+        others, keys = (", ".join(each) for each in (names, [name for name in CELL if name != by]))
         raise ConfigError(f"no cell is on both sides: {others} share no {keys}; compare runs of the same models")
     return found
 
 
-def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None) -> pl.DataFrame:
-    """Compare all other sides with the base, else with the first of `names`."""
-    own = [name for name in dict.fromkeys([*CELL, *_OF_A_SIDE, *_TOLD]) if name not in match]
-    base, found = base or names[0], []
-    first, *others = (
-        lines.filter(side=name).select(*match, pl.col(own).name.suffix(suffix))
-        for name, suffix in [(base, "_base"), *((name, "_side") for name in names if name != base)]
+def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
+    """Compare a side's cells with the base's."""
+    lines = lines.select("side", *CELL, *_OF_A_SIDE, "clock", "options")
+    first, other = (lines.filter(side=name).drop("side") for name in (base, side))
+    both = first.join(
+        other, on=CELL, how="full", suffix="_side", coalesce=True, nulls_equal=True, maintain_order="left_right"
     )
-    for side, other in zip((name for name in names if name != base), others, strict=True):
-        both = first.join(other, on=match, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right")
-        found.append(_named(both.hstack(merged.compared(both, own="_side")), base, side))
-    return pl.concat(found)
-
-
-def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
-    """Select the columns of a comparison; a column of a cell in which the sides differ is null."""
-    keys: dict[str, Any] = {name: pl.col(name) if name in both.columns else pl.lit(None, pl.String) for name in CELL}
-    same = keys["variant"].is_not_null()
-    if "variant" not in both.columns:
-        same = pl.col("variant_base") == pl.col("variant_side")
-        of_both = pl.concat_str("variant_base", "variant_side", separator=" | ", ignore_nulls=True)
-        keys["variant"] = pl.when(same).then("variant_base").when(of_both != "").then(of_both)
-    keys["setting"] = pl.when(keys["setting"] != "").then(keys["setting"])
-    own = {f"{which}_{name}": f"{of}_{which}" for of, name in _OF_A_SIDE.items() for which in ("base", "side")}
+    both = both.hstack(merged.compared(both, base="", own="_side"))
+    own = {
+        f"{of}_{new}": f"{old}{end}" for old, new in _OF_A_SIDE.items() for of, end in (("base", ""), ("side", "_side"))
+    }
     is_known = pl.col("verdict").is_not_null()  # A figure of 0 has no ratio.
     ratios = {f"ratio{end}": pl.when(is_known).then(f"factor{end}") for end in ("", "_low", "_high")}
-    memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib_base")
-    differs = same & (pl.col("options_base") != pl.col("options_side"))
+    memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib")
+    differs = pl.col("variant").is_not_null() & (pl.col("options") != pl.col("options_side"))
     return both.select(
-        **{"base": pl.lit(base), "side": pl.lit(side), **keys, **own, **ratios, "verdict": "verdict"},
+        pl.lit(base).alias("base"),
+        pl.lit(side).alias("side"),
+        *CELL[:-1],
+        pl.col("setting").replace("", None),
+        **own,
+        **ratios,
+        verdict="verdict",
         memory_ratio=pl.when(memory.is_finite() & (memory > 0)).then(memory),
         differs=pl.when(differs).then(pl.lit("options")),
     )
@@ -144,40 +130,16 @@ def cell_name() -> pl.Expr:
 def totals(cells: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each side and pass in which cells of `compare` have a ratio, in their order.
 
-    `ratio` and `memory_ratio` are geometric means; `low` and `high` are the ends over models of each one's mean, whose
-    cells' intervals are taken as going together. Both sides ran `models`, of the `of` that either has.
+    `ratio` and `memory_ratio` are geometric means, `low` and `high` the outermost ends of the cells' intervals.
     """
-    keys = ["base", "side", "pass"]
-    ran = cells.drop_nulls("ratio")
-    by_model = ran.group_by(*keys, "model", maintain_order=True).agg(_mean("ratio_low"), _mean("ratio_high"))
-    models = by_model.group_by(keys, maintain_order=True).agg(
-        low=pl.col("ratio_low").min(), high=pl.col("ratio_high").max(), models=pl.col("model").drop_nulls()
-    )
+    mean = {name: pl.col(name).log().mean().exp() for name in ("ratio", "memory_ratio")}
+    ends = {"low": pl.col("ratio_low").min(), "high": pl.col("ratio_high").max()}
     counts = ((pl.col("verdict") == verdict).sum().alias(verdict) for verdict in Verdict)
-    means = ran.group_by(keys, maintain_order=True).agg(_mean("ratio"), _mean("memory_ratio"), *counts, cells=pl.len())
-    for other in (models, cells.group_by(keys).agg(of=pl.col("model").n_unique())):
-        means = means.join(other, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    return means
+    ran = cells.drop_nulls("ratio").group_by("base", "side", "pass", maintain_order=True)
+    return ran.agg(*counts, **mean, **ends, cells=pl.len())
 
 
 def resolution(cells: pl.DataFrame) -> float | None:
     """Return the difference, as a share, that half of the cells can tell: the median half-width of their intervals."""
     width = cells.select((pl.col("ratio_high") / pl.col("ratio_low")).log().median() / 2).item()
     return None if width is None else math.expm1(width)
-
-
-def replicates_needed(cells: pl.DataFrame, limit: float | None) -> int | None:
-    """Estimate how many replicates a side tell a difference of `limit` in half of the cells, where these do not.
-
-    An interval narrows with the square root of the number of processes. None where they do, and beyond 100.
-    """
-    told, wanted = resolution(cells), limit or MARGINS["host"]
-    if told is None or told <= wanted:
-        return None
-    processes = cells.drop_nulls("ratio").select(pl.min_horizontal("base_processes", "side_processes").median()).item()
-    needed = max(3, math.ceil(processes * (math.log1p(told) / math.log1p(wanted)) ** 2))
-    return needed if needed <= MOST_REPLICATES else None
-
-
-def _mean(name: str) -> pl.Expr:
-    return pl.col(name).log().mean().exp()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
-import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 from rich.console import Console
 
 from engines.catalog import ENGINES
-from exporters.source import COMPUTED, Identity
-from profiler.compare.cells import REGRESSIONS, compare, find_regressions, replicates_needed, resolution
+from exporters.source import COMPUTED
+from profiler.compare.cells import REGRESSIONS, compare, find_regressions, resolution
 from profiler.compare.cells import totals as totals_of
-from profiler.errors import PROGRAM, ConfigError, check_choice
+from profiler.errors import ConfigError, check_choice
 from profiler.job.case import parse_only
 from profiler.options import Compare as Options
 from profiler.results.columns import field
@@ -28,7 +26,7 @@ from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import meaning
 from profiler.stats.intervals import Verdict
 from profiler.tables import numbers
-from profiler.tables.numbers import compact, each, percent, significant, times, whole
+from profiler.tables.numbers import compact, each, grouped, percent, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import markdown_section, print_section
 
@@ -59,8 +57,7 @@ class Comparison(BaseModel):
     """Hold all that a comparison found, as --format json writes it.
 
     `sides` has each side's run ids. `cells`, `totals` and `regressions` are frames of profiler/compare/cells.py; the
-    last is null without a limit. In half of the cells differences below the share `resolution` cannot be told; `next`
-    are commands that measure with enough replicates to tell them.
+    last is null without a limit. In half of the cells differences below the share `resolution` cannot be told.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -72,7 +69,6 @@ class Comparison(BaseModel):
     regressions: Frame | None
     differences: list[dict[str, str]]
     notes: list[str]
-    next: list[str]
     cells: Frame
 
     @property
@@ -99,8 +95,6 @@ def execute(options: Options, console: Console) -> int:
         print(comparison.model_dump_json())
     else:
         print("\n".join(map(markdown_section, sections(comparison, options.top))), end="")
-    if comparison.exit_code:  # Standard output is for programs.
-        print_section(Console(file=sys.stderr, width=console.width), _regressions(comparison, options.top))
     return comparison.exit_code
 
 
@@ -116,11 +110,9 @@ def make_comparison(options: Options) -> Comparison:
         results = results.filter(pl.col("replicate").is_in(replicates)) if replicates else results
         wanted = chosen(only.without("replicate"))
     rows = results.collect()
-    cells = compare(rows, by, options.base, options.best, wanted)
+    cells = compare(rows, by, options.base, wanted)
     rows = rows.filter(pl.lit(value=True) if wanted is None else wanted, pl.col(by).is_not_null())
     sides = dict(rows.group_by(by, maintain_order=True).agg(pl.col("run_id").unique(maintain_order=True)).iter_rows())
-    jobs = [path for run in runs.runs if (path := Path(run.address) / "bench.yaml").is_file()]
-    processes = replicates_needed(cells, limit)
     base_first = dict(sorted(sides.items(), key=lambda side: side[0] != options.base))
     return Comparison(
         base=", ".join(cells["base"].unique(maintain_order=True)),
@@ -131,7 +123,6 @@ def make_comparison(options: Options) -> Comparison:
         regressions=None if limit is None else find_regressions(cells, limit),
         differences=differences({name: _environments(rows.filter(pl.col(by) == name), runs) for name in sides}),
         notes=list(runs.notes),
-        next=[f"{PROGRAM} {shlex.quote(str(job))} --replicates {processes}" for job in jobs if processes],
         cells=cells,
     )
 
@@ -154,22 +145,21 @@ def _run_names(runs: Runs) -> dict[str, str]:
 
 def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:
     """Return the models that may be another network than in the first side; `sides` has each side's run ids."""
-    recorded: dict[str, dict[str, Identity]] = {}
-    for run in runs.runs:
-        recorded |= dict.fromkeys(run.run_ids, RunFolder(Path(run.address)).read_models())
+    recorded = {run_id: RunFolder(Path(run.address)).read_models() for run in runs.runs for run_id in run.run_ids}
     (base, base_ids), *others = sides.items()
     first = {subject: identity for of in reversed(base_ids) for subject, identity in recorded[of].items()}
-    found = []
-    for side, run_ids in others:
-        changes: dict[str, dict[str, None]] = {}
-        for subject, now in (item for of in run_ids for item in recorded[of].items()):
-            name = subject.partition("/")[0]  # At several shapes it is recorded as several.
-            if subject in first and name in models and (words := printable(first[subject].changes(now))):
-                changes.setdefault(name, {}).update(dict.fromkeys(words))
-        for name, differs in changes.items():
-            certain = any(word.startswith(COMPUTED) for word in differs)
-            found.append(OtherModel(model=name, base=base, side=side, differs=[*differs], certain=certain))
-    return found
+    changes = grouped(
+        ((side, subject.partition("/")[0]), word)  # At several shapes a model is recorded as several.
+        for side, run_ids in others
+        for subject, now in (item for of in run_ids for item in recorded[of].items())
+        if subject in first
+        for word in dict.fromkeys(printable(first[subject].changes(now)))
+    )
+    return [
+        OtherModel(model=name, base=base, side=side, differs=words, certain=any(w.startswith(COMPUTED) for w in words))
+        for (side, name), words in changes.items()
+        if name in models
+    ]
 
 
 def _environments(rows: pl.DataFrame, runs: Runs) -> list[dict[str, Any]]:
@@ -230,14 +220,13 @@ def _totals(comparison: Comparison) -> Section:
         return Section(title, [*paragraphs, "No cell was measured on both sides."])
     if comparison.resolution:
         share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
-        paragraphs.append(f"Differences below {share} % cannot be told here.")
-    paragraphs += [f"To tell more: {command}" for command in comparison.next]
+        paragraphs.append(f"Differences below {share} % cannot be told here; more --replicates would tell them.")
     fields = [
         *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),
         figure("Geometric mean", "ratio", each(numbers.relative)),
-        figure("Of models from", "low", each(numbers.relative)),
-        figure("to", "high", each(numbers.relative)),
+        figure("Least", "low", each(numbers.relative)),
+        figure("Most", "high", each(numbers.relative)),
         _MEMORY,
         *(figure(verdict.title(), verdict, whole) for verdict in Verdict),
     ]

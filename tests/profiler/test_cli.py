@@ -33,11 +33,11 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_what_is_given_arrives_under_its_name(given: list[Any]) -> None:
     words = ["compare", "one", "two", "--only", "model=a", "--only", "pass=b", "--format", "md"]
-    assert CliRunner().invoke(cli.app, [*words, "--best", "--top", "3"]).exit_code == 3
+    assert CliRunner().invoke(cli.app, [*words, "--top", "3"]).exit_code == 3
     assert CliRunner().invoke(cli.app, ["compare", "one"]).exit_code == 3
     options, plain = given
     assert (list(plain.runs), list(plain.only), plain.format, plain.top) == (["one"], [], "text", 40)
-    assert options == Compare(runs=["one", "two"], only=["model=a", "pass=b"], format="md", best=True, top=3)
+    assert options == Compare(runs=["one", "two"], only=["model=a", "pass=b"], format="md", top=3)
 
 
 @pytest.mark.parametrize(("columns", "width"), [("200", 200), ("60", 60), ("", 120), ("0", 120), ("wide", 120)])

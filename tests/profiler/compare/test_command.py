@@ -78,7 +78,7 @@ def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Prof
     assert (slowed.returncode, slowed.stderr) == (1, "")
     said = " ".join(slowed.stdout.split())
     assert "slow inference 19 1.10× slower" in said
-    assert "Differences below 0.6 % cannot be told here." in said, "both intervals reach 0.4 %"
+    assert "Differences below 0.6 % cannot be told here;" in said, "both intervals reach 0.4 %"
     assert "Cells: 25 slower." in said
     assert "torch_version 2.13.0 2.12.0" in said, "what differs"
     assert command("compare", "slow", "main", *limit, cwd=runs).returncode == 0
@@ -115,9 +115,8 @@ def test_json_is_all_data_with_a_schema(runs: Path, capsys: pytest.CaptureFixtur
     failed = pl.when(model="alexnet").then(pl.lit("oom")).otherwise("status")
     change(runs / "slow", status=failed)
     code, _ = page(of(runs, format="json", fail_on_regression="5%", top=2))
-    out, errors = capsys.readouterr()
-    found = json.loads(out)
-    assert code == 1 and "Cells: " in errors and "failed" in errors, "why it ended with 1"
+    found = json.loads(capsys.readouterr().out)
+    assert code == 1
     assert set(found) == set(Comparison.model_json_schema(mode="serialization")["properties"])
     assert (found["base"], found["sides"]) == ("main", {"main": ["main"], "slow": ["slow"]})
     assert len(found["cells"]) == 25 and found["cells"][0]["base_footnotes"] == ["outliers"]
@@ -127,21 +126,14 @@ def test_json_is_all_data_with_a_schema(runs: Path, capsys: pytest.CaptureFixtur
     assert [one["code"] for one in found["regressions"]] == ["slower"] * (25 - alexnet) + ["failed"] * alexnet
     assert {"what": "torch_version", "main": "2.13.0", "slow": "2.12.0"} in found["differences"]
     assert "cpu_cores" not in [row["what"] for row in found["differences"]], "main did not record it"
-    assert found["next"] == []
 
 
-def test_where_the_limit_cannot_be_told_the_commands_that_can_are_named(runs: Path) -> None:
+def test_what_reaches_back_over_the_limit_ends_with_4(runs: Path) -> None:
     for name in ("main", "slow"):
-        ends = {"latency_low_ms": pl.col("latency_ms") / 1.08, "latency_high_ms": pl.col("latency_ms") * 1.08}
-        change(runs / name, **ends)
+        change(runs / name, latency_low_ms=pl.col("latency_ms") / 1.08, latency_high_ms=pl.col("latency_ms") * 1.08)
     comparison = make_comparison(of(runs, fail_on_regression="5%"))
     assert comparison.exit_code == 4
     assert comparison.regressions is not None and set(comparison.regressions["code"]) == {"unclear"}
-    # 11.5 % is told by one process a side; an interval narrows with the square root of their number.
-    assert comparison.next == [
-        f"python -m profiler {runs}/{name}/bench.yaml --replicates 5" for name in ("main", "slow")
-    ]
-    assert make_comparison(of(runs, fail_on_regression="12%")).next == []
 
 
 @pytest.mark.parametrize("width", [80, 120])
