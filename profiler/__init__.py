@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from profiler.errors import ConfigError as ConfigError
     from profiler.published.references import published_as_results as published_as_results
     from profiler.query import query as query_runs
-    from profiler.recommend.answer import Answer as Answer
     from profiler.recommend.answer import Request as Request
     from profiler.recommend.answer import recommend as recommend_runs
     from profiler.results.cells import cells as cells_of
+    from profiler.results.choice import Choice as Choice
     from profiler.results.choice import Limit as Limit
     from profiler.results.reading import load as load
     from profiler.results.reading import load_largest_batches as load_largest_batches
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _PLACES = {
     **dict.fromkeys(("load", "load_largest_batches", "load_layers", "read_runs"), "results.reading"),
     **dict.fromkeys(("effective_size", "median_interval"), "stats.samples"),
-    **dict.fromkeys(("Answer", "Request"), "recommend.answer"),
+    **dict.fromkeys(("Choice", "Limit"), "results.choice"),
     "ConfigError": "errors",
-    "Limit": "results.choice",
     "measure": "run.measure",
     "published_as_results": "published.references",
     # Not by their own names: profiler.compare, once it is imported, is the package.
     "cells_of": "results.cells:cells",
     "compare_runs": "compare.cells:compare",
     "query_runs": "query:query",
+    "Request": "recommend.answer",
     "recommend_runs": "recommend.answer:recommend",
 }
 __all__ = [*_PLACES]

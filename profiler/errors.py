@@ -20,12 +20,6 @@ def resuming(run: Path) -> str:
     return f"{PROGRAM} --resume {shlex.quote(str(run))}"
 
 
-def measuring_anew(job: Path | str, only: str, options: str) -> str:
-    """Return the command that measures into a new run what the conditions let through of the job."""
-    conditions = f" \\\n  --only {shlex.quote(only)}" if only else ""
-    return f"{PROGRAM} {shlex.quote(str(job))}{conditions}{options and f' {options}'}"
-
-
 class ConfigError(Exception):
     """Tell of a config, file or argument that cannot be used, where, and how to mend it. Exit code 2."""
 

@@ -134,10 +134,10 @@ class Recommend:
     pass_: str = _option("inference or training", "--pass", default="inference")
     setting: str | None = _option("Which training or shape: optimizer=sgd, sequence=128, or plain")
     only: Sequence[str] = _several("Choose among these: engine=ort,precision=fp16,batch_size=1; may be repeated")
-    max_latency_ms: Sequence[str] = _several("Maximum latency per call (ms): 2 (the median), p99=2, or both")
-    min_throughput: str | None = _option("Minimum throughput (items/s)")
-    max_memory_mib: str | None = _option("Maximum peak memory (MiB)")
-    max_error: str | None = _option("Maximum error bound, else 0.01 (training: gradient_error, else none)")
+    max_latency_ms: Sequence[str] = _several("Maximum latency per call (ms): 2 (the median) or p99=2; may be repeated")
+    min_throughput: Sequence[str] = _several("Minimum throughput (items/s)")
+    max_memory_mib: Sequence[str] = _several("Maximum peak memory (MiB)")
+    max_error: Sequence[str] = _several("Maximum error bound, else 0.01 (training: gradient_error, else none)")
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
     )

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from engines.catalog import ENGINES, known
 from engines.deployment import Deployed, save_inputs
 from engines.options import Device
 from exporters.cache import default_root
-from exporters.catalog import CATALOG
 from exporters.inputs import at_shape
 from exporters.source import ModelSource
 from exporters.weights import has_own_weights
@@ -30,15 +28,14 @@ from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
-from profiler.recommend.answer import Answer
+from profiler.recommend.answer import Row, told
 from profiler.results.reading import Run, json_object
 from profiler.results.reasons import amount
 from profiler.results.run_folder import RunFolder, without_foreign_code
-from profiler.results.warning_kinds import NO_CUDA_GRAPH
+from profiler.results.warning_kinds import NO_CUDA_GRAPH, meaning
 from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import open_display
 
-Row = Mapping[str, Any]
 _README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.
 
     python -m venv venv
@@ -58,12 +55,12 @@ class NotExported(Exception):
 
 def check_folder(folder: Path) -> None:
     """Raises ConfigError unless `folder` is new or empty."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--export {folder}: something is there already; give a new folder")
 
 
-def export(cell: Row, answer: Answer, run: Run, folder: Path, console: Console, trust_code: bool) -> None:
-    """Write the artifact of the winning cell into `folder`, whole or not at all; its papers have the answer's figures.
+def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool) -> None:
+    """Write the artifact of the winning cell into `folder`, whole or not at all.
 
     Raises ConfigError where the run or this machine lacks what it takes and where the model has changed since it was
     measured, NotExported where making it fails.
@@ -73,7 +70,7 @@ def export(cell: Row, answer: Answer, run: Run, folder: Path, console: Console, 
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        write_papers(answer, cell, case, _make(case, folders, run, scratch, console), scratch)
+        write_papers(cell, case, _make(case, folders, run, scratch, console), scratch)
         if folder.is_dir():
             folder.rmdir()
         os.replace(scratch, folder)
@@ -84,20 +81,14 @@ def export(cell: Row, answer: Answer, run: Run, folder: Path, console: Console, 
 
 
 def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
-    """Return the case as the run's job has it, and where its factories are found.
-
-    A canonical network needs no job, unless it had weights of its own.
-    """
+    """Return the case as the run's job has it, and where its factories are found."""
     path = Path(run.address) / "bench.yaml"
     if known(row["engine"]).deployment is None:
         raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
-    if path.is_file():
-        source, folders = _source(load_config(path, device), row, path, trust_code)
-    elif row["model"] in CATALOG and row["model_kind"] in (None, "canonical"):
-        source, folders = ModelSource(row["model"]), ()
-    else:
+    if not path.is_file():
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
+    source, folders = _source(load_config(path, device), row, path, trust_code)
     options = json_object(row["options"])
     if options.get("cuda_graph") and NO_CUDA_GRAPH in row["footnotes"]:
         options["cuda_graph"] = False  # What was measured went on without, which the exported program would not.
@@ -181,34 +172,32 @@ def _made(outcome: Outcome) -> Any:
     return outcome.value
 
 
-def write_papers(answer: Answer, row: Row, case: Case, deployed: Deployed, folder: Path) -> None:
-    """Write config.json, requirements.txt and README.txt; the answer's winner is of the cell `row`."""
-    winner, engine = answer.winner, ENGINES[case.engine]
-    assert winner is not None and engine.deployment is not None
-    notes = [f"{note.kind}: {note.meaning}" for note in answer.footnotes if {winner.name, case.model} & {*note.of}]
-    drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
-    notes += [_SEEDED] if drawn and not has_own_weights(case.source) else []
-    measured = winner.model_dump(include={"machine", "versions", "run_ids", "processes", "figures", "base", "factor"})
+def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None:
+    """Write config.json, requirements.txt and README.txt of the measured cell `row`."""
+    engine = ENGINES[case.engine]
+    assert engine.deployment is not None
     config = {
         **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
         "options": dict(case.options),
         **deployed.config,
-        "measured": {"gpu": row["gpu"], **measured, "notes": notes},
+        "measured": told(row),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     proof = json_object(row["proof"])
     version = row[engine.version.column] if engine.version else str(proof.get("library")).rpartition(" ")[2]
     lines = [line.format(release=_release(version)) for line in engine.deployment.requirements[case.device]]
     (folder / "requirements.txt").write_text("\n".join([*lines, "numpy"]) + "\n")
-    latency = winner.figures["latency_ms"]
+    notes = [f"{kind}: {meaning(kind)}" for kind in row["footnotes"]]
+    drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
+    notes += [_SEEDED] if drawn and not has_own_weights(case.source) else []
     readme = _README.format(
         model=case.model,
         precision=case.precision,
         engine=engine.name,
         batch=case.batch_size,
-        machine=winner.machine,
-        latency=amount("latency_ms", latency.value, latency.low, latency.high),
-        contents=deployed.contents.format(machine=winner.machine),
+        machine=row["machine"],
+        latency=amount("latency_ms", row["latency_ms"], row["latency_low_ms"], row["latency_high_ms"]),
+        contents=deployed.contents.format(machine=row["machine"]),
     )
     (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")
 

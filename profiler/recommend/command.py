@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -17,31 +15,20 @@ from rich.text import Text
 
 from engines.catalog import known
 from engines.options import PASSES
-from profiler.errors import PROGRAM, ConfigError, check_choice, measuring_anew, nearest
+from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
 from profiler.options import Run
-from profiler.recommend.answer import (
-    FIGURES,
-    OBJECTIVES,
-    Answer,
-    Candidate,
-    Command,
-    Figure,
-    Rejected,
-    Request,
-    base_of,
-    cells_of,
-    decide,
-    make_answer,
-)
+from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
 from profiler.recommend.artifact import NotExported, check_folder, export
-from profiler.results.choice import Choice, Limit
-from profiler.results.columns import COLUMNS, LIMITED_BY
+from profiler.results.choice import Choice, Limit, Loser
+from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
+from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.warning_kinds import meaning
 from profiler.run.command import execute as run_job
-from profiler.tables.numbers import UNITS, counted, grouped, listed, ranges, seconds, times
+from profiler.tables.numbers import UNITS, grouped, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section
 
@@ -52,8 +39,7 @@ _WHOLE = 2
 """Of more answers than these only the headlines are printed."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Words of an objective; others are "lowest" and their name."""
-_PURPOSES = {"export": "Export", "replicates": "Measure with more replicates"}
-Found = tuple[Choice, Answer]
+Answer = tuple[Request, Choice]
 
 
 def execute(options: Options, console: Console) -> int:
@@ -72,18 +58,18 @@ def execute(options: Options, console: Console) -> int:
     if options.export is not None and (len(asked) > 1 or options.pass_ != "inference"):
         subjects = "; ".join(one.subject for one in asked)
         raise ConfigError(f"--export takes one model's inference; choose by --model, --setting or --pass: {subjects}")
-    found = answers(asked, results, {run_id: run.address for run in runs.runs for run_id in run.run_ids}, options.runs)
-    made = [answer for _, answer in found]
+    cells = cells_of(results)
+    answers = [(request, decide(cells, request)) for request in asked]
     if options.format == "json":
-        dumps = [answer.model_dump(mode="json", by_alias=True) for answer in made]
+        dumps = [as_data(*answer) for answer in answers]
         print(json.dumps(dumps if len(dumps) > 1 else dumps[0], indent=2, ensure_ascii=False))
-    elif len(found) > 1:
-        print_briefly(console, made, options.runs)
+    elif len(answers) > 1:
+        print_briefly(console, answers, options.runs)
     else:
-        print_answer(console, made[0])
+        print_answer(console, *answers[0], options.runs)
     if options.export is not None:
-        return _export(options.export, found[0], runs, options.trust_code)
-    return 0 if all(answer.winner for answer in made) else NOTHING_FITS
+        return _export(options.export, answers[0][1], runs, options.trust_code)
+    return 0 if all(choice.winner for _, choice in answers) else NOTHING_FITS
 
 
 def execute_run(options: Run, console: Console) -> int:
@@ -101,8 +87,8 @@ def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
         if setting == "" or plain:
             asked += [Request(model, pass_, setting, objective=objective) for objective in objectives]
     if asked:
-        folders = dict.fromkeys(results["run_id"].unique(), str(run))
-        print_briefly(console, [answer for _, answer in answers(asked, results, folders, [str(run)])], [str(run)])
+        cells = cells_of(results)
+        print_briefly(console, [(request, decide(cells, request)) for request in asked], [str(run)])
 
 
 def requests(options: Options, results: pl.DataFrame) -> list[Request]:
@@ -122,21 +108,18 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     models = rows["model"].unique(maintain_order=True).to_list()
     if not models:
         raise ConfigError(f"--pass {options.pass_}{' and --only' * (only is not None)}: no row of these runs has it")
-    if options.model is not None and options.model not in models:
-        raise ConfigError(
-            f"--model: no {options.pass_} of '{options.model}' in these rows{nearest(options.model, models)}"
-        )
+    if options.model is not None:
+        check_choice(f"--model, {options.pass_}", options.model, models)
+    asked = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
     found = []
     for model in [options.model] if options.model else models:
-        there = rows.filter(model=model)["setting"].unique(maintain_order=True).to_list()
-        wanted = [""] if "" in there else there
+        settings = rows.filter(model=model)["setting"].unique(maintain_order=True).to_list()
         if options.setting is not None:
-            wanted = ["" if options.setting == "plain" else options.setting]
-            if wanted[0] not in there:
-                known = ", ".join(setting or "plain" for setting in there)
-                raise ConfigError(f"--setting: {model} has no '{options.setting}'; it has {known}")
-        asked = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
-        found += [Request(model, options.pass_, setting, *asked) for setting in wanted]
+            check_choice("--setting", options.setting, [setting or "plain" for setting in settings])
+            settings = [options.setting.replace("plain", "")]
+        elif "" in settings:
+            settings = [""]
+        found += [Request(model, options.pass_, setting, *asked) for setting in settings]
     return found
 
 
@@ -145,193 +128,154 @@ def read_limits(options: Options) -> tuple[Limit, ...]:
     limits = []
     for option, figures in grouped((option, column) for column, option in LIMITED_BY.items()).items():
         known = {f"p{FIGURES[name].percentile}" if FIGURES[name].percentile else "": name for name in figures}
-        given = getattr(options, option.removeprefix("--").replace("-", "_"))
-        for text in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-            for word in map(str.strip, text.split(",")):
-                percentile, _, number = word.rpartition("=")
-                if percentile not in known or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", number):
-                    forms = ", ".join(f"{name}=2" for name in known if name)
-                    raise ConfigError(f"{option}: '{word}' is no limit; give a number{forms and f', or {forms}'}")
-                if not 0 < float(number) < math.inf:
-                    raise ConfigError(f"{option}: '{word}' is not a number greater than 0")
-                limits.append(Limit(known[percentile], float(number)))
+        for word in getattr(options, option.removeprefix("--").replace("-", "_")):
+            percentile, _, number = word.rpartition("=")
+            try:
+                value = float(number) if percentile in known else math.nan
+            except ValueError:
+                value = math.nan
+            if not 0 < value < math.inf:
+                forms = "".join(f", or {name}=2" for name in known if name)
+                raise ConfigError(f"{option}: '{word}' is no limit; give a number greater than 0{forms}")
+            limits.append(Limit(known[percentile], value))
     return tuple(limits)
 
 
-def answers(
-    asked: Sequence[Request], results: pl.DataFrame, folders: Mapping[str, str], runs: Sequence[str]
-) -> list[Found]:
-    """Answer each request; `folders` are the runs' by id, and `runs` as they were given."""
-    every, several, found = cells_of(results), results["model"].n_unique() > 1, []
-    for request in asked:
-        choice = decide(every, request)
-        answer = make_answer(request, choice, every)
-        again = f"{PROGRAM} recommend {shlex.join([*runs, *request.words()[0 if several else 2 :]])}"
-        commands = _commands(again, choice, every, folders)
-        found.append((choice, answer.model_copy(update={"next": commands})))
-    return found
-
-
-def _commands(again: str, choice: Choice, every: pl.DataFrame, folders: Mapping[str, str]) -> list[Command]:
-    """Return the commands that export the winner, and that part a tie by more replicates."""
-    winner, commands = choice.winner, list[Command]()
-    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
-        commands.append(Command(purpose="export", command=f"{again} --export deploy/"))
-    job = Path(folders.get(winner["run_ids"][0], "") if winner else "") / "bench.yaml"
-    if winner and choice.replicates_to_settle and job.is_file():
-        rows = [row for row in (winner, *choice.tied, base_of(winner, every)) if row]
-        keys = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
-        values = [(key, value) for key in keys for value in dict.fromkeys(row[key] for row in rows if row[key])]
-        only = ",".join(f"{key}={value}" for key, value in values if "," not in str(value))
-        command = measuring_anew(job, only, f"--replicates {choice.replicates_to_settle}").replace(" \\\n ", "")
-        commands.append(Command(purpose="replicates", command=command))
-    return commands
-
-
-def _export(folder: Path, found: Found, runs: Runs, trust_code: bool) -> int:
+def _export(folder: Path, choice: Choice, runs: Runs, trust_code: bool) -> int:
     """Export, and say so on the standard error: the standard output may be a document."""
-    choice, answer = found
-    console, winner = Console(stderr=True), choice.winner
-    if winner is None or answer.winner is None:
+    winner = choice.winner
+    if winner is None:
         print(f"--export {folder}: nothing was written, since there is nothing to deploy", file=sys.stderr)
         return NOTHING_FITS
     run = next(run for run in runs.runs if winner["run_ids"][0] in run.run_ids)
     try:
-        export(winner, answer, run, folder, console, trust_code)
+        export(winner, run, folder, Console(stderr=True), trust_code)
     except NotExported as error:
-        console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
+        print(f"--export {folder}: nothing was written: {error}", file=sys.stderr)
         return 1
-    console.print(
-        Text(f"Exported: {answer.winner.name} to {folder}; its README.txt says how to run it"), soft_wrap=True
-    )
+    print(f"Exported: {winner['name']} to {folder}; its README.txt says how to run it", file=sys.stderr)
     return 0
 
 
-def print_answer(console: Console, answer: Answer) -> None:
+def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
     """Print an answer as wide as the console; commands are never broken."""
-    machines = list(dict.fromkeys(one.machine for one in answer.candidates if one.machine))
-    place = f" on {listed(machines)}" if machines else ""
-    limits = [bound(limit.figure, limit.value) for limit in answer.limits]
-    console.print(Text(f"{answer.request.subject}{place}: {_aim(answer)}{f' with {listed(limits)}' if limits else ''}"))
-    console.print(Text(f"\n{headline(answer)}", style=f"bold {'green' if answer.winner else 'red'}"))
-    for line in comparison(answer):
-        console.print(Text(line))
-    for section in _sections(answer):
+    machines = listed(dict.fromkeys(cell["machine"] for cell in _candidates(choice) if cell["machine"]))
+    limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
+    place = f" on {machines}" if machines else ""
+    console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
+    console.print(Text(headline(choice), style=f"bold {'green' if choice.winner else 'red'}"))
+    console.print(Text(comparison(choice)), end="\n" if choice.winner else "")
+    for section in _sections(choice):
         print_section(console, section)
     console.print()
-    for note in answer.footnotes:
-        console.print(Text(f"{note.kind} ({', '.join(note.of)}): {note.meaning}", style="dim"))
-    for command in answer.next:
-        console.print(Text(f"{_PURPOSES[command.purpose]}: {command.command}"), soft_wrap=True)
-    runs = list(dict.fromkeys(run for one in answer.candidates for run in one.run_ids))
-    console.print(Text(f"Figures: {counted(len(answer.candidates), 'candidate')} of {_some(runs)}", style="dim"))
+    compared = [cell for cell in (choice.winner, choice.runner_up) if cell]
+    for kind, of in grouped((kind, cell["name"]) for cell in compared for kind in cell["footnotes"]).items():
+        console.print(Text(f"{kind} ({', '.join(of)}): {meaning(kind)}", style="dim"))
+    _print_export(console, request, choice, runs)
 
 
 def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str]) -> None:
     """Print what to deploy for each of several requests to the same runs; of more than two the headlines alone."""
-    for answer in answers:
-        style = f"bold {'green' if answer.winner else 'yellow'}"
-        console.print(Text(f"\n{answer.request.subject}, {_aim(answer)}: {headline(answer)}", style=style))
-        if len(answers) <= _WHOLE:
-            for line in comparison(answer):
-                console.print(Text(line))
-            for command in answer.next:
-                if command.purpose == "export":
-                    console.print(Text(f"{_PURPOSES['export']}: {command.command}"), soft_wrap=True)
-    again = f"{PROGRAM} recommend {shlex.join([*runs, '--model', answers[0].request.model])}"
+    for request, choice in answers:
+        style = f"bold {'green' if choice.winner else 'yellow'}"
+        console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
+        if len(answers) <= _WHOLE and choice.winner:
+            console.print(Text(comparison(choice)))
+            _print_export(console, request, choice, runs)
+    again = f"{PROGRAM} recommend {shlex.join([*runs, '--model', answers[0][0].model])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
 
 
-def _aim(answer: Answer) -> str:
-    return _AIMS.get(answer.request.objective, f"lowest {answer.request.objective}")
+def _print_export(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
+    winner = choice.winner
+    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
+        command = shlex.join([*runs, *request.words(), "--export", "deploy/"])
+        console.print(Text(f"Export: {PROGRAM} recommend {command}"), soft_wrap=True)
 
 
-def headline(answer: Answer) -> str:
+def _aim(request: Request) -> str:
+    return _AIMS.get(request.objective, f"lowest {request.objective}")
+
+
+def _candidates(choice: Choice) -> list[Row]:
+    return [*([choice.winner] if choice.winner else []), *(loser.cell for loser in choice.losers)]
+
+
+def headline(choice: Choice) -> str:
     """Return the winner with its figures on one line, or that there is none and what comes nearest."""
-    if (winner := answer.winner) is not None:
-        batch = "" if ", batch " in winner.name else f", batch {winner.batch_size}"
-        return f"Deploy {winner.name}{batch}: {', '.join(_parts(answer, winner))}"
-    nearest = next((loser for loser in answer.losers if loser.candidate.name == answer.nearest), None)
+    if (winner := choice.winner) is not None:
+        batch = "" if ", batch " in winner["name"] else f", batch {winner['batch_size']}"
+        return f"Deploy {winner['name']}{batch}: {', '.join(_parts(choice, winner))}"
+    nearest = next((loser for loser in choice.losers if loser.cell is choice.nearest), None)
     if nearest is None:
         return "Nothing to deploy: no candidate was measured"
-    return f"Nothing meets the limits; the nearest is {nearest.candidate.name}: {_why(nearest)}"
+    return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}"
 
 
-def comparison(answer: Answer) -> list[str]:
-    """Return how the winner compares with the runner-up, and which limits it only just meets."""
-    if answer.winner is None:
-        return []
-    lines = [text[:1].upper() + text[1:] for text in map(str, answer.close)]
-    if answer.tied:
-        named = [answer.winner.name, *answer.tied]
-        settle = answer.replicates_to_settle
+def comparison(choice: Choice) -> str:
+    """Return how the winner compares with the runner-up; empty without a winner."""
+    if choice.winner is None:
+        return ""
+    if choice.tied:
+        cells = [choice.winner, *choice.tied]
+        settle = choice.replicates_to_settle
         parting = f"; --replicates {settle} would part them" if settle else ""
-        return [f"A tie of {len(named)}: {_some(named)}; the cheapest start wins{parting}", *lines]
-    if answer.runner_up is not None and answer.margin is not None:
-        return [f"Runner-up: {answer.runner_up}, {answer.margin}", *lines]
-    return [f"The only candidate{' that meets the limits' if answer.losers else ''}", *lines]
+        return f"A tie of {len(cells)}: {_some(cells)}; the cheapest start wins{parting}"
+    if choice.runner_up is not None:
+        return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
+    return f"The only candidate{' that meets the limits' if choice.losers else ''}"
 
 
-def _parts(answer: Answer, one: Candidate) -> list[str]:
+def _parts(choice: Choice, cell: Row) -> list[str]:
     """Return the winner's figures: the objective's, latency with its factor, those of limits, error, memory, start."""
-    limited = [limit.figure for limit in answer.limits]
+    limited = [limit.figure for limit in choice.limits]
     found = []
-    for shown in dict.fromkeys([answer.figure, "latency_ms", *limited, "error", "peak_memory_mib", "start_s"]):
-        if shown not in one.figures:
+    for name in dict.fromkeys([choice.figure, "latency_ms", *limited, "error", "peak_memory_mib", "start_s"]):
+        if cell[name] is None:
             continue
-        of = one.figures[shown]
-        text = amount(shown, of.value, of.low, of.high)
-        if shown == "latency_ms":
+        text = amount(name, *_ends(cell, name))
+        if name == "latency_ms":
             found.append(text.replace(" ms", " ms a call", 1))
-            factor = one.factor
-            found += [times(factor.value, factor.low, factor.high, f"× {one.base}")] if factor else []
-        elif shown == "error":
-            high = one.figures.get("error_high", of)
-            found.append(f"error {text}{f' (bound {amount(shown, high.value)})' if high.value > of.value else ''}")
-        elif shown == "start_s":
-            found.append(f"starts in {seconds(of.value)}")
+            factor = (cell["factor"], cell["factor_low"], cell["factor_high"])
+            found += [times(*factor, f"× {cell['base']}")] if cell["factor"] else []
+        elif name == "error":
+            bounded = f" (bound {amount(name, cell['error_high'])})" if cell["error_high"] > cell["error"] else ""
+            found.append(f"error {text}{bounded}")
+        elif name == "start_s":
+            found.append(f"starts in {seconds(cell[name])}")
         else:
-            found.append(f"{noun(shown)} {text}" if FIGURES[shown].percentile else text)
+            found.append(f"{noun(name)} {text}" if FIGURES[name].percentile else text)
     return found
 
 
-def _some(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MOST_NAMES} more"][: len(names) > _MOST_NAMES]
-    return listed([*names[:_MOST_NAMES], *more])
+def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
+    """Return a figure with its interval."""
+    low, high = (cell[end] for end in ends_of(name)) if name in WITH_ENDS else (None, None)
+    return cell[name], low, high
 
 
-def _why(loser: Rejected) -> str:
+def _some(cells: Sequence[Row]) -> str:
+    more = [f"{len(cells) - _MOST_NAMES} more"][: len(cells) > _MOST_NAMES]
+    return listed([*(cell["name"] for cell in cells[:_MOST_NAMES]), *more])
+
+
+def _why(loser: Loser) -> str:
     return "; ".join(map(str, loser.reasons))
 
 
-def _sections(answer: Answer) -> list[Section]:
+def _sections(choice: Choice) -> list[Section]:
     """Return the tables that have rows."""
-    column = COLUMNS[answer.figure]
-    losers = [loser for loser in answer.losers if loser.reasons[0].code != "not-measured"]
-    rows = [(each.candidate.name, *_ends(each.candidate.figures.get(answer.figure)), _why(each)) for each in losers]
+    column = FIGURES[choice.figure]
+    losers = [loser for loser in choice.losers if loser.reasons[0].code != "not-measured"]
+    values = [(loser.cell["name"], *_ends(loser.cell, choice.figure), _why(loser)) for loser in losers]
+    frame = pl.DataFrame(values, ["name", "value", "low", "high", "why"], orient="row")
     figures = figure(column.heading, ("value", "low", "high"), ranges, unit=UNITS[column.unit][0])
-    limits = [
-        (bound(one.figure, one.limit), one.option or "alone admits none with a known figure", one.admits)
-        for one in answer.relaxations
-    ]
-    relaxed = [prose("Limit", "limit"), prose("What admits one", "option"), prose("Which", "admits")]
-    lost = grouped((loser.reasons[0].text, loser.candidate.name) for loser in answer.losers if loser not in losers)
+    lost = grouped((loser.reasons[0].text, loser.cell) for loser in choice.losers if loser not in losers)
     missing = [prose("Candidates", "names"), prose("Why", "why")]
     tables = {
-        "Limits to relax": of_rows("", relaxed, limits),
-        "Why not the others" if answer.winner else "Why none": _table_of(
-            [words("Candidate", "name"), figures, prose("Why", "why")], rows
+        "Why not the others" if choice.winner else "Why none": Table(
+            "", "", frame, [words("Candidate", "name"), figures, prose("Why", "why")]
         ),
-        "Not measured": of_rows("", missing, [(_some(names), text) for text, names in lost.items()]),
+        "Not measured": of_rows("", missing, [(_some(cells), text) for text, cells in lost.items()]),
     }
     return [Section(heading, (), [table]) for heading, table in tables.items() if table.rows]
-
-
-def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[object]]) -> Table:
-    """Make a table of rows that have three values for a figure."""
-    names = [column for field in fields for column in field.columns]
-    return Table("", "", dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True)), fields)
-
-
-def _ends(of: Figure | None) -> tuple[float | None, float | None, float | None]:
-    return (of.value, of.low, of.high) if of else (None, None, None)

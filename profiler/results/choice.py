@@ -25,8 +25,8 @@ from profiler.stats.intervals import margin, replicates_to_settle
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
-_NEAR = _CLOSE = 0.05
-"""By less than this share figures are near for a tie, and one without an interval is close to its limit."""
+_NEAR = 0.05
+"""By less than this share figures are near for a tie."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """By verdict on the best of two the code of the other one."""
 
@@ -68,21 +68,8 @@ class Limit:
             return None
         code = "under" if self.figure in HIGHER else "over"
         at_least = "at least " if self.measured(cell) is None else ""
-        return Reason(code, cell_name(cell), value, self.value, *self._ends(cell), figure=self.figure, text=at_least)
-
-    def close(self, cell: Row) -> Reason | None:
-        """Return how close to the limit a cell that meets it is; None if its interval is clear of it."""
-        value, (low, high) = self.measured(cell), self._ends(cell)
-        if value is None or not self.holds(value):
-            return None
-        worse = low if self.figure in HIGHER else high
-        code = "close" if worse is None else "reaches"
-        is_close = self.excess(value) > -_CLOSE if worse is None else not self.holds(worse)
-        return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure) if is_close else None
-
-    def _ends(self, cell: Row) -> tuple[float | None, float | None]:
-        low, high = ends_of(self.figure)
-        return (cell.get(low), cell.get(high)) if self.figure in WITH_ENDS else (None, None)
+        low, high = map(cell.get, ends_of(self.figure)) if self.figure in WITH_ENDS else (None, None)
+        return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure, text=at_least)
 
 
 @dataclass(frozen=True)

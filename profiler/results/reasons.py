@@ -82,12 +82,6 @@ def _missed(reason: Reason) -> str:
     return f"{_held(reason)}, {reason.code} the limit of {_given(reason.figure, reason.limit)}"
 
 
-def _close(reason: Reason) -> str:
-    value, limit = reason.value or 0.0, reason.limit or 1.0
-    side = "below" if value < limit else "above"
-    return f"{_held(reason)} is {numbers.percent(abs(1 - value / limit))} % {side} the limit"
-
-
 def _unknown(reason: Reason) -> str:
     percentile = FIGURES[reason.figure].percentile
     if percentile:
@@ -100,8 +94,6 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "worse": _worse,
     "unclear": lambda reason: f"{_worse(reason)}, not told apart",
     "equivalent": lambda reason: f"as good ({_worse(reason)})",
-    "close": _close,
-    "reaches": lambda reason: f"{_held(reason)} reaches over the limit of {_given(reason.figure, reason.limit)}",
     "over": _missed,
     "under": _missed,
     "unknown": _unknown,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -103,14 +102,6 @@ def within(value: float, low: float | None = None, high: float | None = None, un
     """Format a figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
     places = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else digits
     return f"{value:,.{places}f}{f' {unit}' if unit else ''}{_range(value, low, high, places)}"
-
-
-def reachable(value: float, up: bool) -> str:
-    """Format a limit that a positive value meets, in three digits rounded `up` or down: 2.31, 12346."""
-    exact = Decimal(str(value))
-    digits = Decimal(1).scaleb(min(0, exact.adjusted() - 2))
-    number = exact.quantize(digits, ROUND_CEILING if up else ROUND_FLOOR)
-    return f"{number.normalize():f}" if number >= Decimal("1e-4") else f"{float(number):.3g}"
 
 
 def milliseconds(value: float) -> str:

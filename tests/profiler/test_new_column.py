@@ -53,7 +53,7 @@ from rich.console import Console
 from exporters.source import ModelSource
 from profiler.compare.command import differences
 from profiler.job.case import Case
-from profiler.recommend.answer import Request, recommend
+from profiler.recommend.answer import Request, recommend, told
 from profiler.report import chart_specs, command
 from profiler.results.cells import cells
 from profiler.results.choice import Limit
@@ -81,13 +81,11 @@ write_tables(run.tables, results, merged)
 print_results(Console(file=sys.stdout, width=250), results, merged)
 command.write(command.Options(runs=(str(run.path),)))
 request = Request("net", objective="toy", limits=(Limit("toy_s", 2.0), Limit("toy_ms", 0.13)))
-missing = Request("net", objective="toy", limits=(Limit("toy_ms", 0.1),))
 sides = {v: [{"new": v, "packages": {"toy": v, "numpy": v}, "toy_version": v}] for v in ("1", "2")}
 print("facts:", json.dumps({
     "parts": [str(part) for part in chart_specs.MEMORY],
-    "figures": {name: figure.value for name, figure in recommend(results, request).winner.figures.items()},
-    "close": [[why.code, why.figure, why.text] for why in recommend(results, request).close],
-    "relaxed": recommend(results, missing).relaxations[0].option,
+    "figures": told(recommend(results, request).winner),
+    "asked": request.words(),
     "compare": [row["what"] for row in differences(sides)],
 }))
 """
@@ -120,8 +118,7 @@ def test_charts_recommend_and_report_have_it(printed):
     folder, _, facts = printed
     assert "toy_mib" in facts["parts"]
     assert (facts["figures"]["toy_ms"], facts["figures"]["set_up_s"]) == (0.125, 1.5)
-    assert [close[:2] for close in facts["close"]] == [["close", "toy_ms"]]
-    assert facts["relaxed"] == "--max-toy 0.125"
+    assert facts["asked"][-2:] == ["--max-toy", "0.13"]
     page = (folder / "report.html").read_text()
     for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s", "Toys"):
         assert heading in page

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from profiler.compare.command import Options, make_comparison, sections
-from profiler.recommend.answer import Answer, Request, recommend
+from profiler.recommend.answer import Request, recommend
 from profiler.recommend.command import headline
 from profiler.report.data import gather
 from profiler.report.tables import tables
 from profiler.results.cells import GROUP, OK, cells
-from profiler.results.choice import cell_name, choose
+from profiler.results.choice import Choice, cell_name, choose
 from profiler.results.reading import load, read_runs
 from profiler.run.summary import print_results
 from profiler.tables.writers import markdown, markdown_section
@@ -64,7 +64,7 @@ def of(cell: Row, columns: tuple[str, ...]) -> list[float]:
     return [cell[name] for name in columns]
 
 
-def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Answer]]:
+def answers(results: pl.DataFrame) -> Iterator[tuple[Row, Choice]]:
     """Return recommend's answer for each group that the terminal has a table of."""
     for keys in results.select(GROUP).unique(maintain_order=True).to_dicts():
         asked = Request(keys["model"], keys["pass"], keys["setting"], f"batch_size={keys['batch_size']}")
@@ -82,15 +82,16 @@ def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder: 
         assert of(cell, columns) == of(known, columns)
     seen = 0
     for keys, answer in answers(results):
-        for candidate in (each for each in answer.candidates if each.processes):
-            known = of_run[*keys.values(), candidate.variant, candidate.precision]
-            latency, factor = candidate.figures["latency_ms"], candidate.factor
-            assert [latency.value, latency.low, latency.high] == pytest.approx(of(known, LATENCY), rel=1e-9)
-            assert (factor is None) == (known["factor"] is None)
-            if factor is not None:
-                assert [factor.value, factor.low, factor.high] == pytest.approx(of(known, FACTOR), rel=1e-9)
-            assert (candidate.verdict, candidate.base) == (known["verdict"], known["base"])
-            assert {*candidate.warnings} - {"throttled"} == {*known["footnotes"]}
+        for candidate in (answer.winner, *(loser.cell for loser in answer.losers)):
+            if candidate is None or not candidate["processes"]:
+                continue
+            known = of_run[*keys.values(), candidate["variant"], candidate["precision"]]
+            for columns in (LATENCY, FACTOR):
+                assert of(candidate, columns) == (
+                    pytest.approx(of(known, columns), rel=1e-9) if known[columns[0]] else [None] * 3
+                )
+            assert (candidate["verdict"], candidate["base"]) == (known["verdict"], known["base"])
+            assert {*candidate["footnotes"]} - {"throttled"} == {*known["footnotes"]}
             seen += 1
     assert seen == len(of_run)
 
@@ -118,8 +119,9 @@ def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder: Path) -> N
         choice = choose(by_group[tuple(keys.values())])
         (shown,) = pl.DataFrame(told).filter(pl.col(key) == value for key, value in keys.items()).to_dicts()
         assert answer.winner is not None and choice.winner is not None
-        assert answer.winner.name == shown["deploy"] == cell_name(choice.winner)
-        assert answer.runner_up == shown["runner_up"] == (choice.runner_up and cell_name(choice.runner_up))
+        assert answer.winner["name"] == shown["deploy"] == cell_name(choice.winner)
+        second = answer.runner_up and answer.runner_up["name"]
+        assert second == shown["runner_up"] == (choice.runner_up and cell_name(choice.runner_up))
         assert of(shown, FACTOR) == of(choice.winner, FACTOR)
         if choice.margin and answer.margin:
             margin = (choice.margin.value, choice.margin.low, choice.margin.high)

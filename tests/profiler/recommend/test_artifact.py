@@ -26,12 +26,11 @@ from onnx import TensorProto
 from runs import Profiler
 
 from engines.deployment import Deployed
-from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.machine import host_and_user
-from profiler.recommend.answer import Request, cells_of, decide, make_answer
+from profiler.recommend.answer import Request, recommend
 from profiler.recommend.artifact import _case, check_folder, write_papers
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -230,8 +229,8 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
         assert (config["model"], config["variant"], config["precision"]) == ("good", variant, "fp32")
         assert config["inputs"] == [{"name": "x", "shape": [BATCH, 3, 16, 16], "dtype": "float32"}]
         assert config["options"].get("channels_last", False) == (variant == "compiled")
-        assert config["measured"]["figures"]["latency_ms"]["value"] > 0
-        assert config["measured"]["versions"]["torch_version"] == torch.__version__
+        assert config["measured"]["latency_ms"] > 0
+        assert config["measured"]["torch_version"] == torch.__version__
         readme = (artifact / "README.txt").read_text()
         assert readme.startswith("good in fp32 for ")
         assert "seeded" not in readme
@@ -272,24 +271,13 @@ def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export: Export, 
     assert [path.name for path in (workplace / "branching-eager").iterdir()] == ["alone"]
 
 
-def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, profiler: Profiler, exports: Cache) -> None:
+def test_a_run_without_a_job_cannot_be_exported(results: Path, profiler: Profiler, tmp_path: Path) -> None:
+    (tmp_path / "published").mkdir()
     rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
-    place = results.parent.parent / "published"
-    place.mkdir()
-    rows.write_parquet(place / "results.parquet")
-    done = profiler("recommend", "published", "--export", "out", cwd=place.parent)
+    rows.write_parquet(tmp_path / "published" / "results.parquet")
+    done = profiler("recommend", "published", "--export", "out", cwd=tmp_path)
     assert done.returncode == 2
     assert "--export: published has no bench.yaml, which says where good comes from" in done.stderr
-    canonical = rows.with_columns(
-        model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=pl.lit(1, pl.Int64)
-    )
-    canonical.write_parquet(place / "results.parquet")
-    cache = str(exports.root)
-    done = profiler("recommend", "published", "--export", "new/out", cwd=place.parent, PROFILER_CACHE=cache)
-    assert done.returncode == 0, done.stderr
-    assert "The weights are seeded, not trained: they predict nothing." in " ".join(
-        (place.parent / "new" / "out" / "README.txt").read_text().split()
-    )
 
 
 def test_a_folder_that_holds_something_is_left_as_it_is(results: Path, profiler: Profiler, tmp_path: Path) -> None:
@@ -405,19 +393,16 @@ def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(
 ) -> None:
     measured = handmade.row(engine, warnings=["drift: x"], machine="a Xeon", setting="", device="cpu")
     measured |= {"latency_low_ms": 0.9, "latency_high_ms": 1.2, **VERSIONS}
-    every = cells_of(handmade.frame([measured]))
-    choice = decide(every, Request("net"))
-    assert choice.winner is not None
-    answer = make_answer(Request("net"), choice, every)
-    deployed = Deployed({}, "model.onnx is the model.")
-    write_papers(answer, choice.winner, case(engine, device, "fp32"), deployed, tmp_path)
+    winner = recommend(handmade.frame([measured]), Request("net")).winner
+    assert winner is not None
+    write_papers(winner, case(engine, device, "fp32"), Deployed({}, "model.onnx is the model."), tmp_path)
     assert (tmp_path / "requirements.txt").read_text().splitlines() == lines
     readme = (tmp_path / "README.txt").read_text()
     assert "\n    venv/bin/pip install -r requirements.txt\n    venv/bin/python run.py\n\n" in readme
     assert "1.00 ms (0.90–1.20) a call on a Xeon." in readme and "\n- drift: " in readme
     told = json.loads((tmp_path / "config.json").read_text())["measured"]
-    assert told["figures"]["latency_ms"] == {"value": 1.0, "low": 0.9, "high": 1.2, "unit": "ms"}
-    assert [note.partition(":")[0] for note in told["notes"]] == ["drift"]
+    assert (told["latency_ms"], told["latency_low_ms"], told["latency_high_ms"]) == (1.0, 0.9, 1.2)
+    assert told["footnotes"] == ["drift"]
 
 
 @pytest.mark.parametrize("warned", [False, True])
@@ -429,8 +414,9 @@ def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path: Path, w
         "model_kind": "canonical",
         "variant": "ort-tuned",
     }
-    row |= {"precision": "fp16", "batch_size": 1, "options": '{"cuda_graph": true}'}
+    row |= {"precision": "fp16", "batch_size": 1, "options": '{"cuda_graph": true}', "shape": None}
     row["footnotes"] = ["no-cuda-graph"] if warned else []
+    (tmp_path / "bench.yaml").write_text("models: [resnet18]\nengines: [ort-tuned]\n")
     run = SimpleNamespace(address=str(tmp_path))
     case, _ = _case(row, run, False)  # type: ignore[arg-type]
     assert case.options["cuda_graph"] is not warned
