@@ -74,7 +74,7 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	fi
 	touch $@
 
-$(VENV)/.ready-test: EXTRAS = [test,openvino,jax,tensorrt-rtx-build]
+$(VENV)/.ready-test: EXTRAS = [test,openvino,jax,tensorrt-rtx]
 $(VENV)/.ready-verify: EXTRAS = [verify]
 $(VENV)/.ready-test $(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.$(EXTRAS)'

@@ -42,8 +42,6 @@ class Requirement:
     install: str
     kind: Literal["module", "program", "file"] = "module"
     devices: tuple[Device, ...] = DEVICES
-    to_build: bool = True
-    """Building ahead of time needs it too."""
     least: str = ""
     """The oldest version of a module with which the code here works."""
     packages: tuple[str, ...] = ()
@@ -175,7 +173,6 @@ def _provider(name: str) -> Requirement:
 _INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
 _INSTALL_TRT = "pip install 'tensorrt-{cuda}>=10.13' (it fetches its libraries from NVIDIA)"
 _INSTALL_RTX = "pip install 'tensorrt-rtx-{cuda}-libs>=1.7' 'tensorrt-rtx-{cuda}-bindings>=1.7'"
-_CUDA_DRIVER = Requirement("cuda.bindings|pycuda", "pip install cuda-bindings", to_build=False)
 _INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
@@ -305,11 +302,9 @@ ENGINES: dict[str, Engine] = {
                 Requirement(
                     "tensorrt", _INSTALL_TRT, least="10.13", packages=("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
                 ),
-                _CUDA_DRIVER,
             ),
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
-            packages=("cuda-bindings", "pycuda"),
             builds="with a GPU",
             deployment=Deployment("engines.trt:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}),
         ),
@@ -325,11 +320,10 @@ ENGINES: dict[str, Engine] = {
                     packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
                 ),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
-                _CUDA_DRIVER,
             ),
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
-            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "cuda-bindings", "pycuda"),
+            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs"),
             hardware={"cuda": _RTX_CARDS},
             builds="anywhere",
             deployment=Deployment(

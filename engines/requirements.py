@@ -18,16 +18,13 @@ from exporters.packages import installed_version
 _PIP = "pip install "
 
 
-def missing(engine: Engine, device: Device, to_build: bool = False, precision: str = "") -> list[Requirement]:
-    """List the requirements of `engine` on `device` that this machine lacks.
-
-    `to_build` keeps only those of building ahead of time; `precision` adds what quantizes for it.
-    """
+def missing(engine: Engine, device: Device, precision: str = "") -> list[Requirement]:
+    """List the requirements of `engine` on `device` that this machine lacks; `precision` adds what quantizes for it."""
     needed = [r for r in engine.requirements if device in r.devices]
     quantizer = engine.quantizers.get(precision)
     if quantizer and quantizer.name not in [r.name for r in needed]:
         needed.append(quantizer)
-    return [r for r in needed if (r.to_build or not to_build) and _fault(r)]
+    return list(filter(_fault, needed))
 
 
 def explain(lacking: Sequence[Requirement]) -> str:

@@ -1,7 +1,7 @@
 """Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
 
 The one module that imports their bindings, and only where it needs them: none of them has to be installed.
-Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here and thus known exactly;
+Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are torch's and thus known exactly;
 weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields
@@ -20,7 +21,7 @@ import torch
 from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
 from engines.catalog import ENGINES
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.device import Buffer, Buffers, capture, open_driver
+from engines.device import capture
 from engines.options import TrtOptions, parse_batches
 from engines.requirements import explain, install_command, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
@@ -50,7 +51,7 @@ _ERROR_CHARACTERS = 400
 def library(engine: str) -> Any:
     """Import the module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
     row = ENGINES[engine]
-    if lacking := missing(row, "cuda", to_build=True):
+    if lacking := missing(row, "cuda"):
         raise Unsupported(explain(lacking))
     names = row.requirements[0].name.split("|")
     name = next(name for name in names if importlib.util.find_spec(name) is not None)
@@ -101,7 +102,6 @@ class TrtSession:
         self.library, self.product = library(job.engine), ENGINES[job.engine].library
         self.request = _request(self.library, job)
         self.specs = graph_specs(job.source, job.graph)
-        self.driver = open_driver()
         graph = read_onnx(job.graph).graph
         self.results = [value.name for value in graph.output]
         self.products = [node.name for node in graph.node if computes(node) and node.name]
@@ -112,15 +112,15 @@ class TrtSession:
         self.context: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None
-        self.buffers: dict[str, Buffer] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        """Inputs and outputs, in memory of torch's allocator, and so is the scratch memory."""
+        self.scratch: torch.Tensor | None = None
         self.logger = logger_of(self.library)
         # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
         with contextlib.ExitStack() as taken:
             self.built = self._build()
-            self.memory_taken = Buffers(self.driver, torch.cuda.current_device())
-            taken.callback(self.memory_taken.free)
             taken.callback(self.buffers.clear)
-            for name in ("runtime", "engine", "runtime_config", "context", "graph"):
+            for name in ("scratch", "runtime", "engine", "runtime_config", "context", "graph"):
                 taken.callback(setattr, self, name, None)
             taken.callback(_wait)
             self._load()
@@ -140,11 +140,11 @@ class TrtSession:
         _wait()
         own = [spec.name for spec in self.specs]
         for name, array in zip(own, self.job.named_inputs(own, inputs), strict=True):
-            self.buffers[name].upload(array)
+            self.buffers[name].copy_(_tensor(array))
 
     def outputs(self) -> list[Array]:
-        torch.cuda.current_stream().synchronize()
-        return [self.buffers[name].download() for name in self.results]
+        results = [self.buffers[name].cpu() for name in self.results]
+        return [(result.float() if result.is_floating_point() else result).numpy() for result in results]
 
     def output_names(self) -> list[str]:
         return list(self.results)
@@ -156,7 +156,8 @@ class TrtSession:
         else:
             elements = graph_weights(read_onnx(self.request.onnx))
             weights = sum(count * dtype.itemsize for dtype, count in elements.items())
-        return Memory(weights, self.memory_taken.size, 0)
+        size = sum(taken.nbytes for taken in (*self.buffers.values(), self.scratch) if taken is not None)
+        return Memory(weights, size, max(torch.cuda.memory_reserved() - size, 0))
 
     def proof(self) -> Proof:
         """Report what the engine's inspector says of its layers, and what this session did."""
@@ -175,7 +176,6 @@ class TrtSession:
             warnings=list(self.warnings),
             details=summary
             | {
-                "buffers_by": self.driver.version,
                 "layers": self.engine.num_layers,
                 "auxiliary_streams": self.engine.num_aux_streams,
             },
@@ -243,7 +243,7 @@ class TrtSession:
             shape = arrays[name].shape
             self._check(self.context.set_input_shape(name, shape), f"refuses the shape {shape} of input {name!r}")
             self._allocate(name, shape)
-            self.buffers[name].upload(arrays[name])
+            self.buffers[name].copy_(_tensor(arrays[name]))
         lacking = self.context.infer_shapes()
         self._check(not lacking, f"cannot infer shapes: {', '.join(lacking)} lack theirs")
         for name in (n for n in names if n not in inputs):
@@ -255,7 +255,8 @@ class TrtSession:
         scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2
         if scratch:
             forget(self.logger)
-            self.context.set_device_memory(self.memory_taken.block(scratch), scratch)  # It tells a misfit in the log.
+            self.scratch = torch.empty(scratch, dtype=torch.uint8, device=self.job.device)
+            self.context.set_device_memory(self.scratch.data_ptr(), scratch)  # It tells a misfit in the log.
             self._check(not self.logger.errors, f"refuses {scratch} bytes of scratch memory")
 
     def _allocate(self, name: str, shape: tuple[int, ...]) -> None:
@@ -263,8 +264,11 @@ class TrtSession:
         if kind not in _DTYPES:
             raise Unsupported(f"{name!r} is of TensorRT's type {kind}; inputs and outputs can be {', '.join(_DTYPES)}")
         on_host = self.engine.get_tensor_location(name) == self.library.TensorLocation.HOST
-        self.buffers[name] = self.memory_taken.tensor(shape, _DTYPES[kind], on_host)
-        accepted = self.context.set_tensor_address(name, self.buffers[name].address)
+        dtype, device = _DTYPES[kind], "cpu" if on_host else self.job.device
+        size = math.prod(shape) * dtype.itemsize
+        memory = torch.empty(max(size, 1), dtype=torch.uint8, device=device)  # An empty tensor needs an address, too.
+        self.buffers[name] = memory[:size].view(dtype).view(shape)
+        accepted = self.context.set_tensor_address(name, memory.data_ptr())
         self._check(accepted, f"refuses the address of {name!r}")
 
     def _enqueue(self) -> None:
@@ -344,6 +348,11 @@ def _profiler(library: Any) -> Any:
             self.ms[layer_name] = self.ms.get(layer_name, 0.0) + ms
 
     return Profiler()
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Hand an array to torch, which reads neither bfloat16 nor float8 from numpy: their kind is "V"."""
+    return torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array)
 
 
 def _wait() -> None:

@@ -103,7 +103,7 @@ def find_engine(word: str, option: str = "--engine") -> Engine:
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
         raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
-    lacking = missing(able[word], "cuda", to_build=True)
+    lacking = missing(able[word], "cuda")
     # Without a GPU there is no use in installing what needs one.
     if lacking and (able[word].builds == "anywhere" or nvml.visible_gpus()):
         raise ConfigError(f"{option} {word}: {explain(lacking)}")

@@ -49,7 +49,7 @@ def engines_table(requested: str) -> Table:
         able = [() if why_not else engine.precisions.get((of, device), ()) for of in ("inference", "training")]
         passes = [" ".join(precision for precision in PRECISIONS if precision in of_pass) for of_pass in able]
         if why_not and engine.builds == "anywhere":
-            lacking = missing(engine, "cuda", to_build=True)
+            lacking = missing(engine, "cuda")
             how = explain(lacking) if lacking else f"{PROGRAM} build --engine {engine.name} --target sm89 …"
             why_not += f"; it can build engines here ahead of time: {how}"
         rows.append([preset.name, engine.name, *passes, preset.summary, why_not or _missing(preset, device)])

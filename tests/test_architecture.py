@@ -375,7 +375,6 @@ def test_the_parent_process_imports_no_framework(loaded, name):
         "tensorrt",
         "tensorrt_rtx",
         "tensorrt_rtx_bindings",
-        "pycuda",
         "openvino",
         "onnx",
     }

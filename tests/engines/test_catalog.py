@@ -95,16 +95,14 @@ def made_up(*requirements: Requirement) -> Engine:
     return replace(known("made-up"), requirements=requirements)
 
 
-def test_missing_is_what_the_device_and_the_purpose_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_is_what_the_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     there = Requirement("json", "")
     module = Requirement("no_such_module_anywhere", "pip install it", devices=("cuda",))
     program = Requirement("no-such-program-anywhere", "apt-get install it", "program")
-    runtime = Requirement("no_such_runtime_anywhere", "pip install it too", to_build=False)
-    engine = made_up(there, module, program, runtime)
-    assert missing(engine, "cpu") == [program, runtime]
-    assert missing(engine, "cuda") == [module, program, runtime]
-    assert missing(engine, "cuda", to_build=True) == [module, program]
+    engine = made_up(there, module, program)
+    assert missing(engine, "cpu") == [program]
+    assert missing(engine, "cuda") == [module, program]
 
 
 def test_versions_that_are_too_old_are_said_with_what_is_not_there_and_one_command(monkeypatch) -> None:

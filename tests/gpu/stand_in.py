@@ -278,7 +278,8 @@ class Context(Freed):
             return "Cuda Runtime (an illegal memory access was encountered)"
         if missing := sorted(self._engine._tensors.keys() - self._addresses.keys()):
             return f"no address for {missing}"
-        if any(address % ALIGNMENT for address in (*self._addresses.values(), self._block[0])):
+        addresses = (*self._addresses.values(), self._block[0])
+        if self.library.device == "cuda" and any(address % ALIGNMENT for address in addresses):
             return f"an address is not aligned to {ALIGNMENT} bytes"
         if self._block[1] < self.library.scratch or not stream:
             return "too little device memory, or the default stream"

@@ -1,4 +1,4 @@
-"""TensorRT's run half on a GPU: the buffers beside torch, the session on a stand-in, rows where TensorRT is not.
+"""TensorRT's run half on a GPU: captures, and the session on a stand-in.
 
 The stand-in runs the graph by ONNX Runtime on the addresses and the stream that the session gives it (stand_in.py).
 """
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from engines import trt
-from engines.device import ALIGNMENT, Buffers, CudaBindings, Driver, PyCuda, capture
+from engines.device import capture
 from profiler.processes.process import explain
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -42,65 +42,13 @@ def stream() -> Iterator[torch.cuda.Stream]:
         yield torch.cuda.current_stream()
 
 
-@pytest.fixture(scope="module", params=[CudaBindings, PyCuda])
-def driver(request: pytest.FixtureRequest) -> Driver:
-    torch.cuda.init()
-    pytest.importorskip("pycuda" if request.param is PyCuda else "cuda.bindings")
-    made: Driver = request.param()
-    return made
-
-
 @pytest.fixture
-def library(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     made = StandIn(scratch=SCRATCH)
     monkeypatch.setattr(trt, "library", lambda engine: made)
-    monkeypatch.setattr(trt, "open_driver", lambda: driver)
     monkeypatch.setattr(trt, "build_engine", made.build_engine)
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     return made
-
-
-def as_tensor(buffer: Any) -> torch.Tensor:
-    """torch's view of a buffer of float32."""
-    words = {"shape": buffer.shape, "typestr": "<f4", "data": (buffer.address, False), "version": 3}
-    holder = type("Holder", (), {"__cuda_array_interface__": words})()
-    return torch.as_tensor(holder, device="cuda")
-
-
-def current_context() -> int:
-    found = ctypes.c_void_p()
-    cuda("cuCtxGetCurrent", ctypes.byref(found))
-    return found.value or 0
-
-
-def test_torch_reads_writes_and_captures_the_buffers_in_its_own_context(
-    driver: Driver, stream: torch.cuda.Stream
-) -> None:
-    torch.zeros(1, device="cuda")
-    before = current_context()
-    buffers = Buffers(driver, 0)
-    ours = buffers.tensor((1000,), torch.float32)
-    ours.upload(np.ones(1000, np.float32))
-    theirs = as_tensor(ours)
-    assert theirs.data_ptr() == ours.address and ours.address % ALIGNMENT == 0
-    theirs.add_(0)
-    stream.synchronize()
-
-    def work() -> None:
-        # The driver's own call, with the raw address and stream, and torch's kernel.
-        handle = ctypes.c_void_p(stream.cuda_stream)
-        cuda("cuMemsetD8Async", ctypes.c_uint64(ours.address), 0, ctypes.c_size_t(400), handle)
-        theirs.add_(3)
-
-    graph = capture(work)
-    stream.synchronize()
-    assert (ours.download() == 1).all(), "captured, not run"
-    for _ in range(2):
-        graph.replay()
-    stream.synchronize()
-    np.testing.assert_array_equal(ours.download(), [3.0] * 100 + [7.0] * 900)
-    buffers.free()
-    assert current_context() == before
 
 
 @pytest.mark.parametrize("breaks_off", [True, False], ids=["broken off", "refused"])
@@ -166,7 +114,7 @@ def test_memory_is_what_a_session_takes_and_gives_back_however_it_ends(library: 
             session = trt.open_session(job)
             taken, memory = before - torch.cuda.mem_get_info()[0] / MIB, session.memory()
             assert memory.activations == SCRATCH + 4 * WIDE * (8 + 2 + 1 + 2)
-            assert memory.activations / MIB == pytest.approx(taken, abs=SLACK_MIB)
+            assert (memory.activations + memory.slack) / MIB == pytest.approx(taken, abs=SLACK_MIB)
             library.fails = step if step == "execute_async_v3" else None
             if library.fails:
                 with pytest.raises(RuntimeError, match=r"could not enqueue the engine: .*illegal memory access"):

@@ -39,30 +39,28 @@ def lack(monkeypatch: pytest.MonkeyPatch, engine: str, *requirements: Requiremen
 
 BINDINGS = Requirement("no_bindings|no_bindings_either", "pip install them")
 LIBRARIES = Requirement("no_libraries", "pip install them")
-PYCUDA = Requirement("no_pycuda", "pip install pycuda", to_build=False)
-
 
 MISSING = {
     "requirements": (
-        "trt", "auto", ["9.0"], [BINDINGS, LIBRARIES, PYCUDA],
-        ["no_bindings or no_bindings_either is not installed, no_libraries is not", "pip install them pycuda",
+        "trt", "auto", ["9.0"], [BINDINGS, LIBRARIES],
+        ["no_bindings or no_bindings_either is not installed, no_libraries is not", "pip install them",
          "fp32 tf32 fp16 bf16 int8 native"],
     ),
     "no driver": ("trt", "auto", [], None, ["TensorRT runs only on NVIDIA GPUs; no NVIDIA driver answers"]),
     "not for the CPU": ("trt", "cpu", ["9.0"], None, ["-driver"]),
     "runs on the CPU": ("ort-tuned", "auto", [], None, ["-driver"]),
     "another card": (
-        "trt-rtx", "auto", ["9.0"], [PYCUDA],
+        "trt-rtx", "auto", ["9.0"], [],
         ["trt-rtx does not support this GPU's compute capability 9.0; it has 7.5, 8.0, 8.6, 8.9, 12.0", "-pip install",
          "can build engines here ahead of time: python -m profiler build --engine trt-rtx --target sm89"],
     ),
-    "its card": ("trt-rtx", "auto", ["8.9"], [PYCUDA], ["-does not support"]),
-    "a card that does not say": ("trt-rtx", "auto", [None], [PYCUDA], ["-does not support"]),
-    "without a GPU": ("trt-rtx", "auto", [], [PYCUDA], ["can build engines here ahead of time: python"]),
-    "cannot build without a GPU": ("trt", "auto", [], [PYCUDA], ["-ahead of time"]),
+    "its card": ("trt-rtx", "auto", ["8.9"], [], ["-does not support"]),
+    "a card that does not say": ("trt-rtx", "auto", [None], [], ["-does not support"]),
+    "without a GPU": ("trt-rtx", "auto", [], [], ["can build engines here ahead of time: python"]),
+    "cannot build without a GPU": ("trt", "auto", [], [], ["-ahead of time"]),
     "cannot build for lack of libraries": (
-        "trt-rtx", "auto", [], [BINDINGS, PYCUDA],
-        ["here ahead of time: no_bindings or no_bindings_either is not installed: pip install", "-pycuda"],
+        "trt-rtx", "auto", [], [BINDINGS],
+        ["here ahead of time: no_bindings or no_bindings_either is not installed: pip install"],
     ),
 }  # fmt: skip
 
