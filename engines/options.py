@@ -104,7 +104,6 @@ class Option:
     meaning: str
     choices: tuple[str, ...] = ()
     devices: tuple[Device, ...] = DEVICES
-    range: tuple[int, int] | None = None
     check: Callable[[str], object] | None = None
     """Raises ValueError for a text of another form; an empty text is not checked."""
 

@@ -41,7 +41,7 @@ def _only() -> Any:
 
 
 def _trust_code() -> Any:
-    return _flag("--trust-code", "Call the functions and libraries that someone else's run names")
+    return _flag("--trust-code", "Call the functions that someone else's run names")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -468,9 +468,8 @@ def _check_option(key: str, value: Any, option: Option) -> None:
         raise mistake(f"{EXPECTED[kind]}, got {yaml_text(value)}", key)
     if option.choices and value not in option.choices:
         raise mistake(f"must be one of {', '.join(option.choices)}, got {yaml_text(value)}", key)
-    least, most = option.range or (-LARGEST, LARGEST)
-    if isinstance(value, int) and not least <= value <= most:
-        raise mistake(f"must be from {least} to {most}, got {value}", key)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise mistake(f"must be from {-LARGEST} to {LARGEST}, got {value}", key)
     if isinstance(value, str) and option.check and value:
         try:
             option.check(value)
