@@ -34,8 +34,7 @@ class Requirement:
     """Something that must be there before an engine can run.
 
     `kind` says what `name` is: a Python module (or several, any of which will do, separated by "|"), a program on the
-    PATH, or a file in an installed module's folder ("module/folder/file"). {cuda} in `install` stands for the CUDA
-    that torch was built for, such as "cu13".
+    PATH, or a file in an installed module's folder ("module/folder/file").
     """
 
     name: str
@@ -171,8 +170,8 @@ def _provider(name: str) -> Requirement:
 
 # libonnxruntime_providers_tensorrt.so of 1.31 needs libnvinfer.so.10 and was compiled against 10.14.1, for CUDA 13.
 _INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
-_INSTALL_TRT = "pip install 'tensorrt-{cuda}>=10.13' (it fetches its libraries from NVIDIA)"
-_INSTALL_RTX = "pip install 'tensorrt-rtx-{cuda}-libs>=1.7' 'tensorrt-rtx-{cuda}-bindings>=1.7'"
+_INSTALL_TRT = "pip install 'tensorrt-cu13>=10.13' (tensorrt-cu12 where torch is for CUDA 12)"
+_INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
 _INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
@@ -287,7 +286,6 @@ ENGINES: dict[str, Engine] = {
             requirements=(
                 *(_ORT_ON_CUDA, _provider("cuda"), _provider("tensorrt")),
                 Requirement("tensorrt_libs", _INSTALL_TRT_10),
-                Requirement("tensorrt_libs/libnvinfer.so.10", _INSTALL_TRT_10, "file"),
             ),
             options=OrtTrtOptions,
             int8_graph="int8-operands",
@@ -420,7 +418,7 @@ def known(name: str) -> Engine:
 
 
 def unsupported(
-    engine: Engine, pass_: str, device: Device, precision: str, kind: str, hardware: str | None = None
+    engine: Engine, pass_: Pass, device: Device, precision: str, kind: str, hardware: str | None = None
 ) -> str | None:
     """Return why the catalog says that `engine` cannot do this; None if it can.
 
@@ -432,22 +430,19 @@ def unsupported(
         return f"AMP chooses types by operator; for a layer ask for {precision.removeprefix('amp-')}"
     if reason := foreign_hardware(engine, device, hardware):
         return reason
-    able = {p for (of_pass, on), ps in engine.precisions.items() if of_pass == pass_ and on == device for p in ps}
-    if engine.needs == "torch":
-        able = able - {"native"}
+    able = engine.precisions.get((pass_, device), frozenset())
     if precision in able:
         least = PRECISION_TABLE[precision].least_capability
         if device == "cuda" and least and hardware and tuple(map(int, hardware.split("."))) < least:
             return f"{precision} needs compute capability {least[0]}.{least[1]} or more; this GPU has {hardware}"
         return None
-    general = {"tf32": _NO_TF32_ON_CPU} if device == "cpu" else {}
-    general |= {"fp8": _NO_FP8_GRAPH} if engine.needs == "onnx" else {}
-    reason = engine.reasons.get((device, pass_))
-    if reason is None and able:
-        reason = engine.reasons.get((device, precision), general.get(precision))
-    if not (reason or able):
-        return f"{engine.name} has no {pass_} on {device}"
-    return reason or f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"
+    if not able:
+        return engine.reasons.get((device, pass_)) or f"{engine.name} has no {pass_} on {device}"
+    reasons = {("cpu", "tf32"): _NO_TF32_ON_CPU, **engine.reasons}
+    if engine.needs == "onnx":
+        reasons[device, "fp8"] = _NO_FP8_GRAPH
+    general = f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"
+    return reasons.get((device, precision), general)
 
 
 def foreign_hardware(engine: Engine, device: Device, hardware: str | None) -> str | None:

@@ -23,7 +23,7 @@ from engines.catalog import ENGINES
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.device import capture
 from engines.options import TrtOptions, parse_batches
-from engines.requirements import explain, install_command, missing
+from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
 from engines.trt_reports import (
     EngineLayer,
@@ -60,7 +60,7 @@ def library(engine: str) -> Any:
     except (ImportError, OSError) as error:
         raise Unsupported(
             f"{name} is installed but does not load ({error}); install its libraries in the version of its bindings: "
-            + install_command(row.requirements[0].install)
+            + row.requirements[0].install
         ) from error
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
 from engines.options import TrtOptions
-from engines.requirements import install_command
 from engines.trt_reports import check, forget, logged, logger_of, new_monitor, reasons
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
@@ -243,7 +242,7 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> An
             install = ENGINES["trt-rtx" if targets(library) else "trt"].requirements[0].install
             raise Unsupported(
                 f"{product(library)} is for a newer CUDA than this driver's: update the driver, or remove the library "
-                f"and install the one for torch's CUDA: {install_command(install)}"
+                f"and install the one for torch's CUDA: {install}"
             ) from error
         raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
 
