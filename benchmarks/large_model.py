@@ -43,13 +43,16 @@ class Large(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return self.head(x)
+
+
+def large(blocks):
+    return Large(blocks), {{"tokens": torch.randint({ROWS}, (1, 4))}}
 '''
 JOB = """
 models:
   - name: module
-    factory: "large:Large"
+    factory: "large:large"
     options: {{blocks: {blocks}}}
-    inputs: {{tokens: {{shape: [batch, 4], dtype: int64, range: [0, {rows}]}}}}
   - name: file
     onnx: large.onnx
     inputs: {{tokens: {{range: [0, {rows}]}}}}

@@ -43,3 +43,8 @@ class Encoder(nn.Module):
             seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep) * gate.sigmoid()
             x = mixed(x + seen.transpose(1, 2).flatten(2))
         return {"states": x, "pooled": x.mean(dim=1)}
+
+
+def encoder() -> tuple[Encoder, dict[str, torch.Tensor]]:
+    mask = (torch.arange(64) < torch.randint(1, 65, (4, 1))).long()
+    return Encoder(), {"ids": torch.randint(1000, (4, 64)), "mask": mask}

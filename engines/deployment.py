@@ -36,7 +36,7 @@ def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, 
 def save_inputs(source: ModelSource, batch: int, folder: Path) -> None:
     """Save inputs whose values the job gives as inputs.npz; run.py draws any others itself."""
     specs = input_specs(source)
-    if all(spec.range is None and spec.fill is None and spec.data is None for spec in specs):
+    if not any(spec.range or spec.is_mask or spec.data for spec in specs):
         return
     drawn = zip(specs, seeded_inputs(specs, batch), strict=True)
     np.savez(folder / "inputs.npz", **{spec.name: array for spec, array in drawn})  # type: ignore[arg-type]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Examples = dict[str, Tensor]
+"""What a model takes, by keyword, with the batch first: the profiler measures it as it is."""
 
 
 class Attention(nn.Module):
@@ -62,9 +66,13 @@ class SentenceEncoder(nn.Module):
 
 def sentence_encoder(
     layers: int = 12, width: int = 384, heads: int = 12, words: int = 30522, longest: int = 512
-) -> nn.Module:
-    """The sizes of a small sentence encoder, 12 layers of 384, such as MiniLM-L12's."""
-    return SentenceEncoder(layers, width, heads, words, longest)
+) -> tuple[nn.Module, Examples, dict[str, Any]]:
+    """The sizes of a small sentence encoder, 12 layers of 384, such as MiniLM-L12's; examples of up to 64 tokens."""
+    model = SentenceEncoder(layers, width, heads, words, longest)
+    mask = (torch.arange(64) < torch.randint(1, 65, (64, 1))).long()
+    examples = {"input_ids": torch.randint(words, (64, 64)), "attention_mask": mask}
+    sequence = torch.export.Dim("sequence", max=longest)
+    return model, examples, {name: {1: sequence} for name in examples}
 
 
 class Residual(nn.Module):
@@ -120,9 +128,13 @@ class UNetStep(nn.Module):
         return self.last(x)
 
 
-def unet_step(widths: tuple[int, ...] = (320, 640, 1280), text: int = 768, heads: int = 8) -> nn.Module:
+def unet_step(
+    widths: tuple[int, ...] = (320, 640, 1280), text: int = 768, heads: int = 8, side: int = 64
+) -> tuple[nn.Module, Examples]:
     """The widths of Stable Diffusion 1's U-Net (https://arxiv.org/abs/2112.10752), with fewer blocks."""
-    return UNetStep(list(widths), text, heads)
+    model, words = UNetStep(list(widths), text, heads), torch.randn(8, 77, text)
+    sample, timestep = torch.randn(8, 4, side, side), torch.randint(1000, (8,))
+    return model, {"sample": sample, "timestep": timestep, "encoder_hidden_states": words}
 
 
 class UNet3d(nn.Module):
@@ -202,9 +214,12 @@ def _mlp(widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def recommender(tables: int = 26, rows: int = 100_000, width: int = 64, dense: int = 13) -> nn.Module:
+def recommender(
+    tables: int = 26, rows: int = 100_000, width: int = 64, dense: int = 13, items: int = 2048
+) -> tuple[nn.Module, Examples]:
     """26 tables and 13 dense features, as Criteo's data have: 0.7 GB of embeddings."""
-    return Recommender(tables, rows, width, dense)
+    model = Recommender(tables, rows, width, dense)
+    return model, {"dense": torch.randn(items, dense), "ids": torch.randint(rows, (items, tables))}
 
 
 class Stack(nn.Module):

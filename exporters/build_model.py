@@ -66,7 +66,7 @@ def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
     """Calibrate by the inputs that the library knows, since weights are the same whatever inputs a job gives. A model
     that does not run by them stays as it is, and its reference outputs say why where it matters."""
     try:
-        specs = input_specs(replace(source, inputs=(), input_shape=None, dimensions={}, varied={}, specs=None))
+        specs = input_specs(replace(source, dimensions={}, varied={}, specs=None))
         inputs = seeded_inputs(specs, fixed_batch(specs) or CALIBRATION_ITEMS)
         calibrate(model, lambda: call(model, specs, [torch.from_numpy(array) for array in inputs]))
     except Exception as error:

@@ -83,7 +83,7 @@ class Cache:
         kind: str,
         key: str,
         suffix: str,
-        produce: Callable[[Path], None],
+        produce: Callable[[Path], object],
         again: bool = False,
         damaged: Callable[[Path], None] = lambda path: None,
     ) -> tuple[Path, bool]:
@@ -164,7 +164,7 @@ def trim(root: Path, most: int, spared_seconds: float = 86_400.0) -> list[Entry]
     return removed
 
 
-def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -> None:
+def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object]) -> None:
     """Have `produce` write the entry's files, then put them and their manifest into place."""
     # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
     scratch = path.with_name(f".{path.name}.tmp")

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
 
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
@@ -182,8 +182,8 @@ def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, 
     model.__class__ = type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
 
 
-def save(model: nn.Module | Callable[[], nn.Module], folder: Path) -> str:
-    """Save the model into `folder` and return the factory, "module:function", that is found there and makes it again.
+def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any = None) -> str:
+    """Save the model, with example inputs if given, and return the factory, "module:function", that makes it again.
 
     Code that another process can import is saved by its name, as pickle does it; that of a notebook, a script or a
     function is saved itself, by cloudpickle. A factory's key follows its source files: the one that is written here
@@ -191,13 +191,15 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path) -> str:
     """
     module = sys.modules.get(getattr(model, "__module__", ""))
     name = getattr(model, "__qualname__", "")
-    if module and _can_be_imported(module.__name__) and name and getattr(module, name, None) is model:
+    is_named = name and getattr(module, name, None) is model
+    if module and inputs is None and is_named and _can_be_imported(module.__name__):
         return f"{module.__name__}:{name}"
     path = folder / f"{MODULE}.pt"
     parts = model.modules() if isinstance(model, nn.Module) else [model]
+    tensors = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
     try:
         with _by_value({getattr(part, "__module__", "__main__") for part in parts}):
-            torch.save(model, path, cloudpickle, pickle.HIGHEST_PROTOCOL)
+            torch.save(model if inputs is None else (model, tensors), path, cloudpickle, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise ModelError(
             f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
@@ -216,15 +218,16 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path) -> str:
 
 
 def load_file(path: Path) -> Any:
-    """Return the module that was saved in this file, or what the function returns that was."""
+    """Return the module that was saved in this file, or what the function returns that was; with examples a pair."""
     saved = torch.load(path, map_location="cpu", weights_only=False)
+    saved, *inputs = saved if isinstance(saved, tuple) else (saved,)
     made = saved if isinstance(saved, nn.Module) else saved()
     model = made[0] if isinstance(made, tuple) else made
     parts = model.modules() if isinstance(model, nn.Module) else ()
     for each in {each for part in parts for each in type(part).__mro__}:
         for value in filter(callable, vars(each).values()):
             _name_scope(getattr(inspect.unwrap(value), "__globals__", {}))
-    return made
+    return (model, *inputs) if inputs else made
 
 
 def _name_scope(scope: dict[str, Any]) -> None:

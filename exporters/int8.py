@@ -117,7 +117,9 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
     """Return the folder's .npy files, each one item or a batch of items. Raises ModelError if one does not fit."""
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
-        raise ModelError(f"calibration {folder}: its files are of one input, not of {names}; give `data` to each")
+        raise ModelError(
+            f"calibration {folder}: its files are of one input, not of {names}; give each its `data`, or examples"
+        )
     files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
     if not files:
         raise ModelError(

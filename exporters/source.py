@@ -14,7 +14,7 @@ from exporters.errors import sentence
 
 if TYPE_CHECKING:
     from exporters.catalog import Layer
-    from exporters.inputs import DeclaredInput, TensorSpec
+    from exporters.inputs import TensorSpec
 
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Suffixes of PyTorch's files of weights."""
@@ -77,8 +77,8 @@ class ModelSource:
     """Beginning of the state dict's keys that the model lacks, such as DataParallel's "module."."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one item of a factory's only input, without the batch."""
-    inputs: tuple[DeclaredInput, ...] = ()
-    """Inputs as a job declares them; for an ONNX file what they hold."""
+    inputs: dict[str, tuple[float, float] | Path] = field(default_factory=dict)
+    """Values of an ONNX file's inputs: a range, its end excluded, or a .npy file."""
     outputs: tuple[str | int, ...] = ()
     """Names or places of the compared outputs; training takes the first. Empty means all."""
     dimensions: dict[str, int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class ModelSource:
     @property
     def asks_code(self) -> bool:
         """Tell whether only a library or the factory knows the inputs, so that finding them imports torch."""
-        return self.factory is not None and (self.library is not None or not (self.inputs or self.input_shape))
+        return self.factory is not None and (self.library is not None or self.input_shape is None)
 
     @property
     def shape(self) -> dict[str, int]:

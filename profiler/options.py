@@ -63,9 +63,9 @@ class Run:
     engine: Sequence[str] = _several("Of a model: presets, such as eager,ort (profiler engines); may be repeated")
     pass_: str | None = _option("Of a model: inference, training or both, by a comma", "--pass")
     inputs: Sequence[str] = _several(
-        "Of a model: what it takes, without the batch: 3,224,224 or ids=128:int64:0,30522; may be repeated",
+        "A factory's item, such as 3,224,224; or what an .onnx file's input holds, such as ids=0,30522 or ids=ids.npy",
         "--input",
-        metavar="[NAME=]SHAPE[:DTYPE[:VALUES]]",
+        metavar="SHAPE|NAME=VALUES",
     )
     step: str | None = _option("Of a model of transformers: prefill, decode or encode")
     write_yaml: Path | None = _option("Of a model: write the job as a YAML file", metavar="FILE")

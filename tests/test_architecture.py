@@ -244,7 +244,7 @@ WRITERS = {"write_text", "write_bytes", "write_parquet", "write_csv", "write_jso
 NOT_WHOLE = {
     # A file of a cache's entry or of an artifact is put into place with its folder, once all of it is there.
     **dict.fromkeys(("exporters.cache", "exporters.flops", "exporters.gradient_reference"), "entry"),
-    **dict.fromkeys(("exporters.onnx_export", "exporters.factories", "exporters.weights"), "entry"),
+    **dict.fromkeys(("exporters.onnx_export", "exporters.factories", "exporters.inputs", "exporters.weights"), "entry"),
     "profiler.worker.parity": "entry",
     **dict.fromkeys(("engines.trt_build", "profiler.report.page"), "entry"),
     **dict.fromkeys(("engines.deployment", "engines.jax_xla", "profiler.recommend.artifact"), "artifact"),

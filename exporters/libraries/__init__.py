@@ -15,7 +15,7 @@ from exporters.source import ModelError, ModelSource
 if TYPE_CHECKING:
     from torch import nn
 
-    from exporters.inputs import DeclaredInput
+    from exporters.inputs import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Library:
 
 @dataclass(frozen=True)
 class Known:
-    """Inputs of a library's model, and the usual sizes where a job's `dimensions` give no other."""
+    """Inputs of a model, and the usual sizes of their named axes, where a job's `dimensions` give no other."""
 
-    inputs: tuple[DeclaredInput, ...]
+    inputs: tuple[TensorSpec, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -93,6 +93,10 @@ def build_from_library(source: ModelSource) -> nn.Module:
 def known_inputs(source: ModelSource) -> Known:
     """Return what the model takes by itself. Raises ModelError."""
     known: Known = _asked(source, "inputs")
+    if not known.inputs:
+        raise source.error(
+            f"the inputs of {source.factory} are not known; let a factory return (module, example_inputs)"
+        )
     return known
 
 

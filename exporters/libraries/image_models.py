@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from exporters.inputs import BATCH, DeclaredInput
+from exporters.inputs import BATCH, TensorSpec
 from exporters.libraries import Known, similar
 from exporters.source import ModelError
 
@@ -27,7 +27,7 @@ def inputs_timm(name: str, options: Mapping[str, Any]) -> Known:
     channels, height, width = _timm(name).get_pretrained_cfg(name).input_size
     size = options.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
-    image = DeclaredInput(0, (BATCH, options.get("in_chans", channels), "height", "width"), "float32")
+    image = TensorSpec("x", (BATCH, options.get("in_chans", channels), "height", "width"), "float32")
     return Known((image,), {"height": height, "width": width})
 
 
@@ -54,7 +54,7 @@ def inputs_torchvision(name: str, options: Mapping[str, Any]) -> Known:
     side = options.get("image_size", _OTHER_IMAGES.get(name, _IMAGE))
     # Detectors scale pixels from 0 to 1.
     span = (0.0, 1.0) if ".detection" in module else None
-    image = DeclaredInput(0, (BATCH, 3, "height", "width"), "float32", span)
+    image = TensorSpec("x", (BATCH, 3, "height", "width"), "float32", range=span)
     return Known((image,), {"height": side, "width": side})
 
 

@@ -28,7 +28,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from exporters.calls import Place, tensors_in
-from exporters.inputs import BATCH, DeclaredInput
+from exporters.inputs import BATCH, TensorSpec
 from exporters.libraries import Known, folder_of, similar
 from exporters.source import ModelError
 
@@ -40,7 +40,7 @@ Part = Mapping[str, Any]
 own tokens, and one for "encoder"."""
 _PROMPT, _STATES = 2, 3
 """Tokens of a prompt, and of what the encoder gave, by whose lengths the tensors of a cache are told apart."""
-_KNOWN: dict[tuple[Any, str], tuple[DeclaredInput, ...]] = {}
+_KNOWN: dict[tuple[Any, str], tuple[TensorSpec, ...]] = {}
 """The caches that have been looked at, by the model's class and its configuration."""
 
 
@@ -87,11 +87,11 @@ def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
         parameters = inspect.signature(owner.forward).parameters
         own = [row for key, row in rows.items() if key in parameters]
         taken = [row for row in own if not (step and str(row.place).startswith("decoder_"))]
-    used = {size for each in taken for size in each.shape or ()}
+    used = {size for each in taken for size in each.shape}
     return Known(tuple(taken), {name: size for name, size in sizes.items() if name in used})
 
 
-def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, int]]:
+def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int]]:
     """Return the inputs of models of that configuration, and their usual sizes."""
     text, vision = config.get_text_config(), getattr(config, "vision_config", config)
     words = int(getattr(text, "vocab_size", None) or getattr(config, "vocab_size", 0) or 0)
@@ -104,7 +104,7 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
     has_encoder = bool(config.is_encoder_decoder)
     rows: dict[str, tuple[bool, tuple[int | str, ...], dict[str, Any]]] = {
         "input_ids": (has_text, (BATCH, "sequence"), ids),
-        "attention_mask": (has_text, (BATCH, "sequence"), {"fill": "lengths", "dtype": "int64"}),
+        "attention_mask": (has_text, (BATCH, "sequence"), {"is_mask": True, "dtype": "int64"}),
         "pixel_values": (has_image, (BATCH, channels, "height", "width"), {}),
         "input_features": (True, (BATCH, getattr(config, "num_mel_bins", 80), "frames"), {}),
         "input_values": (True, (BATCH, "samples"), {}),
@@ -123,7 +123,7 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
         "samples": _SAMPLES,
     }
     declared = {
-        key: DeclaredInput(key, shape, **{"dtype": "float32", **more})
+        key: TensorSpec(key, shape, **{"dtype": "float32", "place": key, **more})
         for key, (has, shape, more) in rows.items()
         if has
     }
@@ -233,7 +233,7 @@ def _part(layer: Any) -> Part:
     return {"key": getattr(layer, "keys", None), "value": getattr(layer, "values", None)}
 
 
-def cached_inputs(cls: Any, config: Any) -> tuple[DeclaredInput, ...]:
+def cached_inputs(cls: Any, config: Any) -> tuple[TensorSpec, ...]:
     """The tensors of the model's cache, by what it caches of fake tensors, which neither compute nor hold anything.
     Raises ModelError for a model whose cache is not keys and values, one pair of them a layer."""
     key = cls, config.to_json_string()
@@ -258,7 +258,8 @@ def _made(cls: Any, config: Any) -> list[Part]:
     return made
 
 
-def _declared(place: Place, tensor: Tensor) -> DeclaredInput:
+def _declared(place: Place, tensor: Tensor) -> TensorSpec:
     _, heads, length, width = tensor.shape
     size = {_PROMPT: "cache", _STATES: "encoder_sequence"}[length]
-    return DeclaredInput(_PAST + ".".join(map(str, place)), (BATCH, heads, size, width), "float32")
+    name = _PAST + ".".join(map(str, place))
+    return TensorSpec(name, (BATCH, heads, size, width), "float32", name)

@@ -23,10 +23,9 @@ from pydantic import (
 from engines.catalog import ENGINES, PRESETS
 from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
-from exporters.inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError
 from profiler.job.case import Budget, Filter, nearest_engine, read_option
 from profiler.job.mistakes import (
     DEVICE_BLOCKS,
@@ -87,22 +86,6 @@ def _library_folder(word: str, info: ValidationInfo) -> str:
     return word if folder is None else f"{word.partition(':')[0]}:{folder}"
 
 
-def _inputs(data: Any, info: ValidationInfo) -> Any:
-    """Return the inputs if `declared_inputs` takes them, files with their whole paths."""
-    folder = _base(info)
-    try:
-        declared_inputs(data, folder)
-    except InputMistake as error:
-        raise mistake(str(error), *error.at) from None
-
-    tensors = data.items() if isinstance(data, dict) else enumerate(data)
-    whole = {
-        key: {**each, "data": str(folder / each["data"])} if each.get("data") is not None else each
-        for key, each in tensors
-    }
-    return whole if isinstance(data, dict) else list(whole.values())
-
-
 def _known_engine(name: str) -> str:
     if name not in (valid := {**PRESETS, **ENGINES}):
         raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
@@ -131,6 +114,7 @@ def _filter(data: Any, info: ValidationInfo) -> Filter:
 
 _Some = Field(min_length=1)
 BatchSizes = Annotated[list[Count], _Some]
+Number = Annotated[float, Field(ge=-(2.0**63), le=2.0**63)]
 Shapes = dict[str, BatchSizes]
 """By named dimension the sizes at which a model is measured."""
 Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
@@ -147,6 +131,20 @@ Folder = Annotated[BelowYaml, AfterValidator(Path.resolve)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class GraphInput(_Strict):
+    """What an input of an ONNX file holds: numbers of a range, or an array of real values, the batch first."""
+
+    range: tuple[Number, Number] | None = Field(default=None, strict=False)
+    """From the first number up to, but not including, the second."""
+    data: File | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> GraphInput:
+        if (self.range is None) == (self.data is None) or (self.range and self.range[0] >= self.range[1]):
+            raise mistake("must be {range: [0, 30522]}, the end excluded, or {data: FILE.npy}")
+        return self
 
 
 class ModelEntry(_Strict):
@@ -168,9 +166,9 @@ class ModelEntry(_Strict):
     prefix: str = ""
     """Prefix of the state dict's keys that the model's lack."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
-    """The shape of one item of the only input, of floats."""
-    inputs: Annotated[Any, AfterValidator(_inputs)] = None
-    """All inputs; of an ONNX file what they hold."""
+    """The shape of one item of a factory's only input, of floats."""
+    inputs: dict[str, GraphInput] = {}
+    """What the inputs of an ONNX file hold."""
     outputs: list[str | int] = []
     """Compared outputs, by name or place; training takes the first."""
     dimensions: dict[str, Count] = {}
@@ -207,12 +205,14 @@ class ModelEntry(_Strict):
     def _one_kind(self) -> ModelEntry:
         if self.factory and self.network:
             raise mistake("a model has a factory or a network, only one of them")
-        if self.input is not None and self.inputs is not None:
-            raise mistake("input is short for inputs with one tensor of floats: give one of them")
-        if self.factory:
-            self._check_inputs()
-        if self.is_file and (self.weights or self.options or self.input):
-            raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
+        if self.input is not None and not self.factory:
+            raise mistake(
+                f"{self.network or self.name} knows its input's shape: leave out input; dimensions may size it"
+            )
+        if self.inputs and not self.is_file:
+            raise mistake("inputs are of an .onnx file; a factory returns its own: (module, example_inputs)", "inputs")
+        if self.is_file and (self.weights or self.options):
+            raise mistake("an onnx file brings its own weights: leave out weights and options")
         if self.step is not None:
             steps = LIBRARIES[self.library].steps if self.library else ()
             check_word(self.step, steps, "step", "(a step is of a model such as hf:GPT2LMHeadModel)", at=("step",))
@@ -225,28 +225,16 @@ class ModelEntry(_Strict):
             check_word(self.name, CATALOG, "model", "(or give the model a network, a factory or an onnx file)")
         else:
             check_word(self.network, CATALOG, "network", at=("network",))
-        if self.input is not None or self.inputs is not None:
-            raise mistake(f"{self.network or self.name} has its own input shape; leave out input and inputs")
-
-    def _check_inputs(self) -> None:
-        """Check what a job says about a torch module's inputs; without it the factory returns examples."""
-        declared = () if self.inputs is None else declared_inputs(self.inputs)
-        for each in declared:
-            name = name_of(each.place, len(declared))
-            if each.shape is None and each.data is None:
-                raise mistake(f"input {name} has no shape, for example shape: [batch, 128]", "inputs", each.place)
-            if is_integer(each.dtype or "") and not (each.range or each.fill or each.data):
-                raise mistake(no_values(name, str(each.dtype)), "inputs", each.place)
 
     def source(self) -> ModelSource:
         data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "shapes", "variants"})
         data["graphs"] = dict(self.variants)
         if self.onnx and not self.is_file:
             data |= {"onnx": None, "graphs": {"fp32": self.onnx, **self.variants}}
-        declared = () if self.inputs is None else declared_inputs(self.inputs)
+        held: dict[str, Any] = {name: each.data or each.range for name, each in self.inputs.items()}
         if self.library:
             data |= {"factory": self.network, "network": None, "library": self.library}
-        return ModelSource(**data, input_shape=self.input, inputs=declared, outputs=tuple(self.outputs))
+        return ModelSource(**data, input_shape=self.input, inputs=held, outputs=tuple(self.outputs))
 
 
 class LayerEntry(_Strict):
@@ -384,20 +372,6 @@ class Config(_Strict):
         for number, name in enumerate([] if isinstance(with_input, bool) else with_input):
             # A device's block may leave out some of the networks.
             check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
-        return self
-
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Config:
-        """Require numbers for every named size of a factory's inputs."""
-        for number, entry in enumerate(self.models):
-            given = {**entry.dimensions, **(self.shapes if entry.shapes is None else entry.shapes)}
-            declared = declared_inputs(entry.inputs) if entry.factory and entry.inputs is not None else ()
-            if lacking := [size for size in symbols(declared) if size not in given]:
-                first = lacking[0]
-                hint = nearest(first, given, f"give dimensions: {{{first}: 128}}, or shapes: {{{first}: [128, 512]}}")
-                raise mistake(f"{first} has no size{hint}", "models", number, "inputs")
-        if "batch" in self.shapes:
-            raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")
         return self
 
     @property

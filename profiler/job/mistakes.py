@@ -174,7 +174,7 @@ def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
     """List the keys that the model has at this place."""
     owner: Any = model
     for part in location:
-        if isinstance(part, str):
+        if isinstance(part, str) and part in getattr(owner, "model_fields", ()):
             owner = next(_with_fields(owner.model_fields[part].annotation))
     if is_dataclass(owner):
         return list(owner.__dataclass_fields__)

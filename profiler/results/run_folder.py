@@ -167,7 +167,7 @@ class RunFolder:
         data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
         data["import_from"] = relative_to(self.path, list(map(str, config.import_from)))
         for model in data["models"]:
-            for key in [k for k in ("dimensions", "options", "prefix", "outputs") if not model.get(k)]:
+            for key in [k for k in ("inputs", "dimensions", "options", "prefix", "outputs") if not model.get(k)]:
                 del model[key]
             if model.get("inputs"):
                 model["inputs"] = relative_to(self.path, model["inputs"])

@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from rich.console import Console
 
 from exporters.cache import default_root, trim
-from exporters.source import ModelError
+from exporters.inputs import dimensions_of, symbolic_shapes
+from exporters.onnx_files import file_inputs
+from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.config import Config, config_of
 from profiler.machine import Target, resolve_device
@@ -22,7 +25,7 @@ from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases, quick_budget, resolved
-from profiler.run.model_job import Example, examples, named_entry, taken_by_module
+from profiler.run.model_job import named_entry
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import Display
 from profiler.tables.standard_streams import given_width
@@ -49,9 +52,9 @@ def measure(
 
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
-    one item, such as (3, 224, 224), or an example whose first dimension is the batch; a tuple holds several, a dict
-    several by name. `quick` takes a fraction of the sampling time, `output` is a folder in which the run's is kept,
-    `name` what rows call the model, `progress` prints what the command prints; all else is as in docs/config.md.
+    one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each. `quick` takes a
+    fraction of the sampling time, `output` is a folder in which the run's is kept, `name` what rows call
+    the model, `progress` prints what the command prints; all else is as in docs/config.md.
 
     A case that fails is a row with status and reason. Raises ConfigError for arguments that cannot be used. A
     KeyboardInterrupt goes on once what was measured is written, and names the folder.
@@ -63,9 +66,12 @@ def measure(
     most = cache_limit()
     with _run_folder(output) as run:
         folder = run.path / "model"
-        entry, example = _entry(model, inputs, folder)
+        try:
+            entry, batch = _entry(model, inputs, folder)
+        except ModelError as error:
+            raise ConfigError(str(error)) from None
         entry["name"] = name or entry["name"]
-        usual = {"suite": "measure", "models": [entry], "batch_sizes": [example.batch or 1], "output": run.path.parent}
+        usual = {"suite": "measure", "models": [entry], "batch_sizes": [batch], "output": run.path.parent}
         config = config_of({**usual, **job, "import_from": [folder, Path.cwd()]})
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
@@ -114,30 +120,60 @@ def run_job(
     return measure_cases(start.runner(run, display), console, report=report)[0]
 
 
-def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:
-    """Make the job's entry of the model, saving a live module into the folder, and take its first input."""
-    given = examples(inputs)
-    first = next(iter(given.values()), Example(None))
+def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], int]:
+    """Make the job's entry of the model, saving what is live into the folder, and tell the batch of the examples."""
+    is_shape = isinstance(inputs, tuple | list) and all(isinstance(size, int) for size in inputs)
+    examples, taken = (None, {"input": inputs}) if is_shape else (inputs, {})
+    batch = _batch(examples)
     if isinstance(model, str | Path):
-        return named_entry(model, given, folder), first
+        entry = named_entry(model)
+        return entry | (taken if examples is None else _of_graph(entry, examples, folder)), batch
     if not callable(model):
         raise ConfigError(
             f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "
             f"got {type(model).__name__}"
         )
-    if not given and hasattr(model, "modules"):
+    if inputs is None and hasattr(model, "modules"):
         raise ConfigError("inputs: give the shape of one item, such as (3, 224, 224), or an example tensor")
-    taken = taken_by_module(given, folder)
     from exporters.factories import save
 
     model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
     folder.mkdir(exist_ok=True)
-    try:
-        factory = save(model, folder)
-    except ModelError as error:
-        raise ConfigError(str(error)) from None
+    factory = save(model, folder, examples)
     name = getattr(model, "__name__", type(model).__name__).strip("<>")  # as of <lambda>
-    return {"name": name, "factory": factory, **taken}, first
+    return {"name": name, "factory": factory, **taken}, batch
+
+
+def _batch(examples: Any) -> int:
+    """Return the first dimension of the first example, 1 without one. Raises ConfigError for what is no tensor."""
+    while isinstance(examples, Mapping | tuple | list) and examples:
+        examples = next(iter(examples.values() if isinstance(examples, Mapping) else examples))
+    shape = getattr(examples, "shape", ())
+    if examples is not None and not shape:
+        raise ConfigError(
+            "inputs: expected the shape of one item, such as (3, 224, 224), or tensors or arrays whose first "
+            f"dimension is the batch, got {type(examples).__name__}"
+        )
+    return int(shape[0]) if shape else 1
+
+
+def _of_graph(entry: Mapping[str, Any], examples: Any, folder: Path) -> dict[str, Any]:
+    """Save the inputs of an ONNX file, and take from them the sizes of its free dimensions. Raises ConfigError."""
+    if "onnx" not in entry:
+        raise ConfigError(f"inputs: {entry['name']} has its own; a factory returns (module, example_inputs)")
+    folder.mkdir(exist_ok=True)
+    path, sizes, data = Path(entry["onnx"]), dict[str, int](), dict[str, Any]()
+    known, free = symbolic_shapes(file_inputs(path)), dimensions_of(ModelSource(path.stem, onnx=path))
+    several = examples if isinstance(examples, tuple | list) else [examples]
+    given = examples if isinstance(examples, Mapping) else dict(zip(known, several, strict=False))
+    for number, (name, value) in enumerate(given.items()):
+        shape = known.get(name, [])
+        if len(shape) != len(value.shape) or len(given) != len(known):
+            raise ConfigError(f"inputs: {path.name} takes {known}: give an example of each, or none")
+        sizes |= {own: int(size) for own, size in zip(shape, value.shape, strict=True) if own in free}
+        np.save(folder / f"{number}.npy", getattr(value, "cpu", lambda value=value: value)())
+        data[name] = {"data": str(folder / f"{number}.npy")}
+    return {"dimensions": sizes, "inputs": data}
 
 
 def _listed(values: Any) -> Any:

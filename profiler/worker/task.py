@@ -125,10 +125,7 @@ def check_inputs(task: Task) -> None:
     case, specs = task.case, task.prepared.specs
     fixed = fixed_batch(specs)
     if fixed is not None and fixed != case.batch_size:
-        why = f"{case.model} has a fixed batch of {fixed}, and runs at no other size"
-        if case.source.inputs and case.source.onnx is None:
-            why += "; a dimension that is the batch goes by that name, as in shape: [batch, sequence]"
-        raise Unsupported(why)
+        raise Unsupported(f"{case.model} has a fixed batch of {fixed}, and runs at no other size")
     whole = next((spec for spec in specs if numpy_dtype(spec.dtype).kind in "biu"), None)
     if case.training.input_gradient and whole is not None:
         raise Unsupported(

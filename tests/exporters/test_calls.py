@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.calls import call, chosen, named_outputs, trained_output
-from exporters.inputs import declared_inputs, input_specs, seeded_inputs
+from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import write_onnx
 from exporters.source import ModelError, ModelSource
 
@@ -40,12 +40,11 @@ class Tagged(nn.Module):
         return Output(logits.argmax(1), logits, cache=object())
 
 
-INPUTS = {
-    "ids": {"shape": ["batch", 5], "dtype": "int64", "range": [0, 10]},
-    "scale": {"shape": ["batch"]},
-    "mask": {"shape": ["batch", 5], "dtype": "int64", "fill": "lengths"},
-}
-SOURCE = ModelSource("tagged", factory="a:b", inputs=declared_inputs(INPUTS))
+SPECS = (
+    TensorSpec("ids", ("batch", 5), "int64", "ids", (0, 10)),
+    TensorSpec("scale", ("batch",), "float32", "scale"),
+    TensorSpec("mask", ("batch", 5), "int64", "mask", is_mask=True),
+)
 
 
 def test_outputs_are_named_by_their_places() -> None:
@@ -82,7 +81,7 @@ def test_training_starts_from_the_first_wanted_output_of_floats() -> None:
 def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int | None) -> None:
     import onnxruntime
 
-    model, specs = Tagged().eval(), input_specs(SOURCE)
+    model, specs = Tagged().eval(), SPECS
     write_onnx("tagged", model, specs, "fp32", tmp_path / "m.onnx", batch)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     assert [node.name for node in session.get_inputs()] == ["ids", "scale", "mask"]

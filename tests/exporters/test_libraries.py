@@ -51,7 +51,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 OWN = """
 from torch import nn
 
-from exporters.inputs import BATCH, DeclaredInput
+from exporters.inputs import BATCH, TensorSpec
 from exporters.libraries import Known
 
 
@@ -61,7 +61,7 @@ def build_own(name, options):
 
 
 def inputs_own(name, options):
-    ids = DeclaredInput("input", (BATCH, "length"), "int64", (0, options.get("words", 10)))
+    ids = TensorSpec("input", (BATCH, "length"), "int64", range=(0, options.get("words", 10)))
     return Known((ids,), {"length": 4})
 """
 
@@ -92,9 +92,8 @@ def test_random_weights_are_no_constants_and_the_same_at_every_shape() -> None:
     first = load(model("own:8", options={"norm": True})).state_dict()
     assert not (first["1.weight"] == 1).any()
     assert not (first["1.running_var"] == 1).any()
-    for given in ({"dimensions": {"length": 7}}, {"input_shape": (3,)}):
-        again = load(model("own:8", options={"norm": True}, **given)).state_dict()
-        assert all(torch.equal(first[name], again[name]) for name in first), given
+    again = load(model("own:8", options={"norm": True}, dimensions={"length": 7})).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 @TRANSFORMERS

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Job
 from engines.options import TrtOptions
-from exporters.inputs import DeclaredInput, graph_specs, input_specs, is_integer, seeded_inputs
+from exporters.inputs import graph_specs, input_specs, seeded_inputs
 from exporters.source import ModelSource
 
 BATCH = 4
@@ -69,8 +69,8 @@ def mixed(path: Path, width: int = 6) -> Path:
 def source_of(onnx: Path, **more: Any) -> ModelSource:
     """A user's ONNX file, whose integer inputs hold 0 and 1."""
     source = ModelSource("net", onnx=onnx, **more)
-    integers = [spec.name for spec in graph_specs(source, onnx) if is_integer(spec.dtype)]
-    return replace(source, inputs=tuple(DeclaredInput(name, range=(0, 2)) for name in integers))
+    integers = [spec.name for spec in graph_specs(source, onnx) if "int" in spec.dtype]
+    return replace(source, inputs=dict.fromkeys(integers, (0, 2)))
 
 
 def job_of(onnx: Path, precision: str = "native", batch: int = BATCH, **options: Any) -> Job:

@@ -33,7 +33,8 @@ class Text(nn.Module):
 
 def text():
     torch.manual_seed(0)
-    return Text().eval()
+    mask = (torch.arange(32) < torch.randint(1, 33, (4, 1))).long()
+    return Text().eval(), {"ids": torch.randint(1000, (4, 32)), "mask": mask}
 """
 JOB = """
 models: [{model}]
@@ -46,9 +47,7 @@ exclude:
   - {{precision: fp16, batch_size: 1}}
 """
 """Nine cells without TensorRT: plain variants at fp32 and two batches, all at fp16 and one, where one is compiled."""
-TEXT = """{name: text, factory: "nets:text", dimensions: {length: 32}, inputs: {
-    ids: {shape: [batch, length], dtype: int64, range: [0, 1000]},
-    mask: {shape: [batch, length], dtype: int64, fill: lengths}}}"""
+TEXT = """{name: text, factory: "nets:text"}"""
 
 
 def needing(package: str, word: str) -> Any:

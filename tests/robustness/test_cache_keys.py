@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import random
 from dataclasses import replace
 from datetime import date
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 
 from exporters.catalog import Conv2d, Linear
-from exporters.inputs import declared_inputs
-from exporters.source import ModelSource, digest
-from exporters.weights import given, source_key
+from exporters.source import ModelSource
+from exporters.weights import source_key
 
 VALUES = ("", "a", "a\nb", "1", "True", "null", "date(2024, 1, 1)", "\udc80", 0, 1, -1, 2**70, 1.5, True, False, None,
           float("inf"), date(2024, 1, 1), "date(2024,1,1)", b"a", "b'a'", {"a", "b"}, {"b", "c"})  # fmt: skip
@@ -67,22 +65,6 @@ def test_different_models_have_different_keys_and_the_same_one_has_one(soak: Any
         assert source_key(replace(each, options=turned(each.options))) == source_key(copy.deepcopy(each)) == key
     assert len(set(by_key.values())) == len(by_key) > 50
     soak.count("cache keys", tried=soak.times(150))
-
-
-PARTS: dict[str, list[Any]] = {
-    "shape": [["batch", 4], ["batch", 8], [4, "batch"], ["batch", 4, 1], ["batch"], [4]],
-    "dtype": ["float32", "int64", "bool", "bfloat16"],
-    "held": [{"range": [0, 4]}, {"range": [0, 5]}, {"range": [1, 4]}, {"fill": "zeros"}, {"fill": "ones"}],
-}
-
-
-def test_inputs_are_part_of_a_key_each_for_itself() -> None:
-    keys = {
-        digest(given(ModelSource("mine", factory="net:mine", inputs=declared)))
-        for shape, dtype, held, names in itertools.product(*PARTS.values(), (["x"], ["y"], ["x", "y"]))
-        if (declared := declared_inputs({name: {"shape": shape, "dtype": dtype, **held} for name in names}))
-    }
-    assert len(keys) == 6 * 4 * 5 * 3
 
 
 def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path: Path, soak: Any) -> None:

@@ -18,7 +18,7 @@ from profiler.job.plan import make_plan
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
-KEYS = [*Config.model_fields, "cpu", "cuda", "name", "seconds", "timeout", "factory", "inputs", "shape", "dimensions"]
+KEYS = [*Config.model_fields, "cpu", "cuda", "name", "seconds", "timeout", "factory", "inputs", "range", "dimensions"]
 WORDS = [*CATALOG, *ENGINES, *PRESETS, "training", "fp16", "cuda:1", "models", "a:b", "hf:x", "x.onnx"]
 NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**63, 10**30, 0.5, 1e308]) | st.integers() | st.floats()
 SCALARS = st.sampled_from(WORDS) | NUMBERS | st.text(max_size=300) | st.booleans() | st.none()

@@ -56,7 +56,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("training: {optimizers: [adam]}"), 3, "training.optimizers[0]: 'adam' adamw"),
     (more("training:\n  head: logits\n  input_gradient: [alexnet, resnet]"), 5, "input_gradient[1]: 'resnet' mean"),
     (more("largest_batch:\n  limit: 8\n  models: [resnet18]"), 5, "largest_batch.models[0]: alexnet"),
-    (more("shapes: {batch: [1, 2]}"), 3, "shapes.batch: batch_sizes"),
     (more("exclude:\n  - {engine: ort}\n  - {model: alexnt}"), 5, "exclude[1].model: mean 'alexnet'?"),
     (more("exclude: [{modl: alexnet}]"), 3, "exclude[0]: 'modl' mean 'model'?"),
     (more("exclude: [{}]"), 3, "exclude[0]: conditions"),
@@ -87,10 +86,9 @@ MISTAKES: list[tuple[str, int, str]] = [
     (models("{name: x, factory: mymodel, input: [3]}"), 3, "models[0].factory: 'mymodel' package.module:function"),
     (models("{name: x, factory: 'a/b.py:c', input: [3]}"), 3, "models[0].factory: without .py"),
     (factory("network: vgg16, input: [3]"), 3, "only one"),
-    (factory("input: [3], inputs: [{shape: [batch]}]"), 3, "give one of them"),
-    (factory("inputs: {ids: {shape: [batch, 4], dtype: int64}}"), 3, "models[0].inputs ids range"),
-    (factory("inputs: {ids: {shape: [batch, 4], typ: int64}}"), 3, "'typ' dtype"),
-    (factory("inputs: {ids: {shape: [batch, length]}}"), 3, "models[0].inputs: length dimensions shapes"),
+    (factory("inputs: {ids: {range: [0, 4]}}"), 3, "models[0].inputs: (module, example_inputs)"),
+    (models("{name: x, onnx: there.onnx, inputs: {ids: {rang: [0, 4]}}}"), 3, "inputs.ids: 'rang' mean 'range'?"),
+    (models("{name: x, onnx: there.onnx, inputs: {ids: {range: [4, 4]}}}"), 3, "inputs.ids: range data"),
     # Layers.
     ("kind: layers\nengines: [eager]\nlayers: [L9]\n", 3, "layers[0].name: 'L9' L"),
     ("kind: layers\nengines: [eager]\nlayers: [L1]\nmodels: [alexnet]\n", 4, "models: leave this out"),
@@ -220,10 +218,10 @@ def test_a_word_is_a_network_a_librarys_model_or_a_file(write: Write, tmp_path: 
 def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(write: Write, tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "results")
     (run.path / "model").mkdir()
-    np.savez(run.path / "model" / "inputs.npz", ids=np.ones((2, 4), np.int64))
+    np.save(run.path / "model" / "0.npy", np.ones((2, 4), np.int64))
     labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module.}"
     theirs = "{name: x, onnx: there.onnx, dimensions: {time: 4}}"
-    taking = f"{{name: y, factory: 'a:b', inputs: {{ids: {{data: '{run.path}/model/inputs.npz'}}}}}}"
+    taking = f"{{name: y, onnx: there.onnx, inputs: {{ids: {{data: '{run.path}/model/0.npy'}}}}}}"
     text = models("{name: resnet18, calibration: images}", theirs, labelled, taking, "hf:BertModel") + (
         "exclude: [{engine: ort, pass: training, batch_size: [1, 2]}]\nbudget: {seconds: 0.5}\noutput: out\n"
     )
@@ -236,7 +234,7 @@ def test_a_config_as_resolved_reads_back_as_the_same_wherever_its_folder_is(writ
     moved = run.path.rename(tmp_path / "moved")
     again = load_config(moved / "bench.yaml")
     assert again.import_from == [moved / "model", Path("/opt")]
-    assert again.models[3].source().inputs[0].data == moved / "model" / "inputs.npz"
+    assert again.models[3].source().inputs == {"ids": moved / "model" / "0.npy"}
 
 
 def test_yaml_keeps_its_types(write: Write) -> None:

@@ -14,7 +14,7 @@ from engines import requirements
 from engines.catalog import PRESETS
 from engines.options import Device
 from profiler.errors import ConfigError
-from profiler.job.config import Config, load_config
+from profiler.job.config import Config, GraphInput, load_config
 from profiler.job.mistakes import read
 from profiler.options import Run
 from profiler.run import command, model_job
@@ -26,8 +26,7 @@ from torch import nn
 def make():
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
 """
-IDS = "--input input_ids=128:int64:0,1000"
-MASK = "--input attention_mask=128:int64:lengths"
+WORDS = "words.onnx --shapes sequence=64 --input attention_mask=1,2"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_graph("fixed.onnx", {"x": TensorProto.FLOAT}, [2, 3])
     write_graph("free.onnx", {"x": TensorProto.FLOAT}, ["n", 3])
     write_graph("half.onnx", {"x": TensorProto.FLOAT16}, ["n", 3])
-    np.savez("inputs.npz", input_ids=np.ones((2, 64), np.int64))
+    np.save("ids.npy", np.ones((2, 64), np.int64))
     return tmp_path
 
 
@@ -75,20 +74,10 @@ def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) ->
     [
         ("resnet18", {"name": "resnet18"}),
         ("net:make --input 3,2,2", {"name": "net.make", "factory": "net:make", "input": (3, 2, 2)}),
-        ("net:make --input x=batch,3,2,2", {"inputs": {"x": {"shape": ["batch", 3, 2, 2]}}}),
+        ("net:make", {"input": None}),
         (
-            "net:make --input 8:int32:0,9 --input 4:float16",
-            {
-                "inputs": [
-                    {"shape": ["batch", 8], "dtype": "int32", "range": [0, 9]},
-                    {"shape": ["batch", 4], "dtype": "float16"},
-                ]
-            },
-        ),
-        (f"words.onnx {IDS} {MASK}", {"name": "words", "dimensions": {"sequence": 128}}),
-        (
-            f"words.onnx {IDS} {MASK}",
-            {"inputs": {"input_ids": {"range": [0, 1000]}, "attention_mask": {"fill": "lengths"}}},
+            f"{WORDS} --input input_ids=0,1000",
+            {"inputs": {"input_ids": GraphInput(range=(0, 1000)), "attention_mask": GraphInput(range=(1, 2))}},
         ),
     ],
 )
@@ -101,8 +90,7 @@ def test_the_model_and_its_inputs(line: str, entry: dict[str, Any]) -> None:
     ("line", "expected"),
     [
         ("timm:vit_base_patch16_224.augreg", {"library": "timm", "network": "timm:vit_base_patch16_224.augreg"}),
-        ("hf:BertModel", {"library": "hf", "inputs": None}),
-        ("hf:BertModel --input input_ids=64", {"inputs": {"input_ids": {"shape": ["batch", 64]}}}),
+        ("hf:BertModel", {"library": "hf", "inputs": {}}),
         ("hf:GPT2LMHeadModel --step decode", {"name": "GPT2LMHeadModel-decode", "step": "decode"}),
     ],
 )
@@ -113,9 +101,9 @@ def test_a_librarys_model(line: str, expected: dict[str, Any], monkeypatch: pyte
 
 
 def test_an_array_of_a_file_is_found_from_the_current_folder(folder: Path) -> None:
-    (model,) = job(f"words.onnx --input input_ids=64:int64:inputs.npz {MASK.replace('128', '64')}").models
-    assert model.inputs["input_ids"] == {"data": str(folder / "inputs.npz")}
-    assert model.dimensions == {"sequence": 64}
+    config = job(f"{WORDS} --input input_ids=ids.npy")
+    assert config.models[0].inputs["input_ids"].data == folder / "ids.npy"
+    assert config.shapes == {"sequence": [64]}
 
 
 def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,19 +165,14 @@ REFUSED = [
     ("resnet18 --device gpu", "'gpu'|--device gpu"),
     ("resnet18 --step decode", "a step is of a model such as"),
     ("hf:GPT2LMHeadModel --step decoder", "--step: unknown step 'decoder'; did you mean 'decode'"),
-    ("resnet18 --input 3,32,32", "resnet18 has its own input shape; leave out input"),
-    ("net:make --input 3,2x", "--input 3,2x: is not of the form"),
-    ("net:make --input 0,2", "--input 0,2: is not of the form"),
-    ("net:make --input 3:float23", "unknown type 'float23'; did you mean 'float"),
-    ("net:make --input 3:int64", "--input: .*range"),
-    ("net:make --input 3:int64:length", "--input 3:int64:length: is not of the form"),
-    ("net:make --input a=:float32", "--input: .*has no shape"),
-    ("net:make --input a=3 --input 3", "give every input a name of its own, or none of them"),
-    ("net:make --input a=width", "--input: width has no size; give dimensions"),
-    ("net:make --input a=width --shapes with=8", "width has no size; did you mean 'with'"),
-    ("words.onnx", "dimensions of no fixed size: sequence(.|\n)*on the command line: --input "),
-    (f"words.onnx {IDS} --input mask=3", "--input: words.onnx has the inputs input_ids, attention_mask"),
-    ("free.onnx --input x=3,3", "--input: x of free.onnx has the shape"),
+    ("resnet18 --input 3,32,32", "resnet18 knows its input's shape: leave out input"),
+    ("hf:BertModel --input 3,32,32", "hf:BertModel knows its input's shape: leave out input"),
+    ("net:make --input 3,2x", "--input: must be a whole number, got '2x'"),
+    ("net:make --input 0,2", "--input: "),
+    ("net:make --input a=0,3", r"--input: inputs are of an .onnx file; .*\(module, example_inputs\)"),
+    ("words.onnx", "dimensions of no fixed size: sequence(.|\n)*on the command line: --shapes "),
+    (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),
+    (f"{WORDS} --input input_ids=no.npy", "--input: there is no file"),
     ("fake.onnx", "no ONNX model, or a truncated one"),
     ("resnet18 --write-yaml net.py", "--write-yaml net.py: give a new file"),
     ("resnet18 --write-yaml no/job.yaml", "--write-yaml no/job.yaml: give a new file in a folder that is there"),
@@ -228,8 +211,8 @@ def test_a_file_comes_before_a_suite_and_a_suite_before_a_network(
     "line",
     [
         "resnet18 --batch 2 --precision fp32,bf16",
-        "net:make --input x=3,2,2 --pass training,inference",
-        f"words.onnx --input input_ids=64:int64:inputs.npz {MASK.replace('128', '64')} --engine ort",
+        "net:make --input 3,2,2 --pass training,inference",
+        f"{WORDS} --input input_ids=ids.npy --engine ort",
     ],
 )
 @pytest.mark.parametrize("place", ["job.yaml", "elsewhere/job.yaml"])

@@ -115,7 +115,7 @@ def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path
 
 
 def test_tokens_that_every_mask_leaves_out_are_not_compared() -> None:
-    text = TensorSpec("attention_mask", ("batch", 16), "int64", fill="lengths")
+    text = TensorSpec("attention_mask", ("batch", 16), "int64", is_mask=True)
     masks = [seeded_inputs([text, text], 8)[each] != 0 for each in (0, 1)]
     hidden, classes = np.ones((8, 16, 3)), np.ones((8, 16))
     assert not masks[0].all()
@@ -123,7 +123,7 @@ def test_tokens_that_every_mask_leaves_out_are_not_compared() -> None:
     np.testing.assert_array_equal(parity.without_padding(classes, [text]), classes)
     np.testing.assert_array_equal(hidden, 1)
     np.testing.assert_array_equal(parity.without_padding(hidden, [text, text])[..., 0], masks[0] | masks[1])
-    image, one_for_all = TensorSpec("x", ("batch", 16), "float32"), TensorSpec("m", (16,), "int64", fill="lengths")
+    image, one_for_all = TensorSpec("x", ("batch", 16), "float32"), TensorSpec("m", (16,), "int64", is_mask=True)
     for others in ([], [image], [one_for_all]):
         assert parity.without_padding(hidden, others) is hidden
 
