@@ -1,8 +1,8 @@
-"""Declare every column of results.parquet once: name, type, unit, heading, meaning, group, and which way is better.
+"""Declare every column of results.parquet once: name, type, unit, heading, group, and which way is better.
 
-Rows, tables/*.csv, terminal, report, charts, recommend and docs/columns.md read the columns from here: declare a new
-one in its group and fill it where it is measured; one of a case, a training or the environment is filled by its name.
-Outside tools rely on the names and types; a unit is part of the name.
+Rows, tables/*.csv, terminal, report, charts and recommend read the columns from here: declare a new one in its group,
+say in docs/columns.md what it means, and fill it where it is measured; one of a case, a training or the environment is
+filled by its name. Outside tools rely on the names and types; a unit is part of the name.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ class Column:
     """One column of the results.
 
     `heading` goes over it in tables, `noun` is its name in a sentence, both without the unit, which is such as "ms",
-    "share" (in percent) or "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. `meaning` is Markdown.
-    A narrow terminal does without the most `expendable` column first, never without one of 0. `recommend` chooses by an
+    "share" (in percent) or "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. A narrow
+    terminal does without the most `expendable` column first, never without one of 0. `recommend` chooses by an
     `objective` of that name; `limit` is the option that limits it.
     """
 
     name: str
-    meaning: str = ""
     group: Group = Group.CASE
     type: pl.DataType = MEASURE
     heading: str = ""
@@ -98,190 +97,117 @@ def _each(make: Callable[..., Column], *shown: Shown, **headings: str) -> tuple[
     return tuple(make(name, heading, **more) for name, heading in headings.items())
 
 
-_DECLARED: tuple[Group | str | Column, ...] = (
+_DECLARED: tuple[Group | Column, ...] = (
     Group.CASE,
-    "the run's folder: UTC time, host, four hex digits",
-    _text("run_id"),
-    "model, variant, pass, precision, batch, replicate, settings: `resnet50/ort-tuned/inference/fp16/b16/r0/key=value`",
-    _text("case_id"),
-    "the job's name",
-    _text("suite"),
-    "the cell; `engine` is the runtime, `variant` the preset or label",
+    *map(_text, ("run_id", "case_id", "suite")),
     *_each(_text, model="Model", engine="Engine", variant="Variant", **{"pass": "Pass"}, precision="Precision"),
     _count("batch_size", "Batch"),
     _text("device", "Device"),
     _count("replicate", "Replicate"),
-    "`canonical`, `factory`, `onnx` or `layer`; of a layer `model` is its name",
-    _text("model_kind"),
-    "the canonical network that the row's model is, whatever the model is called; else null",
-    _text("network"),
-    "what else tells the case apart, as at the end of its id: `optimizer=sgd/head=logits`; empty for nothing",
-    _text("setting", "Setting"),
-    "the sizes of named dimensions that the job varies (`shapes`), as in `setting`: `height=224/width=224`; else null",
-    _text("shape", "Shape"),
-    "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file",
+    *map(_text, ("model_kind", "network")),
+    *_each(_text, setting="Setting", shape="Shape"),
     _flag("is_base", "Base"),
-    "what training did besides forward and backward; null in inference",
     *_each(_text, optimizer="Optimizer", head="Head"),
     *_each(_flag, dropout="Dropout", input_gradient="Input gradient"),
-    "the engine's options, JSON",
     _text("options", "Options"),
-    "of int8 and fp8: whether their ranges are of the job's `calibration` data, not seeded, nor of each call (torchao)",
     _flag("calibrated", "Calibrated"),
     Group.OUTCOME,
-    "`ok`, `unsupported` (here), `failed`, `oom` (out of memory), `timeout`, `crashed` (ended by a signal)",
-    _text("status", "Status"),
-    "why it is not `ok`",
-    _text("reason", "Reason"),
-    "of a row that is not `ok`: the file in the run's folder with the whole traceback, or what was printed",
-    _text("log", "Log"),
-    "who made the ONNX graph that ran, for which batches, and who converted it; null where the module ran",
-    _text("graph", "Graph"),
-    "what the errors are relative to: `eager-fp32-cpu`, `ort-cpu-unoptimized` for a user's ONNX file, `step-fp64-cpu` "
-    "in training; on `cuda`, or of fewer items (`2 of 8 items`), where the CPU cannot afford it",
-    _text("reference", "Reference"),
+    *_each(_text, status="Status", reason="Reason", log="Log", graph="Graph", reference="Reference"),
     Group.LATENCY,
-    "the headline clock: `event` on a GPU, `host` on a CPU and for an engine with a queue of its own (JAX)",
     _text("clock", "Clock"),
-    "median of one call on that clock",
     _percentile("latency_ms", "Latency", aim="latency"),
-    "mean and minimum",
     *_each(_ms, Shown.FILES, latency_mean_ms="Mean", latency_min_ms="Least"),
-    "percentiles, null below 64, 130 and 662 samples",
     *(_percentile(f"latency_p{q}_ms", f"p{q}", noun=f"p{q} latency", percentile=q) for q in (90, 95, 99)),
-    "standard deviation of the logarithms of processes' medians, from bases of this and earlier runs, and its freedom",
     _spread("latency_spread", "Spread between processes"),
     _column("latency_spread_free", "Degrees of freedom"),
-    "how many samples, and why sampling stopped: `precision`, `plateau`, `budget`, `max_samples`",
     _count("samples", "Samples"),
     _text("stop_reason", "Stopped by"),
     Group.CLOCKS,
-    "median of one call without launch gaps: all its launches were queued before its first kernel started",
     _ms("gpu_ms", "Device", shown=Shown.TERMINAL, expendable=5),
-    "the same as `latency_spread`, of figures that the device sets",
     _spread("gpu_spread", "Spread between processes on device"),
     _column("gpu_spread_free", "Degrees of freedom on device"),
-    "host time until the call returns",
-    _ms("enqueue_ms", "Enqueue"),
-    "host time from the call to finished work",
-    _ms("host_ms", "Host"),
-    "pinned copies of inputs and outputs; in no other figure",
-    *_each(_ms, h2d_ms="To device", d2h_ms="From device"),
+    *_each(_ms, enqueue_ms="Enqueue", host_ms="Host", h2d_ms="To device", d2h_ms="From device"),
     Group.PARTS,
-    "parts of a training iteration, on the headline clock; `step_ms` is the optimizer's step, null without one",
     *_each(_part, Shown.TERMINAL, forward_ms="Forward", backward_ms="Backward", step_ms="Step"),
-    "of a single layer, the two parts of its backward pass",
     *_each(_part, grad_input_ms="Input gradient", grad_weight_ms="Weight gradient"),
-    "the same on the clock of `gpu_ms`, free of gaps between launches",
     *_each(_gpu_part, gpu_forward_ms="Forward on device", gpu_backward_ms="Backward on device"),
     *_each(_gpu_part, gpu_step_ms="Step on device", gpu_grad_input_ms="Input gradient on device"),
-    *_each(_gpu_part, gpu_grad_weight_ms="Weight gradient on device"),
+    _gpu_part("gpu_grad_weight_ms", "Weight gradient on device"),
     Group.THROUGHPUT,
-    "items per second of a back-to-back loop of at least 0.5 s",
     _throughput("throughput", "Items/s", shown=Shown.TERMINAL, expendable=4),
     Group.MEMORY,
-    "on a GPU the most device memory in use above what was in use before; on a CPU `host_peak_mib`",
     _mib("peak_memory_mib", "Memory", "memory", limit="--max-memory-mib", shown=Shown.TERMINAL, expendable=2),
-    "its parts, which add up: CUDA context, weights, gradients and optimizer in training, activations, the rest",
     *_each(_of_peak, context_mib="Context", weights_mib="Weights", gradients_mib="Gradients"),
     *_each(_of_peak, optimizer_mib="Optimizer", activations_mib="Activations"),
     _of_peak("other_mib", "Other", shown=Shown.FILES),
-    "the two parts of the rest: what the engine's allocator holds unused, and what none knows of (kernels, handles)",
     *_each(partial(_mib, part_of="other_mib"), slack_mib="Slack", library_mib="Library"),
-    "device memory that was in use before the case, by other processes too; in none of the parts",
     _mib("baseline_mib", "Before", shown=Shown.FILES),
-    "peak resident set while measuring, above what the process started with",
     _mib("host_peak_mib", "Host peak"),
-    "the same of the set-up before it",
     _mib("set_up_peak_mib", "Host peak of the set-up", shown=Shown.FILES),
-    "peaks of torch's allocator",
     *_each(_mib, torch_allocated_mib="torch allocated", torch_reserved_mib="torch reserved"),
     Group.SET_UP,
-    "set-up: export to ONNX, compiling (torch.compile's first call too), loading, the first call after that",
     *_each(partial(_seconds, part_of="once_s"), export_s="Export", build_s="Build"),
     *_each(partial(_seconds, part_of="start_s"), load_s="Load", first_run_s="First run"),
     Group.ACCURACY,
-    "relative L2 error against the reference (of integers the share that differs): largest output, median over items",
     _error("rel_l2_error", "Rel. error", noun="error", shown=Shown.TERMINAL, expendable=3),
-    "95 % upper bound of it for a further item, against which limits are held, and how many items were compared",
     _error("rel_l2_error_high", "Error bound", noun="error bound"),
     _count("error_items", "Items compared"),
-    "largest over the outputs and items; null where all are integers",
     _error("max_abs_error", "Max. error", shown=Shown.FILES),
-    "share of items with the reference's top class; only with real weights",
     _figure("top1_agreement", "Top-1", unit="share", better="more"),
-    "of the first training step, against fp64 on the CPU: relative, the gradients' over all parameters together",
     _error("loss_error", "Loss error"),
     _error("gradient_error", "Gradient error", noun="error", shown=Shown.TERMINAL, expendable=3),
     Group.ROOFLINE,
-    "FLOPs of one item's convolutions and products, forward and backward in training; null if they cannot be counted",
     _column("flops_per_item", "FLOPs an item", unit="FLOPs"),
-    "weights, inputs and outputs of one call: the bytes that it moves at least",
     _mib("moved_mib", "Moved", shown=Shown.FILES),
-    "FLOPs of one call / `latency_ms`, in 10¹² a second",
     _figure("tflops", "TFLOP/s", unit="TFLOP/s", better="more"),
-    "`tflops` / the highest rate of that precision that was measured or reached in the run; null for a row above it",
     _figure("fraction_of_peak", "Of peak", unit="share", better="more", shown=Shown.TERMINAL, expendable=6),
-    "the roofline's shortest time: FLOPs / roof, or uncached bytes / copy bandwidth, whichever is longer",
     _ms("floor_ms", "Floor"),
     Group.ENERGY,
-    "millijoules of the whole card, from a loop of at least 5 s; null without `energy: true`",
     _figure("energy_mj_per_item", "Energy", aim="energy", unit="mJ/item", better="less"),
-    "NVML's medians while sampling, the energy loop apart; `throttled` for thermal or hardware slowdown",
     _figure("power_w", "Power", unit="W"),
     _figure("sm_clock_mhz", "SM clock", unit="MHz"),
     _figure("temperature_c", "Temperature", unit="°C"),
     _flag("throttled", "Throttled", shown=Shown.REPORT),
     Group.OUTCOME,
-    "what really ran, JSON: types, providers, TF32, CUDA graph",
     _text("proof", "Proof"),
-    "share of the processors' or the GPU's time that others had while the case was measured: other processes, the "
-    "hypervisor or waiting for them; null if unknown, and of processors where the device sets the latency",
     _column("disturbance", "Disturbed", unit="share", better="less"),
-    "see below",
     _column("warnings", "Warnings", type=pl.List(pl.String())),
     Group.MACHINE,
-    "as given by `machine` or `--machine`; without a label the GPU's name, or the processor's",
     *_each(_text, machine="Machine", cloud="Cloud", instance="Instance"),
     _column("usd_per_hour", "$ per hour", unit="USD"),
     Group.COST,
-    "at `throughput` and that price",
     _figure("usd_per_million_items", "USD/1M items", "cost", unit="USD/1M items", better="less", shown=Shown.TERMINAL),
     _figure("items_per_usd", "Items per $", unit="items", better="more"),
     Group.PLACE,
-    "the environment",
     *_each(_text, gpu="GPU", host="Host"),
     Group.VERSIONS,
     *_each(_text, cuda="CUDA", driver="Driver", cudnn="cuDNN", python="Python", torch_version="torch"),
     *_each(_text, onnxruntime_version="ONNX Runtime", tensorrt_version="TensorRT", openvino_version="OpenVINO"),
-    *_each(_text, jax_version="JAX"),
+    _text("jax_version", "JAX"),
 )
-"""The columns in the order of results.parquet, each below its group and its meaning, which several may share."""
-_ENDS = "95 % interval of the figure before: the hull of all that is known of it (docs/method.md)"
+"""The columns in the order of results.parquet, each below its group; docs/columns.md says what they mean."""
 
 
 def _declared() -> Iterator[Column]:
-    group, meaning = Group.CASE, ""
+    group = Group.CASE
     for row in _DECLARED:
-        if isinstance(row, Column):
-            yield replace(row, group=group, meaning=meaning)
-            if row.name in WITH_ENDS:
-                for end, heading in zip(ends_of(row.name), ("95 % from", "to"), strict=True):
-                    yield Column(name=end, heading=heading, group=group, meaning=_ENDS, unit=row.unit)
-        elif isinstance(row, Group):
+        if isinstance(row, Group):
             group = row
-        else:
-            meaning = row
+            continue
+        yield replace(row, group=group)
+        if row.name in WITH_ENDS:
+            for end, heading in zip(ends_of(row.name), ("95 % from", "to"), strict=True):
+                yield Column(name=end, heading=heading, group=group, unit=row.unit)
 
 
 COLUMNS = {column.name: column for column in _declared()}
 """By name, in the order of results.parquet."""
 _MADE = (
-    _seconds("set_up_s", "Set-up", meaning="what its parts come to", noun="set-up"),
-    _seconds("once_s", "Once", meaning="the part of it that is kept", noun="set-up once", part_of="set_up_s"),
-    _seconds("start_s", "Every start", meaning="the rest", noun="every start", part_of="set_up_s"),
-    _error("error", "Error", meaning="`rel_l2_error`, in training `gradient_error`", noun="error", limit="--max-error"),
-    _error("error_high", "Error bound", meaning="`rel_l2_error_high`, in training `gradient_error`"),
+    _seconds("set_up_s", "Set-up", noun="set-up"),
+    _seconds("once_s", "Once", noun="set-up once", part_of="set_up_s"),
+    _seconds("start_s", "Every start", noun="every start", part_of="set_up_s"),
+    _error("error", "Error", noun="error", limit="--max-error"),
+    _error("error_high", "Error bound"),
 )
 DERIVED = {column.name: column for column in _MADE}
 """Figures that are made of columns; no file has them."""
