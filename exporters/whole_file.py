@@ -1,4 +1,4 @@
-"""Write a file whole or not at all, so that a kill or a full disk leaves the old one; read one only if it is a file."""
+"""Write a file whole or not at all, so that a kill or a full disk leaves the old one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,17 +41,3 @@ def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
-
-
-def open_regular(path: Path, most: int | None = None) -> io.BufferedReader:
-    """Open a file for reading. Raises OSError for what is no regular file, or has over `most` bytes."""
-    # Without O_NONBLOCK a pipe would be waited for.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
-    facts = os.fstat(file.fileno())
-    why = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
-    if most is not None and facts.st_size > most:
-        why = why or f"it is larger than {most >> 20} MiB"
-    if why:
-        file.close()
-        raise OSError(errno.EINVAL, why, str(path))
-    return file

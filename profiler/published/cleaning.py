@@ -13,7 +13,7 @@ import polars as pl
 
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
-from profiler.results.reading import first_line, read_results
+from profiler.results.reading import read_results
 from profiler.results.run_folder import read_json, read_text
 from profiler.tables.writers import parquet
 
@@ -52,12 +52,8 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run's folder. Raises ConfigError for a file that is missing or damaged."""
-    try:
-        environment = dict(read_json(folder / "environment.json"))
-        job = folder / "bench.yaml"
-        return Run(folder, read_results(folder), environment, read_text(job) if job.is_file() else "")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder}: cannot be read as a run: {first_line(error)}; give another run") from None
+    environment = read_json(folder / "environment.json")
+    return Run(folder, read_results(folder), environment, read_text(folder / "bench.yaml"))
 
 
 def clean(runs: Sequence[Run]) -> list[Run]:

@@ -18,7 +18,7 @@ from profiler.results.cells import cells as merge
 from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
 from profiler.results.result import printable
 from profiler.results.row import ENVIRONMENT, flat_environment
-from profiler.results.run_folder import RunFolder, open_run_file
+from profiler.results.run_folder import RunFolder
 from profiler.tables.numbers import duration, percent
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """Several runs as one table each; `notes` say what could not be read."""
+    """Several runs as one table each; `notes` say what was left out."""
 
     runs: tuple[Run, ...]
     results: pl.LazyFrame
@@ -52,7 +52,7 @@ class Runs:
 
     @property
     def environments(self) -> dict[str, dict[str, Any]]:
-        """Return by run id what environment.json says; the results' own columns where it cannot be read."""
+        """Return by run id what environment.json says; the results' own columns where there is none."""
         return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
 
 
@@ -77,10 +77,6 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         if not run_ids:
             continue
         environment, columns = RunFolder(folder).read_environment(), facts.row(0, named=True)
-        if not environment:
-            notes.append(f"{folder}/environment.json: cannot be read; the results' columns stand in for it")
-        if not (folder / "samples.parquet").is_file():
-            notes.append(f"{folder}: there is no samples.parquet")
         known[folder] = run_ids, flat_environment({**columns, **environment}, columns["machine"])
         for name in _SCHEMAS:
             frame = results.lazy() if name == "results" else _scan(folder, name)
@@ -177,24 +173,14 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
         raise ConfigError(f"no run is given; {_GIVE}")
     for address in map(str, addresses):
         is_pattern = glob.has_magic(address) and not Path(address).is_dir()
-        found = sorted(filter(Path.is_dir, map(Path, glob.glob(address)))) if is_pattern else [Path(address)]  # noqa: PTH207
-        problems = {folder: why for folder in found if (why := _problem(folder))}
-        if not is_pattern and problems:
-            raise ConfigError(f"{address}: {problems[found[0]]}")
-        if len(problems) == len(found):
-            raise ConfigError(f"{address}: no folder with a results.parquet matches; {_GIVE}")
-        notes += [f"left out: {folder}: {why}" for folder, why in problems.items()]
-        yield from (folder for folder in found if folder not in problems)
-
-
-def _problem(folder: Path) -> str:
-    """Say why a folder holds no run; "" if it does."""
-    if not folder.exists():
-        return f"there is no such folder; {_GIVE}"
-    if (folder / "results.parquet").is_file():
-        return ""
-    is_begun = (folder / "bench.yaml").is_file()
-    return f"no results yet; finish it: {resuming(folder)}" if is_begun else f"not a run folder; {_GIVE}"
+        found = sorted(map(Path, glob.glob(address))) if is_pattern else [Path(address)]  # noqa: PTH207
+        runs = [folder for folder in found if (folder / "results.parquet").is_file()]
+        begun = [folder for folder in found if folder not in runs and (folder / "bench.yaml").is_file()]
+        unfinished = [f"{folder}: no results yet; finish it: {resuming(folder)}" for folder in begun]
+        if not runs:
+            raise ConfigError(unfinished[0] if unfinished else f"{address}: no run's folder; {_GIVE}")
+        notes += unfinished
+        yield from runs
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
@@ -203,7 +189,6 @@ def _scan(folder: Path, name: str) -> pl.LazyFrame:
     if name != "results" and not path.is_file():
         return pl.LazyFrame(schema=schema)
     try:
-        open_run_file(path).close()
         frame = pl.scan_parquet(path, glob=False)
         found = frame.collect_schema()
     except UNREADABLE as error:
@@ -219,9 +204,6 @@ def _unreadable(path: Path, error: BaseException) -> ConfigError:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the end of each path, as long as it needs to be unique."""
-    for length in range(1, max(len(folder.parts) for folder in folders) + 1):
-        names = ["/".join(folder.parts[-length:]) for folder in folders]
-        if len(set(names)) == len(names):
-            break
-    return names
+    """Return the last part of each path, or the paths where that is not unique."""
+    names = [folder.name for folder in folders]
+    return names if len(set(names)) == len(names) else list(map(str, folders))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
 import json
 import os
-import re
 import secrets
 import socket
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -21,7 +17,7 @@ import polars as pl
 from filelock import FileLock, Timeout
 
 from exporters.source import Identity
-from exporters.whole_file import NO_ROOM, open_regular, write_whole
+from exporters.whole_file import NO_ROOM, write_whole
 from profiler.errors import ConfigError, resuming
 from profiler.job.case import Case
 from profiler.job.config import Config
@@ -34,12 +30,9 @@ from profiler.results.layers import layer_rows
 from profiler.results.result import Result, printable
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
-from profiler.tables.numbers import counted
 from profiler.tables.table import of_frame
 from profiler.tables.writers import csv, parquet
 
-_LOCK = "lock"
-_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Exceptions of a line that is no result."""
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
@@ -47,85 +40,49 @@ _FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latenc
 _FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_high", "footnotes"]
 
 
-def open_run_file(path: Path) -> io.BufferedReader:
-    """Open a file of a run's folder. Raises OSError for a link out of it: a report would publish the reader's file."""
-    folder, target = (os.path.realpath(each, strict=True) for each in (path.parent, path))
-    if os.path.commonpath([folder, target]) != folder:
-        raise OSError(errno.EPERM, "it is a link that leads out of the run's folder", str(path))
-    return open_regular(Path(target))
-
-
 def read_text(path: Path) -> str:
-    """Read a run's file as printable text. Raises OSError."""
-    with open_run_file(path) as file:
-        return str(printable(file.read().decode(errors="replace")))
+    """Read a run's file as printable text; nothing where there is none. Raises OSError."""
+    return str(printable(path.read_text("utf-8", errors="replace"))) if path.exists() else ""
 
 
-def read_json(path: Path) -> Any:
-    """Read the JSON in a run's file with printable texts. Raises OSError, and ValueError for what is no JSON."""
-    with open_run_file(path) as file:
-        return printable(json.load(file))
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a run's file, empty where there is none. Raises ConfigError where it cannot be read."""
+    try:
+        return dict(printable(json.loads(path.read_bytes()))) if path.exists() else {}
+    except (OSError, *_NO_RESULT):
+        raise ConfigError(f"{path}: cannot be read; give another run, or remove that file") from None
 
 
 def append_line(journal: Path, line: str) -> None:
-    """Add a JSON object and its checksum, on the disk when this returns. Raises OSError."""
+    """Add a JSON object, on the disk when this returns. Raises OSError."""
     with journal.open("ab+") as file:
         # A line that a crash cut off must not swallow this one.
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.write(b"\n")
-        sealed = line.encode()
-        file.write(sealed[:-1] + b', "crc32": "%08x"}\n' % zlib.crc32(sealed))
+        file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_lines(journal: Path) -> tuple[list[str], int]:
-    """Read every line that is as it was written, and count the others but a last one that a crash cut off."""
-    if not journal.exists():
-        return [], 0
-    with open_run_file(journal) as file:
-        *ended, last = file.read().split(b"\n")
-    read = [_unsealed(line) for line in ended if line]
-    return [line for line in [*read, _unsealed(last)] if line], read.count(None)
-
-
-def _unsealed(line: bytes) -> str | None:
-    """Return the line without its checksum; None if it is not what was written."""
-    seal = _SEAL.fullmatch(line, len(line) - 22)
-    if seal is None:
-        return None
-    line = line[: seal.start()] + b"}"
-    return line.decode() if int(seal[1], 16) == zlib.crc32(line) else None
+def read_lines(journal: Path) -> list[str]:
+    """Read every line that a crash has not cut off."""
+    lines = journal.read_text("utf-8", errors="replace").split("\n") if journal.exists() else []
+    return [line for line in lines if line.endswith("}")]
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Be the only process that writes into a run's folder. Raises ConfigError if another does, or the disk is full."""
-    lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder / "lock", timeout=0):
+            yield
     except Timeout:
-        raise ConfigError(f"{folder}: {_holder(folder)} measures into it; wait until that ends, or end it") from None
-    with contextlib.suppress(OSError):
-        who = {"pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
-        (folder / _LOCK).write_text(json.dumps(who))
-    try:
-        yield
+        raise ConfigError(f"{folder}: another process measures into it; wait until that ends, or end it") from None
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         advice = f"the journal keeps what has been measured: make room, then go on with: {resuming(folder)}"
         raise ConfigError(f"{error.filename or folder}: {error.strerror}; {advice}") from None
-    finally:
-        lock.release()
-
-
-def _holder(folder: Path) -> str:
-    try:
-        who = json.loads((folder / _LOCK).read_text())
-        return f"process {who['pid']}, since {who['since']},"
-    except (OSError, *_NO_RESULT):
-        return "another process"
 
 
 class RunFolder:
@@ -140,7 +97,6 @@ class RunFolder:
         self._tries = path / "largest_batch.jsonl"
         self._models = path / "models.json"
         self._here: dict[str, Any] = {}
-        self._read: tuple[tuple[int, int] | None, dict[str, Result], int] | None = None
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
@@ -179,11 +135,8 @@ class RunFolder:
         write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """Read environment.json; nothing where it cannot be read: lines of the journal say it of themselves."""
-        try:
-            return dict(read_json(self.path / "environment.json"))
-        except (OSError, ValueError, TypeError):
-            return {}
+        """Read environment.json. Raises ConfigError where it cannot be read."""
+        return read_json(self.path / "environment.json")
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Record in models.json what each model is."""
@@ -192,25 +145,14 @@ class RunFolder:
 
     def read_models(self) -> dict[str, Identity]:
         """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
-        if not self._models.exists():
-            return {}
-        try:
-            lines = read_json(self._models).items()
-            return {name: Identity(dict(one["parts"])) for name, one in lines}
-        except (OSError, *_NO_RESULT):
-            raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
+        return {name: Identity(dict(line["parts"])) for name, line in read_json(self._models).items()}
 
     def append(self, result: Result) -> Result:
-        """Add a line to the journal, on the disk on return; return what it has, of wrong values a failed row."""
+        """Add a line to the journal, on the disk on return; return what it has."""
         warning_kinds.check(result.warnings)
-        result = replace(result, environment=result.environment or self._here)
-        columns.check(dict.fromkeys([*result.figures, *result.clocks]))
-        try:
-            kept = _parsed(line := result.to_json())
-        except _NO_RESULT as error:
-            kept = _parsed(line := Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json())
+        line = replace(result, environment=result.environment or self._here).to_json()
+        kept = _parsed(line)
         append_line(self.journal, line)
-        self._read = None  # While cases are measured nothing is to fill the memory.
         return kept
 
     def append_try(self, case: Case, result: Result) -> None:
@@ -222,43 +164,19 @@ class RunFolder:
 
     def results(self) -> dict[str, Result]:
         """Return the journal's results by case id; of a case the last line that can be read counts."""
-        return self._read_journal()[0]
-
-    def unreadable_lines(self) -> int:
-        """Count the journal's lines that are damaged, or are no results."""
-        return self._read_journal()[1]
+        found = dict[str, Result]()
+        for line in read_lines(self.journal):
+            with contextlib.suppress(*_NO_RESULT):
+                result = _parsed(line)
+                found[result.case_id] = result
+        return found
 
     def largest_batches(self) -> pl.DataFrame:
         """Return one row a try of the search for the largest batch; the last line of one counts."""
-        rows = [{"run_id": self.run_id, **json.loads(line)} for line in read_lines(self._tries)[0]]
+        rows = [{"run_id": self.run_id, **json.loads(line)} for line in read_lines(self._tries)]
         tries = pl.DataFrame(rows, schema=columns.LARGEST_BATCH)
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)
-
-    def damages(self) -> list[str]:
-        """Say of the run's files what cannot be read, one sentence each."""
-        notes = []
-        if bad := self.unreadable_lines():
-            notes.append(f"{self.journal}: {counted(bad, 'line')} cannot be read; --resume measures them again")
-        if self.journal.exists() and not self.read_environment():
-            notes.append(f"{self.path / 'environment.json'}: cannot be read, so the machine is not compared")
-        return notes
-
-    def _read_journal(self) -> tuple[dict[str, Result], int]:
-        """Parse the journal, once as long as nobody writes into it."""
-        facts = self.journal.stat() if self.journal.exists() else None
-        written = facts and (facts.st_size, facts.st_mtime_ns)
-        if self._read is None or self._read[0] != written:
-            found = dict[str, Result]()
-            lines, bad = read_lines(self.journal)
-            for line in lines:
-                try:
-                    result = _parsed(line)
-                    found[result.case_id] = result
-                except _NO_RESULT:
-                    bad += 1
-            self._read = written, found, bad
-        return dict(self._read[1]), self._read[2]
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]

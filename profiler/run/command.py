@@ -223,10 +223,9 @@ def _open_run(start: Start) -> Iterator[RunFolder]:
 def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     """Keep what the run's environment says of its earlier rows. Raises ConfigError where it cannot go on here."""
     environment, before = start.environment, run.read_environment()
-    for note in run.damages():
-        start.say(f"Note: {note}", "yellow")
     check_machine(folder, before, environment)
-    measured = {case.model for case in start.plan if (row := run.results().get(case.id)) and row.status == "ok"}
+    journal = run.results()
+    measured = {case.model for case in start.plan if case.id in journal and journal[case.id].status == "ok"}
     compared = [case for case in start.cases if case.unsupported is None and case.model in measured]
     sources = {case.subject: case.source for case in compared}
     with open_display(start.console) as display:

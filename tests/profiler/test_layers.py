@@ -158,7 +158,7 @@ def test_the_devices_time_has_its_own_line_and_settings_stand_apart(tmp_path: Pa
 
 
 def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="no run's folder"):
         read(tmp_path / "nothing")
     folder = RunFolder.create(tmp_path / "results")
     refused = result(case("eager"), [])

@@ -25,7 +25,6 @@ from profiler.results.run_folder import RunFolder
 
 STUDY = "convnet-benchmarks"
 SUITE = Path(__file__).resolve().parents[2] / "docs" / "results" / "suites" / "2-core-xeon" / STUDY
-SECRET = "this must be in no report"
 READERS: dict[str, dict[str, Any]] = {
     "report": {},
     "compare": {},
@@ -38,8 +37,7 @@ READERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of a suite, and beside it a file that is none of its business."""
-    (tmp_path / "secret.txt").write_text(SECRET)
+    """A run of a suite."""
     folder = Path(shutil.copytree(SUITE, tmp_path / "run"))
     (folder / "bench.yaml").write_text("models: [alexnet]\nengines: [eager]\n")
     return folder
@@ -54,17 +52,11 @@ def execute(reader: str, run: Path) -> None:
     getattr(import_module(module), function)(kind(**runs, **given), Console(file=io.StringIO()))
 
 
-def link_out(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.parents[1] / "secret.txt")
-
-
 SPOILS: dict[str, Callable[[Path], object]] = {
     "no results yet|lacks results.parquet": Path.unlink,
     r"results\.parquet: cannot be read": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "latency_ms": lambda path: pl.read_parquet(path).with_columns(latency_ms=pl.lit("fast")).write_parquet(path),
     r"results\.parquet: .*column run_id": lambda path: pl.DataFrame({"a": [1]}).write_parquet(path),
-    r"results\.parquet: .*leads out of the run's folder": link_out,
 }
 
 
@@ -76,13 +68,6 @@ def test_a_table_that_cannot_be_used_is_one_sentence(run: Path, reader: str, sai
     with pytest.raises(ConfigError, match=said) as caught:
         execute(reader, run)
     assert "\n" not in str(caught.value)
-
-
-def test_a_job_that_is_a_link_out_of_the_folder_is_in_no_report(run: Path) -> None:
-    execute("report", run)
-    link_out(run / "bench.yaml")
-    execute("report", run)
-    assert SECRET not in (run / "report.html").read_text()
 
 
 def test_a_case_that_is_in_a_file_twice_counts_once(run: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_run_that_would_mislead_is_refused(make: Make, tmp_path: Path, facts: 
     ("runs", "study", "message"),
     [
         (["nowhere"], "cnn-benchmark", "did you mean 'cnn-benchmarks'"),
-        (["nowhere"], None, "there is no such folder"),
+        (["nowhere"], None, "no run's folder"),
         ([str(RESULTS / "h200-vit")], None, "say next to which figures by --study"),
         ([str(RESULTS / "h200-vit")], "cnn-benchmarks", "no row of these runs fits a table of cnn-benchmarks"),
     ],

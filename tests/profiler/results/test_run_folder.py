@@ -30,7 +30,6 @@ from profiler.results.run_folder import RunFolder, append_line, write_tables, wr
 from profiler.run.command import open_job, read_job
 
 ROOT = Path(__file__).resolve().parents[3]
-SEALED = ', "crc32":'
 
 
 def case(model: str) -> Case:
@@ -57,15 +56,11 @@ def test_a_folder_is_named_by_time_host_and_four_digits(run: RunFolder, tmp_path
         RunFolder.resume(tmp_path)
 
 
-def test_the_last_line_of_a_case_counts_and_a_journal_is_parsed_once(run: RunFolder) -> None:
+def test_the_last_line_of_a_case_counts(run: RunFolder) -> None:
     run.append(Result(case("a").id, "failed", ["no luck"]))
     run.append(second := Result(case("b").id, "oom", ["no memory"], samples={"host": [3.0]}))
     run.append(again := measured("a", 2.0))
     assert run.results() == {again.case_id: again, second.case_id: second}
-    assert run.results()[again.case_id] is run.results()[again.case_id]
-    before = run.results()
-    RunFolder(run.path).append(measured("c", 1.0))
-    assert run.results().keys() - before == {case("c").id}
 
 
 def test_a_line_keeps_where_it_was_measured(run: RunFolder) -> None:
@@ -96,22 +91,6 @@ def test_a_line_cut_off_by_a_crash_costs_nothing_else(run: RunFolder, cut: int) 
 
 
 LINE = measured("a", 1.0).to_json()
-DAMAGES = {
-    "byte": lambda text: text.replace(b'"a/', b'"\xff/'),
-    "digit": lambda text: text.replace(b"1.0", b"1.1"),
-    "quote": lambda text: text.replace(b'"a/', b'a"/'),
-    "no checksum": lambda text: text.partition(SEALED.encode())[0] + b"}\n",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_costs_its_own_line_alone_and_is_told(run: RunFolder, damage: str) -> None:
-    run.append(measured("a", 1.0))
-    run.journal.write_bytes(DAMAGES[damage](run.journal.read_bytes()))
-    run.append(second := measured("b", 2.0))
-    assert run.results() == {second.case_id: second}
-    assert run.unreadable_lines() == 1
-    assert any("1 line cannot be read" in note for note in run.damages())
 
 
 @pytest.mark.parametrize(
@@ -135,13 +114,11 @@ def test_a_line_that_is_no_result_is_left_out(run: RunFolder, line: str) -> None
         file.write(f"null\n\n{'[' * 5000}\n")
     run.append(second := measured("b", 2.0))
     assert run.results() == {second.case_id: second}
-    assert run.unreadable_lines() == 3
 
 
-def test_what_no_reader_takes_is_a_failed_row_or_escaped(run: RunFolder) -> None:
-    for bad in ({"samples": {"host": [float("nan")]}}, {"figures": {"load_s": "long"}}):
-        kept = run.append(Result(case("a").id, "ok", clock="host", **bad))  # type: ignore[arg-type]
-        assert kept.status == "failed" and "cannot be kept" in (kept.reason or "")
+def test_what_no_reader_takes_is_an_error_or_escaped(run: RunFolder) -> None:
+    with pytest.raises(ValueError, match="a sample is no time"):
+        run.append(Result(case("a").id, "ok", clock="host", samples={"host": [float("nan")]}))
     kept = run.append(Result(case("a").id, "failed", ["half \ud800, red \x1b[31m, two\nlines\u2028\x85"]))
     assert kept.reason == "half \\ud800, red \\x1b[31m, two\nlines\u2028\\x85"
     results, _ = run.write_parquet("t", [case("a")], {})
@@ -216,7 +193,7 @@ def test_while_another_process_measures_nobody_else_writes(begun: RunFolder, pro
                 read_runs([begun.path])
             refused = profiler("--resume", str(begun.path), cwd=tmp_path)
             assert refused.returncode == 2
-            assert f"process {other.pid}, since 20" in refused.stderr and "wait until that ends" in refused.stderr
+            assert "another process measures into it; wait until that ends" in refused.stderr
         finally:
             other.kill()
     with writing(begun.path):

@@ -174,7 +174,7 @@ def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environm
 ) -> None:
     run = place / "run"
     # The run was begun on another host of the same kind, as its rows say.
-    lines, _ = read_lines(run / "journal.jsonl")
+    lines = read_lines(run / "journal.jsonl")
     (run / "journal.jsonl").unlink()
     for line in map(json.loads, lines):
         line["environment"]["host"] = "elsewhere"

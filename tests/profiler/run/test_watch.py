@@ -305,7 +305,7 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
     assert "\nmeasuring 2 cases again\n" in done.stdout
     (run,) = (place / "results").iterdir()
     takes: dict[str, list[Result]] = {}
-    for line in read_lines(run / "journal.jsonl")[0]:
+    for line in read_lines(run / "journal.jsonl"):
         result = Result.from_json(line)
         takes.setdefault(result.case_id, []).append(result)
     # On a machine that others keep busy, too, the second take may be no less disturbed, and then it does not count.
