@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -24,10 +24,6 @@ from typer.core import TyperGroup
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError
 from profiler.options import COMMANDS, Build, Doctor, Run
-from profiler.tables.standard_streams import check_written, given_width
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which a run still writes its tables."""
@@ -66,11 +62,11 @@ def _command(options: type, function: str) -> Callable[..., None]:
             print("Loading libraries, which takes some seconds", file=sys.stderr)
         module, _, name = function.partition(":")
         execute = getattr(import_module(module), name)
+        from profiler.tables.writers import console
+
         try:
             with _interruptible():
-                code = execute(options(**given), _console())
-                if options is not Run:  # A run's results are in its folder.
-                    check_written()
+                code = execute(options(**given), console())
         except KeyboardInterrupt:  # A run that has a folder by then says more itself.
             print("Interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -128,12 +124,6 @@ def main() -> NoReturn:
         for number in (*SIGNALS, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
     sys.exit(0)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(width=given_width())
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from profiler.run.command import measure_cases, quick_budget, resolved
 from profiler.run.model_job import named_entry
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import Display
-from profiler.tables.standard_streams import given_width
+from profiler.tables.writers import console
 
 
 def measure(
@@ -182,4 +182,4 @@ def _listed(values: Any) -> Any:
 
 def _console(progress: bool) -> Console:
     # A notebook shows text as one output, and rich's own as many.
-    return Console(width=given_width(), force_jupyter=False) if progress else Console(quiet=True, force_terminal=False)
+    return console(force_jupyter=False) if progress else Console(quiet=True, force_terminal=False)

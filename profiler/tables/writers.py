@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -32,6 +33,14 @@ _MARKUP = re.compile(
     r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
 )
 """Match what Markdown would take for markup: underscores at a word's edge, starts of lists, HTML."""
+
+
+def console(**options: Any) -> Console:
+    """Make a console as wide as COLUMNS or the terminal, or 120 where nobody looks, since 80 would cut the tables."""
+    made = Console(**options)
+    if not made.file.isatty() and not os.environ.get("COLUMNS"):
+        made.width = 120
+    return made
 
 
 def print_section(console: Console, section: Section) -> None:
