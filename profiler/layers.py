@@ -17,11 +17,12 @@ from profiler.results.layers import Profiled, profiled, together
 from profiler.results.reading import check_only, chosen, read_runs
 from profiler.tables import numbers
 from profiler.tables.numbers import each
-from profiler.tables.table import Table, excerpt, figure
+from profiler.tables.table import Table, figure, words
 from profiler.tables.writers import print_table
 
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
 """Columns that variants must share to be shown side by side."""
+_EXCERPT = each(lambda text: text if len(text) <= 48 else f"{text[:47]}…")
 _METHOD = (
     "Milliseconds. Layers are timed in some calls of their own, with a profiler on: on CUDA by the device, without the "
     "gaps between kernels, on the CPU by the host. A row holds the nodes that some runtime runs as one."
@@ -58,8 +59,8 @@ def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
         **{f"ms_{variant}": [layer.ms.get(variant) for layer in shown] for variant in variants},
     }
     columns = [
-        excerpt("PyTorch modules", "modules"),
-        excerpt("ONNX nodes, fused where they share a row", "nodes"),
+        words("PyTorch modules", "modules", _EXCERPT),
+        words("ONNX nodes, fused where they share a row", "nodes", _EXCERPT),
         *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
     ]
     what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]

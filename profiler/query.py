@@ -6,19 +6,21 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from exporters.whole_file import write_whole
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import cells
 from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
-from profiler.tables.writers import TEXTS, deliver, parquet, print_table
+from profiler.tables.writers import csv, markdown, parquet, print_table
 
 FORMATS = ("text", "md", "csv", "json", "parquet")
 _READS = ("select", "with", "show", "explain", "describe", "values", "from")
@@ -42,8 +44,15 @@ def execute(options: Options, console: Console) -> int:
         print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
     if options.format == "text" and options.output is None:
         _print(console, found, options.rows)
+    elif options.output is None:
+        sys.stdout.write(_text(found, options.format))
     else:
-        deliver(_document(found, options.format), options.output, console, f", {counted(found.height, 'row')}")
+        write = parquet if options.format == "parquet" else partial(_text, format_=options.format)
+        try:
+            write_whole(options.output, write(found))
+        except OSError as error:
+            raise ConfigError(f"--output {options.output}: {error.strerror}; give another file") from None
+        console.print(Text(f"Written: {options.output}, {counted(found.height, 'row')}"), soft_wrap=True)
     return 0
 
 
@@ -95,9 +104,7 @@ def _print(console: Console, found: pl.DataFrame, most: int) -> None:
     console.print(Text(text, style="dim"))
 
 
-def _document(found: pl.DataFrame, format_: str) -> str | bytes:
-    if format_ == "parquet":
-        return parquet(found)
+def _text(found: pl.DataFrame, format_: str) -> str:
     if format_ == "json":
         return found.write_json() + "\n"
-    return TEXTS["md" if format_ == "text" else format_](of_frame("", "", found))
+    return csv(found) if format_ == "csv" else markdown(of_frame("", "", found))

@@ -30,7 +30,6 @@ from profiler.results.layers import layer_rows
 from profiler.results.result import Result, printable
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
-from profiler.tables.table import of_frame
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -211,7 +210,7 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
     if tries is not None and not tries.is_empty():
         tables["largest-batch"] = largest(tries)
     for name, frame in tables.items():
-        write_whole(folder / f"{name}.csv", csv(of_frame(name, name, frame)))
+        write_whole(folder / f"{name}.csv", csv(frame))
 
 
 def _parsed(line: str) -> Result:

@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 class Field:
     """One column for a reader: its heading and unit, the frame's columns that it is made from, and how.
 
-    A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), cuts an
-    excerpt, leaves figures and names whole, and does without the `expendable` field of the highest number first, never
-    without one of 0. `contested` lets the lowest figure stand out. `link` is a column with the addresses, parted by
-    blanks, that a cell leads to.
+    A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), leaves
+    figures and names whole, and does without the most `expendable` field first, never without one of 0. `contested`
+    lets the lowest figure stand out. `link` is a column with the addresses, parted by blanks, that a cell leads to.
     """
 
     heading: str
     unit: str = ""
     columns: tuple[str, ...]
     format: Format
-    kind: Literal["figure", "name", "words", "prose", "excerpt"]
+    kind: Literal["figure", "name", "words", "prose"]
     expendable: int = 0
     style: str = ""
     """On a terminal, such as "dim"."""
@@ -54,7 +53,6 @@ def words(heading: str, column: str, format: Format = numbers.words, **more: Any
 
 
 name = partial(words, kind="name")
-excerpt = partial(words, kind="excerpt")
 prose = partial(words, kind="prose")
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -18,15 +16,13 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from exporters.whole_file import write_whole
-from profiler.errors import ConfigError
-from profiler.tables.table import Field, Section, Table, name
+from profiler.tables.table import Field, Section, Table
 
 if TYPE_CHECKING:
     import polars as pl
 
-_FOLDED = {"words": 14, "prose": 24, "excerpt": 10}
-"""Characters that a column keeps on a narrow terminal, by the field's kind. Figures and names stay whole."""
+_FOLDED = 16
+"""Characters that a column of words keeps on a narrow terminal. Figures and names stay whole."""
 MARK = "▸"
 """Before rows that are marked."""
 _MARKUP = re.compile(
@@ -53,35 +49,26 @@ def print_section(console: Console, section: Section) -> None:
         print_table(console, table)
 
 
-def print_table(console: Console, table: Table, width: int | None = None) -> list[Field]:
-    """Print the table so that it fits the terminal, or `width`, and no figure is cut; return the fields left out.
+def print_table(console: Console, table: Table) -> None:
+    """Print the table so that it fits the terminal and no figure is cut.
 
-    Where it is too wide its columns move together and fold, then the expendable ones are left out, which a line below
-    says, then it is split: every part begins with the first column.
+    Where it is too wide its columns fold, then the expendable ones are left out, which a line below says, then it is
+    split: every part begins with the first column.
     """
-    columns = [_Column(field, cells, table.stand_out(field)) for field, cells in table.columns()]
+    columns, lost = [_Column(table, field, cells) for field, cells in table.columns()], []
     if not columns:
-        return []
-    marked = table.flags(table.marked)
-    if any(marked):
-        columns.insert(0, _Column(name("", ""), [MARK if own else "" for own in marked], marked))
+        return
     if table.title:
         console.print(Text(table.title, style="bold"))
-    width, shown = width or console.width, set[_Column]()
-    for part in _parts(columns, 1 + any(marked), width):
-        grid = _grid(part, width)
-        for row, cells in enumerate(zip(*(column.texts for column in part), strict=True)):
-            if table.totals and row == table.rows - table.totals:
-                grid.add_section()
-            grid.add_row(*cells)
+    for column in sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable):
+        if _least(columns) > console.width:
+            columns.remove(column)
+            lost.append(" ".join(column.heading.split()))
+    for part in _parts(columns, console.width):
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
-        console.print(grid, soft_wrap=True)
-        shown |= set(part)
-    lost = [column.field for column in columns if column not in shown]
+        console.print(_grid(table, part, console.width), soft_wrap=True)
     if lost:
-        names = ", ".join(f"{field.heading} {field.unit}".rstrip() for field in lost)
-        console.print(Text(f"Left out for the width: {names}.", style="dim"))
-    return lost
+        console.print(Text(f"Left out for the width: {', '.join(lost)}.", style="dim"))
 
 
 def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int = 2) -> None:
@@ -97,29 +84,19 @@ def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int =
 class _Column:
     """A field's cells, and the widths in which they can be printed."""
 
-    def __init__(self, field: Field, cells: Sequence[str], bold: Sequence[bool]) -> None:
-        self.field = field
+    def __init__(self, table: Table, field: Field, cells: Sequence[str]) -> None:
+        self.field, self.is_folded = field, field.kind in ("words", "prose")
         # Not str, for a name may look like rich's markup.
-        self.texts = [Text(cell, style="bold" if out else "") for cell, out in zip(cells, bold, strict=True)]
+        stand_out = table.stand_out(field)
+        self.texts = [Text(cell, style="bold" if out else "") for cell, out in zip(cells, stand_out, strict=True)]
+        if field is table.fields[0]:
+            marks = zip(self.texts, table.flags(table.marked), strict=True)
+            self.texts = [Text(f"{MARK} ", style="bold") + text if own else text for text, own in marks]
         # Figures are narrow, so their headings break at the first blank.
         heading = f"{field.heading} {field.unit}".rstrip()
         self.heading = heading.replace(" ", "\n", 1) if field.kind == "figure" else heading
-        self.widest = max(map(cell_len, [*self.heading.split("\n"), *cells]))
-        self.least = min(self.widest, _FOLDED.get(field.kind, self.widest))
-
-
-def _parts(columns: list[_Column], repeated: int, width: int) -> Iterator[list[_Column]]:
-    """Give the columns of each part of the table; the first ones are in every part."""
-    for dropped in sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable):
-        if _least(columns) > width:
-            columns = [column for column in columns if column is not dropped]
-    part = columns[:repeated]
-    for column in columns[repeated:]:
-        if len(part) > repeated and _least([*part, column]) > width:
-            yield part
-            part = columns[:repeated]
-        part = [*part, column]
-    yield part
+        self.widest = max(map(cell_len, [*self.heading.split("\n"), *(text.plain for text in self.texts)]))
+        self.least = min(self.widest, _FOLDED) if self.is_folded else self.widest
 
 
 def _least(columns: Sequence[_Column]) -> int:
@@ -127,28 +104,32 @@ def _least(columns: Sequence[_Column]) -> int:
     return sum(column.least + 2 for column in columns)
 
 
-def _grid(columns: Sequence[_Column], width: int) -> Grid:
-    """Make the empty table. What the columns leave that cannot be narrower is shared by the others."""
-    gap = 3 if sum(column.widest + 3 for column in columns) - 1 <= width else 2
-    widths = {column: column.widest for column in columns}
-    flexible = sorted((c for c in columns if c.least < c.widest), key=lambda c: c.widest)
-    room = width - gap * (len(columns) - 1) - 2 - sum(c.widest for c in columns if c not in flexible)
-    for place, column in enumerate(flexible):
-        # What a short column leaves, the longer ones may use.
-        widths[column] = max(column.least, min(column.widest, room // (len(flexible) - place)))
-        room -= widths[column]
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=gap == 2)
-    grid.width = sum(widths.values()) + gap * (len(columns) - 1) + 2
-    for column, wide in widths.items():
-        kind = column.field.kind
+def _parts(columns: Sequence[_Column], width: int) -> Iterator[list[_Column]]:
+    """Give the columns of each part of the table; the first one is in every part."""
+    first, *others = columns
+    part = [first]
+    for column in others:
+        if len(part) > 1 and _least([*part, column]) > width:
+            yield part
+            part = [first]
+        part.append(column)
+    yield part
+
+
+def _grid(table: Table, columns: Sequence[_Column], width: int) -> Grid:
+    is_tight = sum(column.widest + 3 for column in columns) - 1 > width
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=is_tight)
+    for column in columns:
         grid.add_column(
             Text(column.heading),
-            justify="right" if kind == "figure" else "left",
-            width=wide,
-            no_wrap=kind not in ("words", "prose"),
-            overflow="ellipsis" if kind == "excerpt" else "fold",
+            justify="right" if column.field.kind == "figure" else "left",
+            min_width=column.least,
+            no_wrap=not column.is_folded,
+            overflow="fold",
             style=column.field.style,
         )
+    for row, cells in enumerate(zip(*(column.texts for column in columns), strict=True), start=1):
+        grid.add_row(*cells, end_section=row == table.rows - table.totals)
     return grid
 
 
@@ -181,12 +162,10 @@ def markdown_section(section: Section) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def csv(table: Table) -> str:
-    """Write the table's data with all digits, its columns named as in the frame; lists with semicolons between."""
+def csv(frame: pl.DataFrame) -> str:
+    """Write a frame with all digits; lists with semicolons between."""
     import polars as pl  # Not at the top: a list of engines is printed without it.
 
-    names = dict.fromkeys(name for field in table.fields for name in field.columns)
-    frame = pl.DataFrame(table.frame).select(*names)
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
 
@@ -229,23 +208,3 @@ def _markup(table: Table, plain: Callable[[str], str], link: str, bold: str) -> 
     for row, own in zip(rows, table.flags(table.marked), strict=False):
         row[0] = f"{MARK} {row[0]}" if own else row[0]
     return rows
-
-
-TEXTS = {"md": markdown, "csv": csv, "html": html}
-"""The writers to text, by the ending of their files."""
-
-
-def deliver(document: str | bytes, output: Path | None, console: Console, about: str = "") -> None:
-    """Print a text as it is, or write the document and say where it is, and then what `about` adds.
-
-    Raises ConfigError where the file cannot be written. Bytes need a file.
-    """
-    if output is None:
-        assert isinstance(document, str)
-        sys.stdout.write(document)
-        return
-    try:
-        write_whole(output, document)
-    except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror}; give another file") from None
-    console.print(Text(f"Written: {output}{about}"), soft_wrap=True)

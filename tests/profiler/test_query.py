@@ -113,5 +113,4 @@ def test_what_cannot_be_used_is_a_config_error(request_: Options, said: str) -> 
 
 def test_the_last_argument_is_the_query(profiler: Profiler, tmp_path: Path) -> None:
     done = profiler("query", H200, CPU, "select count(*) as n from results", "--format", "csv", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "n\n145\n")
-    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["Note", "Note"], "no environment.json"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "n\n145\n", "")

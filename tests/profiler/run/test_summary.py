@@ -119,7 +119,7 @@ def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() 
     assert words(text, "eager-nocudnn ")[4:6] == ["400", "1,000"]
     assert words(text, "eager-nocudnn ")[-1] == "4.6e-6"
     narrow = printed(*rows, width=72)
-    assert "Left out for the width: " in narrow and "Gradient error." in narrow and "4.6e-6" not in narrow
+    assert "Left out for the width: " in narrow and "Gradient error" in narrow and "4.6e-6" not in narrow
     inference = printed(row("eager"), row("ort", ms=0.5))
     assert "Gradient" not in inference and "Forward" not in inference
 
