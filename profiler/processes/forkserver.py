@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -18,7 +17,6 @@ from filelock import FileLock, Timeout
 from profiler.errors import ConfigError
 from profiler.processes.process import LOG, PRELOADED, Call, adopt_orphans, run_all, start_forkserver
 
-_DIED = re.compile(r"""Fatal Python error: (.+)\n(?:.*\n)*?  File "(.+)", line (\d+)""")
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _PREFIX, _LOCK, _NEW_SECONDS = "profiler-scratch-", "lock", 60
 
@@ -41,8 +39,6 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
             (outcome,) = run_all([Call("profiler.worker.preload:probe", None, log, timeout=300)], 1)
             if outcome.status != "ok":
                 text = log.read_text(errors="replace")[-4000:] if log.exists() else ""
-                if died := _DIED.search(text):  # What a library did as it was imported.
-                    text = died.expand(r"\1 at \2:\3")
                 raise ConfigError(f"the libraries could not be loaded: {outcome.reason}\n{text}".strip())
             yield outcome.value
         finally:

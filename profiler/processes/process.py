@@ -12,19 +12,22 @@ import ctypes
 import faulthandler
 import importlib
 import multiprocessing
-import multiprocessing.connection
 import os
+import queue
+import re
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker, spawn, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import psutil
@@ -36,16 +39,10 @@ from profiler.machine import control_groups
 from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_OUT_OF_MEMORY = (
-    *(
-        "out of memory",
-        "can't allocate memory",
-        "annot allocate memory",
-        "not enough memory",
-        "Failed to allocate memory",
-    ),
-    *("CUDNN_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("Failed to allocate memory", "std::bad_alloc", "OutOfMemory", "RESOURCE_EXHAUSTED"),
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|(can't|cannot|failed to) allocate memory|not enough memory|_ALLOC(ATION)?_FAILED"
+    r"|std::bad_alloc|OutOfMemory|RESOURCE_EXHAUSTED",
+    re.IGNORECASE,
 )
 PRELOADED = "profiler.worker.preload"
 LOG = "PROFILER_FORKSERVER_LOG"
@@ -68,19 +65,6 @@ _RUNNING: set[int] = set()
 _FIRST_TO_GO = "1000"
 """A call's oom_score_adj, which its children inherit: man 5 proc_pid_oom_score_adj."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_WHILE: Mapping[str, str] = {
-    Phase.FORK: " while starting",
-    Phase.OPEN: "",  # All of a call that tells no phases.
-    Phase.CONTEXT: " while opening the device",
-    Phase.BUILD: " while building or compiling",
-    Phase.LOAD: " while loading the model",
-    Phase.WARM_UP: " while warming up",
-    Phase.MEASURE: " while measuring",
-    Phase.ENERGY: " while measuring energy",
-    Phase.CHECK: " while checking what it computed",
-    Phase.PROFILE: " while timing its layers",
-    Phase.END: " while closing the session",
-}
 
 
 @dataclass(frozen=True)
@@ -159,20 +143,22 @@ class Child:
         # A killed process clears nothing away; the run's folder, where the forkserver's log is, goes in the end.
         log = os.environ.get(LOG)
         self._folder = tempfile.mkdtemp(dir=Path(log).parent if log else None)
-        self._connection, theirs = _CONTEXT.Pipe(duplex=False)
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._folder))
         self._not_started = self._start()
         theirs.close()
-        self._started = time.monotonic() - self._phase_started
-        """The seconds that a forkserver which was not there yet took, too: no limit is on them."""
+        # No limit is on the time that a forkserver which was not there yet took.
+        self._timed = self._phase_started - time.monotonic()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=_receive, args=(ours, self._messages), daemon=True)
+        self._reader.start()
 
     def _start(self) -> Outcome | None:
         """Start the process; returns how that failed."""
         for tried in range(1, _STARTS + 1):
             try:
                 _ensure_forkserver()
-                with _without_main():
-                    self.process.start()
+                self._start_without_main()
             except (OSError, EOFError) as error:
                 reason = sentence(error)
                 time.sleep(tried * 0.1)  # A process that was killed closes its sockets before it counts as ended.
@@ -183,20 +169,28 @@ class Child:
                 return None
         return Outcome("crashed", f"no process could be started for it, tried {_STARTS} times: {reason}")
 
+    def _start_without_main(self) -> None:
+        """Keep the process from running the parent's main file first, which may be a user's script that measures."""
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            self.process.start()
+        finally:
+            sys.modules["__main__"] = main
+
     def poll(self, timeout: float = 0.0) -> Outcome | None:
         """Take what the child reported; wait up to `timeout` seconds for it. Returns the outcome once it has ended."""
         if self._not_started is not None:
             return self._finish(self._not_started)
-        # What it has forked may hold its pipe open.
-        sources: list[Any] = [self._connection, self.process.sentinel]
-        ready = multiprocessing.connection.wait(sources, max(0.0, min(timeout, self.remaining())))
-        has_ended = self.process.sentinel in ready
-        try:
-            while self._connection.poll():
-                if (outcome := self._take(self._connection.recv())) is not None:
+        if has_ended := not self.process.is_alive():
+            self._end_all()  # What it started may hold its pipe open, behind half a message.
+            self._reader.join(_EXIT_SECONDS)
+        wait = 0.0 if has_ended else max(0.0, min(timeout, self.remaining()))
+        with contextlib.suppress(queue.Empty):
+            while message := self._messages.get(timeout=wait):
+                if (outcome := self._take(message)) is not None:
                     self.process.join(_EXIT_SECONDS)  # It leaves by itself; what it started (compiler pools) does not.
                     return self._finish(outcome)
-        except Exception:  # The pipe is closed, or holds what cannot be read.
+                wait = 0.0
             has_ended = True
         if has_ended:
             return self._finish(self._post_mortem())
@@ -221,6 +215,10 @@ class Child:
 
     def kill(self) -> None:
         """End the process and every process that it started."""
+        self._end_all()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_all(self) -> None:
         if (pid := self.process.pid) in _RUNNING:
             _RUNNING.remove(pid)
             # The group may outlive its leader. A child that leads none yet has started nothing either.
@@ -231,33 +229,28 @@ class Child:
             end_below(self._forkserver, _RUNNING)
             if not any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children()):
                 end_below(os.getpid(), _of_this_session())
-        self._connection.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def remaining(self) -> float:
         """Return how many seconds its phase may still take, below 0 once that is over."""
-        spent = time.monotonic() - self._phase_started - (self._started if self.phase == Phase.FORK else 0.0)
-        if self.phase == Phase.BUILD:
-            return self.call.build_timeout - spent
-        if self.phase == Phase.END:
-            return _CLOSE_SECONDS - spent
-        apart = (Phase.BUILD, Phase.END)
-        before = sum(seconds for phase, seconds in self._seconds.items() if phase not in apart)
-        return self.call.timeout - spent - before + (self._started if Phase.FORK in self._seconds else 0.0)
+        spent = time.monotonic() - self._phase_started
+        apart: dict[str, float] = {Phase.BUILD: self.call.build_timeout, Phase.END: _CLOSE_SECONDS}
+        return apart[self.phase] - spent if self.phase in apart else self.call.timeout - self._timed - spent
 
     def _over_the_limit(self) -> str:
         if self.phase == Phase.END:
             return f"closing the session took more than {_CLOSE_SECONDS:g} s"
         key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
         limit, option = getattr(self.call, key), self.call.option or f"budget.{key}"
-        return f"ended after {limit:g} s{self._while()}; raise {option} if it needs longer"
+        return f"ended after {limit:g} s{self._where()}; raise {option} if it needs longer"
 
-    def _while(self) -> str:
-        return _WHILE.get(self.phase, f" in phase {self.phase}")
+    def _where(self) -> str:
+        return "" if self.phase == Phase.OPEN else f" in phase {self.phase}"  # All of a call that tells no phases.
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
-        self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._phase_started
+        spent = now - self._phase_started
+        self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + spent
+        self._timed += 0.0 if self.phase in (Phase.BUILD, Phase.END) else spent
         self.phase, self.progress, self._phase_started = phase, "", now
         self._entered.setdefault(phase, now)
 
@@ -275,14 +268,14 @@ class Child:
         self.process.join(_EXIT_SECONDS)
         code = self.process.exitcode
         if code is None:
-            return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
+            return Outcome("crashed", f"closed its pipe{self._where()} and still runs")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
-            return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
+            return Outcome("oom", f"killed by the kernel{self._where()}: out of memory")
         name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
         how = f"ended by {name}" if code < 0 else f"exited with code {code}"
         if code == 255:  # multiprocessing's word for what it cannot know.
             how += ", or ended with the forkserver"
-        return Outcome("crashed", f"{how}{self._while()}")
+        return Outcome("crashed", f"{how}{self._where()}")
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:
@@ -387,19 +380,15 @@ def flush_output() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep a process from running the parent's main file first, which may be a user's script that measures."""
-    prepare = spawn.get_preparation_data
+def _receive(connection: Connection, messages: queue.SimpleQueue[Message | None]) -> None:
+    """Take a child's messages until its pipe is closed or holds what cannot be read; None is the last.
 
-    def prepare_without(name: str) -> dict[str, Any]:
-        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
-
-    spawn.get_preparation_data = prepare_without
-    try:
-        yield
-    finally:
-        spawn.get_preparation_data = prepare
+    In a thread, since only half a message may come.
+    """
+    with contextlib.suppress(Exception), connection:
+        while True:
+            messages.put(connection.recv())
+    messages.put(None)
 
 
 def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
@@ -463,7 +452,7 @@ def _out_of_memory(error: BaseException) -> BaseException | None:
     What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
     """
     for each in chain(error, hidden=True):
-        if isinstance(each, MemoryError) or any(sign in message(each) for sign in _OUT_OF_MEMORY):
+        if isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(message(each)):
             return each
     return None
 

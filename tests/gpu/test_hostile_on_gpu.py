@@ -93,7 +93,7 @@ BAD = {
     "device_assert": ("failed", "device-side assert"),
     "memory": ("oom", "out of memory"),
     "memory_in_graph": ("oom", "out of memory"),
-    "endless_kernel": ("timeout", "ended after 20 s while warming up"),
+    "endless_kernel": ("timeout", "ended after 20 s in phase warm-up"),
     "lingers": ("ok", ""),
 }
 """By factory the status that its row must get, and what the reason must say."""

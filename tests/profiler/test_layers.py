@@ -176,7 +176,7 @@ def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
 
 def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
     measured = result(case("eager"), [])
-    reason = "ended after 300 s while timing its layers; raise budget.timeout if it needs longer"
+    reason = "ended after 300 s in phase profile; raise budget.timeout if it needs longer"
     kept = result_of(case("eager").id, Outcome("timeout", reason, salvage=Kept(measured, Stage.CHECKED)))
     assert (kept.status, kept.reason) == ("ok", None)
     assert kept.warnings == [Warning("no-layers", reason)]
@@ -233,7 +233,7 @@ def test_a_failed_profile_is_a_warning_of_a_row_that_is_ok(profiled: tuple[Path,
     assert warning.startswith("no-layers: RuntimeError: not under a profiler at ")
     assert warning.endswith('tiny_shy.py:30 (`raise RuntimeError("not under a profiler")`)')
     assert [w for w in dying["warnings"] if w.startswith("no-layers")] == [
-        "no-layers: ended by SIGSEGV while timing its layers"
+        "no-layers: ended by SIGSEGV in phase profile"
     ]
     assert all(row["latency_ms"] > 0 for row in (refusing, dying))
     assert "not under a profiler" in (run / "logs" / "refusing-eager-inference-fp32-b1-r0.log").read_text()

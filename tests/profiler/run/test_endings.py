@@ -67,8 +67,8 @@ def net():
     return Net(nn.Flatten(), nn.Linear(32, 3))
 """
 ENDS = {
-    "SIGABRT": "ended by SIGABRT while closing the session",
-    "SIGSEGV": "ended by SIGSEGV while closing the session",
+    "SIGABRT": "ended by SIGABRT in phase end",
+    "SIGSEGV": "ended by SIGSEGV in phase end",
     "hang": "closing the session took more than 30 s",
     "raise": "RuntimeError: cannot close",
 }
