@@ -15,7 +15,7 @@ import numpy as np
 
 from exporters.build_model import build
 from exporters.inputs import arguments
-from profiler.worker.parity import read_outputs
+from profiler.worker.parity import Outputs
 
 _QUEUED, _LEAD_IN = 20, 2
 """Calls that are enqueued before the script waits for the device, and how many of them are not counted."""
@@ -60,9 +60,9 @@ def arrays(result: Any) -> list[np.ndarray]:
 def numpy_error(outputs: list[np.ndarray], reference: Path) -> float:
     """Return the median over items of the largest ‖output − reference‖ / ‖reference‖.
 
-    `reference` was saved by `profiler.worker.parity.write_outputs`, in the outputs' order.
+    `reference` was saved by `profiler.worker.parity.Outputs`, in the outputs' order.
     """
-    truths = [saved.astype(np.float64) for saved in read_outputs(reference).values()]
+    truths = [saved[0].astype(np.float64) for saved in Outputs.read(reference).arrays.values()]
     errors = []
     for output, truth in zip(outputs, truths, strict=True):
         items = min(len(output), len(truth))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
+from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning
 from engines.catalog import ENGINES, reference_of
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from exporters.errors import sentence
@@ -35,8 +36,8 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
-from profiler.worker.parity import FP16_ENDS, WRONG, Difference, Pair, Reference
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, graph_of, has_checked_gradients, usual_items
+from profiler.worker.parity import FP16_ENDS, WRONG, Pair
+from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, usual_items
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
 _NAMED = 3
@@ -44,6 +45,7 @@ _NAMED = 3
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
+_NOT_FINITE = "loss or outputs are not finite"
 _FLOOR = 1e-6
 _TIMES = 3
 """A step may be this many times as far from fp64 as the same step at its precision on the CPU."""
@@ -51,19 +53,17 @@ _NOTABLE = 0.01
 """Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """Time for comparing further items: a case took `spent` seconds, must end in `left`, and a call takes `call`."""
+class Allowance(NamedTuple):
+    """Seconds for comparing further items: a case took `spent`, must end in `left`, and a call takes `call`."""
 
     spent: float = 0.0
     left: float = 0.0
     call: float = 0.0
 
-    def allows(self, items: int, seconds: float, runs: int) -> bool:
-        """Tell whether one more run may follow `runs` that took `seconds` together, after which `items` are compared:
-        any until there are 8, then as many as fit into a tenth of the case's time."""
+    def allows(self, items: int, seconds: float) -> bool:
+        """Allow one more run after so many seconds: any until `items` are 8, then a tenth of the case's time."""
         most = self.left if items < REFERENCE_ITEMS else min(self.left, _SHARE * self.spent)
-        return seconds + (seconds / runs if runs else self.call) < most
+        return seconds + self.call < most
 
 
 NOTHING = Allowance()
@@ -82,7 +82,7 @@ def verify(
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
-        result.fail("the outputs are not finite")
+        result.fail(_NOT_FINITE)
     result.proof = proof = session.proof()
     result.warnings += [*remarks(case, proof), *_exported(task)]
     if (graph := model.onnx.get(graph_of(case))) and graph.kept:
@@ -98,63 +98,42 @@ def _check_outputs(
 ) -> None:
     """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
     case, model = task.case, task.prepared
-    names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     assert model.reference is not None
-    runs, reference, seeding = [list(outputs)], parity.read_reference(model.reference), HOW_SEEDED
-    pairs, differences, apart = _compared(case, model, reference, runs, names)
-    finding = parity.judge(case.precision, differences, seeding)
-    grows = any(parity.can_grow(pair, outputs, reference, case.batch_size) for pair in pairs)
-    if grows and not apart and not isinstance(finding, str) and isinstance(session, Feedable):
-        runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
-        for run in _further_runs(task, session, reference.items, allowance, result):
-            if [array.shape for array in run] != [array.shape for array in outputs]:  # They depend on values.
-                break
-            runs.append(run)
-        pairs, differences, apart = _compared(case, model, reference, runs, names)
-        finding = parity.judge(case.precision, differences, seeding)
-    result.take(finding)
+    reference, start = parity.Outputs.read(model.reference), time.perf_counter()
+    names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
+    runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
+    pairs, apart = _pairs(task, names, runs, reference)
+    finding = parity.judge(case.precision, list(map(parity.compare, pairs)))
+
+    def goes_on(items: int) -> bool:
+        return items < reference.items and allowance.allows(items, time.perf_counter() - start)
+
+    if not apart and not isinstance(finding, str) and isinstance(session, Feedable):
+        try:
+            runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on)
+        except Exception as error:
+            traceback.print_exc()
+            result.warnings.append(Warning("no-parity", f"further items were not compared: {sentence(error)}"))
+        pairs, apart = _pairs(task, names, runs, reference)
+    differences = list(map(parity.compare, pairs))
+    result.take(parity.judge(case.precision, differences))
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
     if differences:
-        name, usual = reference_of(case.source.kind)[1].names["cpu"], usual_items(model.specs)
+        usual = usual_items(model.specs)
         few = f", {reference.items} of {usual} items" if reference.items < usual else ""
-        result.reference = name + few
-        distinct = distinct_items(model.specs)
-        result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct)
+        result.reference = reference_of(case.source.kind)[1].names["cpu"] + few
+        result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct_items(model.specs))
 
 
-def _further_runs(
-    task: Task, session: Feedable, items: int, allowance: Allowance, result: Result
-) -> Iterator[list[Array]]:
-    """Run the session, which was measured, on further batches of the reference's items."""
-    batch, start, runs = task.case.batch_size, time.perf_counter(), 0
-    while (first := (runs + 1) * batch) < items and allowance.allows(first, time.perf_counter() - start, runs):
-        try:
-            session.feed(seeded_inputs(task.prepared.specs, batch, first=first))
-            session.run(ignore)
-            outputs = [array.copy() for array in session.outputs()]
-        except Exception as error:
-            traceback.print_exc()
-            result.warnings.append(Warning("no-parity", f"items beyond {first} were not compared: {sentence(error)}"))
-            return
-        yield outputs
-        runs += 1
-
-
-def _compared(
-    case: Case,
-    model: Prepared,
-    reference: Reference,
-    runs: Sequence[Sequence[Array]],
-    names: Sequence[str],
-) -> tuple[list[Pair], list[Difference], list[str]]:
-    """Pair the outputs of all runs with a model's reference, without padding, and measure how far apart they are."""
-
-    pairs, apart = parity.align(runs[0], names, reference.first, case.source.outputs, case.batch_size, reference.batch)
-    pairs = parity.grown(pairs, runs, reference, case.batch_size)
-    bare = partial(parity.without_padding, specs=model.specs)
-    pairs = [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs]
-    return pairs, parity.compare(pairs), apart
+def _pairs(
+    task: Task, names: Sequence[str], runs: Sequence[Sequence[Array]], reference: parity.Outputs
+) -> tuple[list[Pair], list[str]]:
+    """Pair the outputs of all runs with the reference's, without padding; the second list says what cannot be."""
+    ours = parity.Outputs.of_runs(names, runs, task.case.batch_size)
+    pairs, apart = parity.align(ours, reference, task.case.source.outputs)
+    bare = partial(parity.without_padding, specs=task.prepared.specs)
+    return [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs], apart
 
 
 def _some(reasons: Sequence[str]) -> str:
@@ -167,22 +146,17 @@ def _some(reasons: Sequence[str]) -> str:
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
-    case, seeding = task.case, HOW_SEEDED
-    head, items = case.training.head, reference_items(case.batch_size)
-    not_finite = f"the {'outputs are' if head == 'logits' else 'loss is'} not finite"
-    is_finite = all(np.isfinite(output).all() for output in outputs)
-    reference = task.prepared.gradients.get((head, items), "none was made")
+    case, is_finite = task.case, all(np.isfinite(output).all() for output in outputs)
+    reference = task.prepared.gradients.get((case.training.head, reference_items(case.batch_size)), "none was made")
     if not has_checked_gradients(case):
-        reference = "dropout is on, so they differ in every iteration"
-    elif isinstance(reference, str):
-        reference = f"there is no reference: {reference}"
+        reference = "dropout is on, so gradients differ in every iteration"
     if isinstance(reference, str):
-        result.take(Warning("unchecked-gradients", reference) if is_finite else not_finite)
+        result.take(Warning("unchecked-gradients", f"no reference: {reference}") if is_finite else _NOT_FINITE)
         return
     truth = Gradients.read(reference.path)
     if not is_finite and np.isfinite(truth.result).all():
-        result.fail(not_finite)
-    elif doubt := judge_reference(truth, seeding):
+        result.fail(_NOT_FINITE)
+    elif doubt := judge_reference(truth):
         result.take(doubt)
     else:
         _check_gradients(task, session, reference, truth, result)
@@ -194,15 +168,14 @@ def _check_gradients(
     """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
     case, items = task.case, reference_items(task.case.batch_size)
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
-    inputs = seeded_inputs(task.prepared.specs, case.batch_size, items)
-    target = None
-    if truth.target is not None:
-        target = tiled(truth.target, case.batch_size, is_gradient=case.training.head == "logits")
-    output, gradients = session.gradients(inputs, target)
+    target = truth.target
+    if target is not None:
+        target = tiled(target, case.batch_size, is_gradient=case.training.head == "logits")
+    output, gradients = session.gradients(seeded_inputs(task.prepared.specs, case.batch_size, items), target)
     output = output[:items] if output.ndim else output
     result.reference = "step-fp64-cpu"
     if unlike(output, truth.result):
-        result.take(parity.judge(case.precision, parity.compare([Pair(output, truth.result)]), HOW_SEEDED))
+        result.take(parity.judge(case.precision, [parity.compare(Pair(output, truth.result))]))
         return
     found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
@@ -210,16 +183,13 @@ def _check_gradients(
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
-def judge_reference(truth: Gradients, seeding: str) -> Finding:
+def judge_reference(truth: Gradients) -> Finding:
     """Tell what makes a reference worthless: a loss or gradients that are not finite, or all gradients zero."""
-    if truth.result.ndim == 0 and not np.isfinite(truth.result):
-        return f"the loss is not finite, and the reference's in fp64 is not either: {seeding}"
-    bad = [name for name, norm in truth.norms.items() if not np.isfinite(norm)]
-    if bad:
-        tensors = f"{numbers.counted(len(bad), 'tensor')}, {bad[0]} among them"
-        return f"nothing can be compared: the reference's own gradients in fp64 are not finite in {tensors}: {seeding}"
+    norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
+    if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
+        return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}: {HOW_SEEDED}"
     if not any(truth.norms.values()):
-        return Warning("unchecked-gradients", f"the reference's gradients are zero: {seeding}")
+        return Warning("unchecked-gradients", f"the reference's gradients are zero: {HOW_SEEDED}")
     return None
 
 
@@ -240,17 +210,16 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     ]
     if wrong:
         worst = max(wrong, key=lambda name: found.tensors[name])
+        error, usual_error = (numbers.error(each.tensors[worst]) for each in (found, own))
         return (
-            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that matter, "
-            f"{sum(name in found.zeros for name in wrong)} of them zeros; the worst is {worst}: relative L2 error "
-            f"{numbers.error(found.tensors[worst])} to fp64, the reference itself has "
-            f"{numbers.error(own.tensors[worst])} at {precision}"
+            f"wrong gradients in {len(wrong)} of {len(notable)} large tensors; worst is {worst}: "
+            f"relative L2 error {error} to fp64, usual at {precision} is {usual_error}"
         )
     usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
     if found.gradient <= usual:
         return None
-    error = f"relative L2 error {numbers.error(found.gradient)} to fp64"
-    return Warning("inaccurate-gradients", f"{error}, usual at {precision} is below {numbers.error(usual)} here")
+    error, limit = numbers.error(found.gradient), numbers.error(usual)
+    return Warning("inaccurate-gradients", f"relative L2 error {error} to fp64, usual at {precision} is below {limit}")
 
 
 def _or_zero(error: float) -> float:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
-from engines.base import Array, Warning
+from engines.base import Array, Feedable, Warning, ignore
 from engines.options import PRECISION_TABLE
 from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
-from exporters.inputs import TensorSpec, padding
+from exporters.inputs import HOW_SEEDED, TensorSpec, padding, seeded_inputs
 from profiler.results.result import Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
 
-_FURTHER, _SIZES = "+", "sizes"
-"""What the keys of further items begin with, and the key of the numbers of items."""
 _USUAL = {name: precision.usual_error for name, precision in PRECISION_TABLE.items()}
 """int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
 weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
@@ -27,49 +24,57 @@ weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03,
 blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
+_L2 = "relative L2 error"
 FP16_ENDS = "; fp16 ends at 65,504, bf16 does not"
 
 
 @dataclass(frozen=True)
-class Reference:
-    """Outputs to compare with: `first` of a run of `batch` items, and `rows` of all `items` where these come first."""
+class Outputs:
+    """Outputs by name of runs of `batch` items each; an array's first axis is the run."""
 
-    first: Mapping[str, Array]
-    rows: Mapping[str, Array]
+    arrays: Mapping[str, Array]
     batch: int
-    items: int
+
+    @classmethod
+    def of_runs(cls, names: Sequence[str], runs: Sequence[Sequence[Array]], batch: int) -> Outputs:
+        return cls(dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True)), batch)
+
+    @property
+    def items(self) -> int:
+        return self.batch * len(next(iter(self.arrays.values())))
+
+    def rows(self, name: str) -> Array | None:
+        """Return the items of all runs one after another; None of an output whose first axis is not the items'."""
+        array = self.arrays[name]
+        return array.reshape(-1, *array.shape[2:]) if array.shape[1:2] == (self.batch,) else None
+
+    def save(self, path: Path) -> None:
+        members = {f"{number} {name}": array for number, (name, array) in enumerate(self.arrays.items())}
+        np.savez(path, batch=self.batch, **members)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, path: Path) -> Outputs:
+        with np.load(path) as file:
+            arrays = {key.partition(" ")[2]: file[key] for key in file.files if key != "batch"}
+            return cls(arrays, int(file["batch"]))
 
 
-def write_outputs(
-    path: Path,
-    names: Sequence[str],
-    arrays: Sequence[Array],
-    batch: int,
-    items: int,
-    further: Mapping[int, Array] = MappingProxyType({}),
-) -> None:
-    """Save outputs of `items` that ran `batch` at a time: all of the first run, and by number `further` items."""
-    keys = [f"{number} {name}" for number, name in enumerate(names)]
-    members = dict(zip(keys, arrays, strict=True)) | {_FURTHER + keys[place]: rows for place, rows in further.items()}
-    np.savez(path, **members, **{_SIZES: np.array([batch, items])})  # type: ignore[arg-type]
+def further_runs(
+    session: Feedable, specs: Sequence[TensorSpec], batch: int, first: Sequence[Array], goes_on: Callable[[int], bool]
+) -> Iterator[list[Array]]:
+    """Run the session on the items after those of its `first` outputs, while `goes_on` with so many items.
 
-
-def read_outputs(path: Path, further: bool = False) -> dict[str, Array]:
-    """Return the outputs of the first run, or the `further` items."""
-    with np.load(path) as file:
-        keys = [key for key in file.files if key != _SIZES and key.startswith(_FURTHER) == further]
-        return {key.partition(" ")[2]: file[key] for key in keys}
-
-
-def read_reference(path: Path) -> Reference:
-    """Return everything that `write_outputs` saved."""
-    first = read_outputs(path)
-    with np.load(path) as file:
-        batch, items = map(int, file[_SIZES])
-    rows = {name: array for name, array in first.items() if array.shape[:1] == (batch,)}
-    if items > batch:
-        rows = {name: np.concatenate([rows[name], array]) for name, array in read_outputs(path, further=True).items()}
-    return Reference(first, rows, batch, items)
+    Ends with a run whose shapes are others, since they depend on values, and at once where no output has items first.
+    """
+    shapes, items = [array.shape for array in first], batch
+    while any(shape[:1] == (batch,) for shape in shapes) and goes_on(items):
+        session.feed(seeded_inputs(specs, batch, first=items))
+        session.run(ignore)
+        outputs = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
+        if [array.shape for array in outputs] != shapes:
+            return
+        yield outputs
+        items += batch
 
 
 # Pairs of outputs.
@@ -77,24 +82,15 @@ def read_reference(path: Path) -> Reference:
 
 @dataclass(frozen=True)
 class Pair:
-    """An output, the session's number `place`, beside the reference's of the same shape; `by_item` if the first axis is
-    the items'."""
+    """An output beside the reference's of the same shape; `by_item` if the first axis is the items'."""
 
     ours: Array
     truth: Array
-    name: str = ""
-    place: int = 0
+    name: str = "0"
     by_item: bool = False
 
 
-def align(
-    outputs: Sequence[Array],
-    names: Sequence[str],
-    reference: Mapping[str, Array],
-    wanted: Sequence[str | int],
-    batch: int,
-    reference_batch: int,
-) -> tuple[list[Pair], list[str]]:
+def align(ours: Outputs, reference: Outputs, wanted: Sequence[str | int]) -> tuple[list[Pair], list[str]]:
     """Pair the `wanted` outputs, or all, with the reference's, over the items that both have.
 
     Outputs go by name, or by their order where there are as many as the reference has under other names. The second
@@ -102,25 +98,29 @@ def align(
 
     Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
     """
+    arrays, known, pairs, apart = ours.arrays, list(reference.arrays), list[Pair](), list[str]()
     # An exporter gives an output another name where an input has its own.
-    by_order = set(names) != set(reference) and len(outputs) == len(reference)
-    by_name = dict(zip(reference if by_order else names, outputs, strict=True))
-    if not set(by_name) & set(reference):
-        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
-    known, places, pairs, apart = list(reference), list(by_name), list[Pair](), list[str]()
+    if set(arrays) != set(known) and len(arrays) == len(known):
+        ours = replace(ours, arrays=dict(zip(known, arrays.values(), strict=True)))
+    if not set(ours.arrays) & set(known):
+        raise ValueError(f"{len(arrays)} outputs, the reference has {len(known)}")
     for name in (known[place] for place in chosen(wanted, known)):
-        truth, ours = reference[name], by_name.get(name)
-        if ours is None:
+        if name not in ours.arrays:
             apart.append(f"{name} is not among the outputs at this batch size")
             continue
-        by_item = ours.shape[:1] == (batch,) and truth.shape[:1] == (reference_batch,)
-        common = _common(ours, truth, batch, reference_batch)
-        if common is not None:
-            pairs.append(Pair(*common, name, places.index(name), by_item))
+        one, truth = ours.rows(name), reference.rows(name)
+        by_item = one is not None and truth is not None
+        if one is not None and truth is not None and one.shape[1:] == truth.shape[1:]:
+            items = min(len(one), len(truth))
+            pairs.append(Pair(one[:items], truth[:items], name, by_item=True))
+            continue
+        first, expected = ours.arrays[name][0], reference.arrays[name][0]
+        if common := _common(first, expected, ours.batch, reference.batch):
+            pairs.append(Pair(*common, name))
         elif by_item:
-            raise ValueError(f"output {name} has shape {ours.shape}, the reference {truth.shape}")
+            raise ValueError(f"output {name} has shape {first.shape}, the reference {expected.shape}")
         else:
-            apart.append(f"{name} has shape {ours.shape}, the reference's is {truth.shape}")
+            apart.append(f"{name} has shape {first.shape}, the reference's is {expected.shape}")
     return pairs, apart
 
 
@@ -133,24 +133,6 @@ def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tupl
         return None
     shared = tuple(slice(min(sizes)) for sizes in zip(ours.shape, truth.shape, strict=True))
     return ours[shared], truth[shared]
-
-
-def can_grow(pair: Pair, outputs: Sequence[Array], reference: Reference, batch: int) -> bool:
-    """Tell whether further runs can give the pair more items."""
-    rows = reference.rows.get(pair.name)
-    return rows is not None and outputs[pair.place].shape == (batch, *rows.shape[1:])
-
-
-def grown(pairs: Sequence[Pair], runs: Sequence[Sequence[Array]], reference: Reference, batch: int) -> list[Pair]:
-    """Give the outputs that have their items first those of all runs; only what has all of them stays `by_item`."""
-    items, found = min(len(runs) * batch, reference.items), []
-    for pair in pairs:
-        if can_grow(pair, runs[0], reference, batch):
-            ours = np.concatenate([run[pair.place] for run in runs])[:items]
-            pair = replace(pair, ours=ours, truth=reference.rows[pair.name][:items], by_item=True)
-        found.append(pair)
-    most = max((len(pair.ours) for pair in found if pair.by_item), default=0)
-    return [replace(pair, by_item=pair.by_item and len(pair.ours) == most) for pair in found]
 
 
 def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
@@ -171,21 +153,20 @@ def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one output is from the reference's; `wrong` says where one is not finite and the other is not alike.
+    """How far one output is from the reference's, in this `measure`: all of it, and each of its `items`.
 
-    `error` and those of `items` are relative L2 errors; the distance itself where the reference `is_zero`, and the
-    share of places that differ where values are `exact` (token ids, classes).
+    `wrong` says where one is not finite and the other is not alike.
     """
 
     error: float
+    measure: str = _L2
+    name: str = "0"
     largest: float | None = None
-    """The largest absolute error; exact values have none."""
-    wrong: str | None = None
-    doubts_reference: bool = False
-    exact: bool = False
-    is_zero: bool = False
-    name: str = ""
+    """The largest absolute error; exact values (token ids, classes) have none."""
     items: tuple[float, ...] = ()
+    wrong: str | None = None
+    is_zero: bool = False
+    """True if the reference is zeros."""
 
     @property
     def judged(self) -> float:
@@ -193,43 +174,35 @@ class Difference:
         return max(self.error, float(np.median(self.items))) if self.items else self.error
 
 
-def compare(pairs: Sequence[Pair]) -> list[Difference]:
-    """Measure the difference of each pair."""
-    if len(pairs) == 1 or not all(pair.name for pair in pairs):
-        return [_difference(f"output {number}", pair) for number, pair in enumerate(pairs)]
-    return [replace(_difference(f"output {pair.name}", pair), name=f"output {pair.name}") for pair in pairs]
-
-
-def _difference(name: str, pair: Pair) -> Difference:
+def compare(pair: Pair) -> Difference:
+    """Measure how far an output is from the reference's."""
     ours, truth = pair.ours, pair.truth
-    is_zero, rows = not truth.any(), list(zip(ours, truth, strict=True)) if pair.by_item else []
-    if is_exact(truth):
-        items = tuple(_share_apart(*row) for row in rows)
-        return Difference(_share_apart(ours, truth), exact=True, is_zero=is_zero, items=items)
-    wrong, doubts_reference = _not_alike(name, ours, truth)
-    if wrong is not None:
-        return Difference(float("nan"), float("nan"), wrong, doubts_reference)
-    here, there = finite(ours, truth)
-    largest, items = float(np.max(np.abs(here - there), initial=0.0)), tuple(relative_l2(*row) for row in rows)
-    return Difference(relative_l2(ours, truth), largest, is_zero=is_zero, items=items)
+    if wrong := _not_alike(pair):
+        return Difference(float("nan"), name=pair.name, largest=float("nan"), wrong=wrong)
+    is_zero, largest, distance, measure = not truth.any(), None, _share_apart, "share of wrong values"
+    if not is_exact(truth):
+        distance, measure = relative_l2, "L2 distance to zeros" if is_zero else _L2
+        here, there = finite(ours, truth)
+        largest = float(np.max(np.abs(here - there), initial=0.0))
+    items = tuple(map(distance, ours, truth)) if pair.by_item else ()
+    return Difference(distance(ours, truth), measure, pair.name, largest, items, is_zero=is_zero)
 
 
-def _share_apart(ours: Array, truth: Array) -> float:
-    return float(np.mean(ours != truth)) if truth.size else 0.0
+def _share_apart(ours: Array, reference: Array) -> float:
+    return float(np.mean(ours != reference)) if reference.size else 0.0
 
 
-def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
-    """Say what is wrong with places that are not finite, None if both sides are alike, and whether the reference is."""
-    usable = np.count_nonzero(np.isfinite(truth))
+def _not_alike(pair: Pair) -> str | None:
+    """Say what is wrong with places that are not finite, None if both sides are alike."""
+    truth, usable = pair.truth, np.count_nonzero(np.isfinite(pair.truth))
     if truth.size and (not usable or np.count_nonzero(np.isnan(truth)) > truth.size / 2):
-        share = numbers.percent(1 - usable / truth.size)
-        return f"nothing can be compared: the reference itself is not finite in {share} % of {name}", True
-    kinds = unlike(ours, truth)
-    if not kinds:
-        return None, False
-    places = ", ".join(f"{got} where the reference has {wanted} in {count:,}" for (got, wanted), count in kinds.items())
-    text = f"the outputs are wrong where they are not finite: {name} has {places} of {truth.size:,} places"
-    return text, bool(usable < truth.size / 2)
+        where = f"{numbers.percent(1 - usable / truth.size)} % of output {pair.name}"
+        return f"nothing can be compared: the reference itself is not finite in {where}: {HOW_SEEDED}"
+    places = ", ".join(
+        f"{got} where the reference has {wanted} in {count:,}"
+        for (got, wanted), count in unlike(pair.ours, truth).items()
+    )
+    return f"the outputs are wrong: output {pair.name} has {places} of {truth.size:,} places" if places else None
 
 
 def figures(
@@ -243,7 +216,7 @@ def figures(
     """
     agreement = None
     largest = [difference.largest for difference in differences if difference.largest is not None]
-    if real_weights and pairs and pairs[0].truth.ndim == 2 and not differences[0].exact:
+    if real_weights and pairs and pairs[0].truth.ndim == 2 and differences[0].largest is not None:
         agreement = float(np.mean(pairs[0].ours.argmax(axis=1) == pairs[0].truth.argmax(axis=1)))
     items = max([1, *(len(difference.items) for difference in differences)])
     each = [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
@@ -261,27 +234,16 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Finding:
-    """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all.
-
-    `seeding` says how inputs come about, for a reference that is zero or not finite.
-    """
-    for difference in differences:
-        if difference.wrong is not None:
-            hint = FP16_ENDS if precision == "fp16" else ""
-            return difference.wrong + (f": {seeding}" if difference.doubts_reference else hint)
+def judge(precision: str, differences: Sequence[Difference]) -> Finding:
+    """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all."""
+    if wrong := next((difference.wrong for difference in differences if difference.wrong), None):
+        return wrong + (FP16_ENDS if precision == "fp16" else "")
     worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
-    of = f" of {worst.name}" if worst.name else ""
-    what = f"relative L2 error {numbers.error(worst.judged)}{of}"
-    if worst.exact:
-        what = f"{numbers.percent(worst.judged, 1)} % of the places of {worst.name or 'an integer output'} differ"
-    elif worst.is_zero:
-        what = f"L2 distance {numbers.error(worst.judged)}{of} to a reference of zeros"
+    what, usual = f"{worst.measure} {numbers.error(worst.judged)} of output {worst.name}", _USUAL[precision]
     if worst.judged >= WRONG:
         return f"the outputs are wrong: {what}"
     if differences and all(difference.is_zero for difference in differences):
-        return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing: {seeding}")
-    usual = _USUAL[precision]
+        return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing: {HOW_SEEDED}")
     if worst.judged > usual:
         return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")
     return None

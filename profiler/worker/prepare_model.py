@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-import re
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 import engines
-from engines.base import Array, BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
+from engines.base import BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
-from exporters.errors import message, sentence
+from exporters.errors import sentence
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
@@ -61,8 +59,6 @@ _FURTHER_SECONDS = 10.0
 """Seconds for items beyond those of the first run."""
 _FURTHER_BYTES = 2**27
 """Bound of the outputs of all items, where the first run's are not more by themselves."""
-_OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
-"""Match errors of torch, numpy and ONNX Runtime for an index that is too large: the inputs' values are at fault."""
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -86,7 +82,6 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         specs,
         state,
         reference,
-        tuple(array.shape for array in parity.read_outputs(reference).values()),
         onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
@@ -148,18 +143,6 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
     return engines.build(task.case.engine, job)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Outputs of a session's first run and, by number, of further items; the seconds that it took."""
-
-    names: Sequence[str]
-    arrays: Sequence[Array]
-    further: Mapping[int, Array]
-    batch: int
-    items: int
-    seconds: float
-
-
 def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache) -> Path:
     """Return the file of the reference outputs, made once for all runs.
 
@@ -170,29 +153,34 @@ def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Pa
     key = digest([source_key(source), *code, str(REFERENCE_ITEMS), str(MOST_REFERENCE_ITEMS), str(engine.__version__)])
 
     def produce(path: Path) -> None:
-        found = _take_outputs(source, specs, state)
-        parity.write_outputs(path, found.names, found.arrays, found.batch, found.items, found.further)
+        _take_outputs(source, specs, state).save(path)
 
     return cache.entry("reference", key, ".npz", checked(source, produce))[0]
 
 
-def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None) -> _Outputs:
-    """Run the items that the CPU can afford, estimated from one item where the batch is free."""
+def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None) -> parity.Outputs:
+    """Run the usual items at once, or one by one those that the CPU can afford."""
     usual, least = usual_items(specs), fixed_batch(specs) or 1
-    if usual == least:
-        return _run(source, specs, state, usual)
-    try:
-        first = _run(source, specs, state, least, goes_on=False)
-    except ModelError:  # Some models cannot run a single item.
-        return _run(source, specs, state, usual)
-    items = affordable(first.seconds)
-    return first if items == least else _run(source, specs, state, items)
+    if usual > least:
+        with contextlib.suppress(ModelError):  # Some models cannot run a single item.
+            found, seconds = _run(source, specs, state, least, _CPU_SECONDS, lambda took: usual * took > _CPU_SECONDS)
+            if usual * seconds > _CPU_SECONDS:
+                return found
+    return _run(source, specs, state, usual, _FURTHER_SECONDS)[0]
 
 
 def _run(
-    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int, goes_on: bool = True
-) -> _Outputs:
-    """Run a batch in the engine that the catalog names for references, and further ones where it `goes_on`."""
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    state: Path | None,
+    batch: int,
+    allowed: float,
+    goes_on: Callable[[float], bool] = lambda seconds: True,
+) -> tuple[parity.Outputs, float]:
+    """Run a batch in the engine that the catalog names for references; return its seconds, too.
+
+    Runs further ones for the `allowed` seconds, if it `goes_on` by the first one's.
+    """
     engine, reference = reference_of(source.kind)
     inputs = tuple(seeded_inputs(specs, batch))
     job = Job(
@@ -204,66 +192,37 @@ def _run(
         session = engines.open_session(engine, job)
         start = time.perf_counter()
         session.run(ignore)
-        arrays = session.outputs()
+        first = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
         seconds = time.perf_counter() - start
-        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(arrays))]
-        if not arrays:
+        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(first))]
+        if not first:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
         chosen(source.outputs, names)
     except (ModelError, Unsupported):
         raise
     except Exception as error:
         raise _no_reference(source, error, specs, getattr(session, "model", None)) from error
-    arrays = [array.copy() for array in arrays]  # They may be where the next run writes.
-    further = _further(session, specs, arrays, batch, seconds) if goes_on else {}
-    items = batch + next((len(rows) for rows in further.values()), 0)
-    return _Outputs(names, arrays, further, batch, items, seconds)
-
-
-def _further(
-    session: Session, specs: Sequence[TensorSpec], arrays: Sequence[Array], batch: int, seconds: float
-) -> dict[int, Array]:
-    """Return further items by number of the outputs that have their items first; none where a shape varies."""
     assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
-    runs = _runs(batch, seconds, sum(array.nbytes for array in arrays), distinct_items(specs))
-    rows: dict[int, list[Array]] = {n: [] for n, array in enumerate(arrays) if array.shape[:1] == (batch,)}
+    runs, size, items = [first], sum(array.nbytes for array in first), distinct_items(specs) or MOST_REFERENCE_ITEMS
+    most = batch * affordable_runs(batch, seconds, size, items, allowed) if goes_on(seconds) else 0
     try:
-        for first in range(batch, runs * batch if rows else 0, batch):
-            session.feed(seeded_inputs(specs, batch, first=first))
-            session.run(ignore)
-            outputs = session.outputs()
-            if [array.shape for array in outputs] != [array.shape for array in arrays]:
-                return {}
-            for number, taken in rows.items():
-                taken.append(outputs[number].copy())
+        runs += parity.further_runs(session, specs, batch, first, lambda items: items < most)
     except Exception:  # Those of the first run are there.
         traceback.print_exc()
-        return {}
-    return {number: np.concatenate(taken) for number, taken in rows.items() if taken}
+    return parity.Outputs.of_runs(names, runs, batch), seconds
 
 
-def affordable(seconds: float) -> int:
-    """Return the batch size that the CPU can afford, if an item takes so many seconds: 8, 4, 2, or 1."""
-    items = REFERENCE_ITEMS
-    while items > 1 and items * seconds > _CPU_SECONDS:
-        items //= 2
-    return items
-
-
-def _runs(batch: int, seconds: float, size: int, distinct: int | None) -> int:
-    """Return how many batches of so many seconds and bytes are affordable: 64 items, or half as often 32, 16, …."""
-    runs = max(min(MOST_REFERENCE_ITEMS, distinct or MOST_REFERENCE_ITEMS) // batch, 1)
-    while runs > 1 and (runs * seconds > _FURTHER_SECONDS or runs * size > _FURTHER_BYTES):
-        runs //= 2
-    return runs
+def affordable_runs(batch: int, seconds: float, size: int, items: int, allowed: float) -> int:
+    """Return how many batches of so many seconds and bytes to run, for at most so many `items`."""
+    most = min(items, MOST_REFERENCE_ITEMS) // batch
+    return max(1, min(most, int(allowed / seconds), _FURTHER_BYTES // max(size, 1)))
 
 
 def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], model: object) -> ModelError:
     """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
-    why = sentence(error)
-    if _OF_VALUES.search(why + message(error)) and any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
+    why = f"{sentence(error)}; given: {described(specs)}"
+    if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
         why += f"; {HOW_SEEDED}"
-    why += f"; given: {described(specs)}"
     if isinstance(error, TypeError) and isinstance(model, nn.Module):
-        why += f", and forward takes {', '.join(inspect.signature(model.forward).parameters)}"
+        why += f"; forward takes {', '.join(inspect.signature(model.forward).parameters)}"
     return source.error(f"its reference outputs cannot be made: {why}")

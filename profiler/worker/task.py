@@ -34,8 +34,6 @@ class Prepared:
     specs: tuple[TensorSpec, ...] = ()
     state: Path | None = None
     reference: Path | None = None
-    outputs: tuple[tuple[int, ...], ...] = ()
-    """The shapes of the reference's arrays."""
     onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
     """How something could not be made: "model" for all of it, or a graph's name."""

@@ -15,15 +15,15 @@ from engines.options import EagerOptions
 from exporters.build_model import build
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
-from profiler.worker.parity import write_outputs
+from profiler.worker.parity import Outputs
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_largest_relative_error_over_the_items_that_both_have(tmp_path: Path) -> None:
     truth = [np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([[2.0], [9.0]])]
-    further = {0: np.array([[7.0, 7.0]])}
-    write_outputs(tmp_path / "reference.npz", ["logits", "pooled"], truth, 2, 3, further)
+    further = [np.array([[7.0, 7.0]] * 2), np.array([[1.0]] * 2)]
+    Outputs.of_runs(["logits", "pooled"], [truth, further], 2).save(tmp_path / "reference.npz")
     outputs = [np.array([[3.0, 4.5]], np.float32), np.array([[2.0]], np.float32)]
     assert numpy_error(outputs, tmp_path / "reference.npz") == pytest.approx(0.5 / 5)
     with pytest.raises(ValueError, match="zip"):
