@@ -1,51 +1,29 @@
-"""Call a user's factory, read the example inputs that it returns, and save a live module as a factory."""
+"""Call a user's factory, read the example inputs that it returns, and save a live module for it."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib
 import inspect
-import pickle
-import pickletools
 import random
-import re
 import sys
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
 
+from exporters.cache import file_sha256
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
 from exporters.packages import spec_of
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
-MODULE = "measured_module"
-"""Name of the factory's module that `save` writes, and of the file next to it."""
-_FACTORY = '''"""Load the model that was saved next to this file; written by profiler.measure."""
-
-from pathlib import Path
-
-{imports}from exporters.factories import load_file
-
-CODE = "{code}"
-"""The sha256 of the classes that were saved with the model."""
-
-
-def load():
-    return load_file(Path(__file__).with_suffix(".pt"))
-'''
 
 
 @dataclass(frozen=True)
@@ -182,77 +160,35 @@ def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, 
     model.__class__ = type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
 
 
-def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any = None) -> str:
-    """Save the model, with example inputs if given, and return the factory, "module:function", that makes it again.
+def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any = None) -> dict[str, Any]:
+    """Return a job's keys for a live module or a function: the function's name, or a file in `folder` with `inputs`.
 
-    Code that another process can import is saved by its name, as pickle does it; that of a notebook, a script or a
-    function is saved itself, by cloudpickle. A factory's key follows its source files: the one that is written here
-    imports the modules that the saved code names, and has a hash of the code itself. Raises ModelError.
+    Raises ModelError for what the processes that measure it cannot import.
     """
-    module = sys.modules.get(getattr(model, "__module__", ""))
-    name = getattr(model, "__qualname__", "")
-    is_named = name and getattr(module, name, None) is model
-    if module and inputs is None and is_named and _can_be_imported(module.__name__):
-        return f"{module.__name__}:{name}"
-    path = folder / f"{MODULE}.pt"
-    parts = model.modules() if isinstance(model, nn.Module) else [model]
+    parts: set[Any] = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {model}
+    for part in parts:
+        name, module = getattr(part, "__qualname__", ""), getattr(part, "__module__", "__main__")
+        if module == "__main__" or "<" in name or not name or spec_of(module) is None:
+            raise ModelError(f"{name or part!r}: no other process can import this; put it in a file, and import it")
+    if inputs is None and not isinstance(model, nn.Module):
+        return {"factory": f"{model.__module__}:{model.__qualname__}"}
+    path = folder / "module.pt"
     tensors = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
     try:
-        with _by_value({getattr(part, "__module__", "__main__") for part in parts}):
-            torch.save(model if inputs is None else (model, tensors), path, cloudpickle, pickle.HIGHEST_PROTOCOL)
+        torch.save((model, tensors), path)
     except Exception as error:
         raise ModelError(
             f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
-            "give a function that makes it, or export it to ONNX and give the file's path"
+            "give a function in a file that makes it, or export it to ONNX and give the file's path"
         ) from error
-    with zipfile.ZipFile(path) as file:
-        code = file.read(f"{MODULE}/data.pkl")  # All but the weights.
-    words = {word for _, word, _ in pickletools.genops(code) if isinstance(word, str) and word in sys.modules}
-    known = {*sys.stdlib_module_names, "torch", "cloudpickle"}
-    own = (word for word in sorted(words) if word.partition(".")[0] not in known and _can_be_imported(word))
-    # cloudpickle numbers classes at random, by 32 digits.
-    digest = hashlib.sha256(re.sub(rb"[0-9a-f]{32}", b"", code)).hexdigest()
-    imports = "".join(f"import {word}\n" for word in own)
-    (folder / f"{MODULE}.py").write_text(_FACTORY.format(imports=imports, code=digest))
-    return f"{MODULE}:load"
+    # By content, so that the next run of the same module finds what was prepared of it.
+    named = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt")
+    return {"factory": f"{__name__}:load_saved", "options": {"file": named.name}}
 
 
-def load_file(path: Path) -> Any:
-    """Return the module that was saved in this file, or what the function returns that was; with examples a pair."""
-    saved = torch.load(path, map_location="cpu", weights_only=False)
-    saved, *inputs = saved if isinstance(saved, tuple) else (saved,)
-    made = saved if isinstance(saved, nn.Module) else saved()
-    model = made[0] if isinstance(made, tuple) else made
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    for each in {each for part in parts for each in type(part).__mro__}:
-        for value in filter(callable, vars(each).values()):
-            _name_scope(getattr(inspect.unwrap(value), "__globals__", {}))
-    return (model, *inputs) if inputs else made
-
-
-def _name_scope(scope: dict[str, Any]) -> None:
-    """Put the globals of code that was saved itself into the module of their name: torch.compile looks there."""
-    name = scope.get("__name__")
-    if name is None or vars(module := sys.modules.setdefault(name, ModuleType(name))) is scope:
-        return
-    vars(module).update({key: value for key, value in scope.items() if not key.startswith("__")})
-
-
-@contextlib.contextmanager
-def _by_value(names: Iterable[str]) -> Iterator[None]:
-    """Have cloudpickle save the code itself of modules that another process does not find."""
-    hidden = [sys.modules[name] for name in names if name in sys.modules and not _can_be_imported(name)]
-    for module in hidden:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in hidden:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _can_be_imported(name: str) -> bool:
-    """Tell whether another process with this one's path finds the module, and in the same file."""
-    spec = spec_of(name)
-    known = getattr(sys.modules.get(name), "__file__", None)
-    return name != "__main__" and spec is not None and (known is None or spec.origin in (known, None))
+def load_saved(file: str) -> Any:
+    """Return the module, with its inputs if it has some, that was saved in a file in a folder of Python's path."""
+    path = next(Path(folder, file) for folder in sys.path if Path(folder, file).is_file())
+    model, inputs = torch.load(path, map_location="cpu", weights_only=False)
+    model = model if isinstance(model, nn.Module) else model()
+    return model if inputs is None else (model, inputs)

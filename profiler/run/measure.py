@@ -139,9 +139,8 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], int]:
 
     model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
     folder.mkdir(exist_ok=True)
-    factory = save(model, folder, examples)
-    name = getattr(model, "__name__", type(model).__name__).strip("<>")  # as of <lambda>
-    return {"name": name, "factory": factory, **taken}, batch
+    entry = save(model, folder, examples)
+    return {"name": getattr(model, "__name__", type(model).__name__), **entry, **taken}, batch
 
 
 def _batch(examples: Any) -> int:

@@ -6,97 +6,42 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import cloudpickle.cloudpickle
 import pytest
 import torch
+from torch import nn
 
 from exporters.build_model import build
 from exporters.calls import call
-from exporters.factories import load_file, save
+from exporters.factories import save
 from exporters.inputs import dimensions_of, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 
-CELL = """
-import json
-import small_factories
-from torch import nn
-
-UNUSED = 1
-SCALE = 2.0
-
-def scaled(x):
-    return SCALE * x
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return scaled(self.linear(x))
-
-model = nn.Sequential(Block(), small_factories.Branching())
-"""
-
-
-def run_cell(cell: str, name: str = "__main__") -> dict[str, Any]:
-    session: dict[str, Any] = {"__name__": name}
-    exec(compile(cell, f"<cell {len(cell)}>", "exec"), session)
-    return session
-
-
-def written(model: Any, folder: Path) -> str:
-    """The source of the factory that the model is saved as."""
-    folder.mkdir(exist_ok=True)
-    assert save(model, folder) == "measured_module:load"
-    return (folder / "measured_module.py").read_text()
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "is_same"),
-    [
-        ("UNUSED = 1", "UNUSED = 2", True),
-        ("SCALE = 2.0", "SCALE = 3.0", False),
-        ("SCALE * x", "SCALE + x", False),
-        ("scaled(self.linear(x))", "scaled(self.linear(x)) if self.training else scaled(self.linear(x))", False),
-    ],
-)
-@pytest.mark.usefixtures("factories")
-def test_the_factory_differs_where_the_code_does(tmp_path: Path, before: str, after: str, is_same: bool) -> None:
-    one = written(run_cell(CELL)["model"], tmp_path / "one")
-    two = written(run_cell(CELL.replace(before, after))["model"], tmp_path / "two")
-    assert (one == two) == is_same
-    assert one.partition("from exporters")[0].endswith("\nimport small_factories\n"), "its file belongs to the key"
-
 
 @pytest.mark.usefixtures("factories")
-def test_what_is_loaded_computes_and_compiles_as_what_was_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "a_notebook", ModuleType("a_notebook"))  # As a process has __main__.
-    # The first block is called from torch's own file, so that the globals of its code are looked up by name.
-    model = run_cell(CELL, "a_notebook")["model"][:1]
-    written(model, tmp_path)
-    for known in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
-        getattr(cloudpickle.cloudpickle, known).clear()  # As in another process.
-    made = load_file(tmp_path / "measured_module.pt")
-    assert type(made[0]) is not type(model[0])
-    x = torch.ones(4, 3)
-    assert torch.equal(made(x), model(x))
-    assert torch.equal(torch.compile(made, backend="eager", fullgraph=True)(x), model(x))
-
-
-def test_a_function_that_can_be_imported_is_a_factory_as_it_is(factories: Path, tmp_path: Path) -> None:
+def test_a_live_module_is_saved_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("small_factories")
-    assert save(module.small, tmp_path) == "small_factories:small"
-    assert save(module.Branching, tmp_path) == "small_factories:Branching"
-    (tmp_path / "nowhere").mkdir()
-    made = written(lambda: module.small(4), tmp_path / "nowhere")
-    assert "import small_factories" in made
-    assert load_file(tmp_path / "nowhere" / "measured_module.pt")[0].out_channels == 4
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), module.Branching())
+    one, two = (save(each, tmp_path) for each in (model, nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), model[1])))
+    assert one["factory"] == two["factory"] == "exporters.factories:load_saved"
+    assert one == save(model, tmp_path) != two
+    monkeypatch.syspath_prepend(tmp_path)
+    x = torch.ones(2, 3, 16, 16)
+    made = build(ModelSource("mine", input_shape=(3, 16, 16), **one))
+    assert torch.equal(made(x), model.eval()(x))
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path: Path) -> None:
+    module = importlib.import_module("small_factories")
+    assert save(module.small, tmp_path) == {"factory": "small_factories:small"}
+    assert save(module.Branching, tmp_path) == {"factory": "small_factories:Branching"}
+    cell = {"__name__": "__main__", "nn": nn}
+    exec("class Net(nn.Module): ...\nmodel = nn.Sequential(Net())", cell)
+    for model in (cell["Net"], cell["model"], lambda: module.small(4)):
+        with pytest.raises(ModelError, match="no other process can import this; put it in a file, and import it"):
+            save(model, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import polars as pl
 import pytest
 from not_installed import hide
 from onnx import TensorProto, helper
+from torch import nn
 
 import profiler
 import profiler.run.measure as run_measure
@@ -27,28 +29,11 @@ from profiler.run.progress import PlainDisplay
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
 BUDGET: dict[str, Any] = {"seconds": 0.05, "min_samples": 3, "repeats": 0}
-CELL = """
-import torch
-from torch import nn
-
-SCALE = 2.0
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        return scaled(self.conv(x)).flatten(1)
-
-def scaled(x):
-    return SCALE * x
-
-model = nn.Sequential(Block(), nn.Linear(144, 5))
-"""
 SCRIPT = f"""
 import profiler
-{CELL}
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5))
 with open("started.txt", "a") as file:
     file.write("once ")
 rows, _ = profiler.measure(
@@ -69,10 +54,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A notebook's session after its first cell: a module __main__ that is in no file."""
+    """A notebook's session: a module __main__ that is in no file."""
     session = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", session)
-    exec(compile(CELL, "<ipython-input-1>", "exec"), vars(session))
     return session
 
 
@@ -87,8 +71,8 @@ def test_the_examples_of_the_page_in_a_notebook(
     exec(compile(cell, "<ipython-input-2>", "exec"), vars(notebook))
     rows = notebook.results.collect()
     assert rows.select("model", "variant", "precision", "batch_size", "status").rows() == [
-        ("SmallCNN", "eager", "fp32", 8, "ok"),
-        ("SmallCNN", "ort", "fp32", 8, "ok"),
+        ("Sequential", "eager", "fp32", 8, "ok"),
+        ("Sequential", "ort", "fp32", 8, "ok"),
     ], rows["reason"].to_list()
     assert (notebook.results.collect_schema(), notebook.samples.collect_schema()) == (RESULTS, SAMPLES)
     assert set(notebook.samples.collect()["case_id"]) == set(rows["case_id"])
@@ -124,17 +108,14 @@ def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.Cap
     assert "2 cases, 1 of them unsupported here; into" in capfd.readouterr().out
 
 
-@pytest.mark.usefixtures("forkserver")
+@pytest.mark.usefixtures("forkserver", "factories")
 @pytest.mark.parametrize(
-    ("code", "name", "why"),
-    [
-        ("def made():\n    raise ValueError('no luck')", "made", "raised ValueError: no luck"),
-        ("made = lambda: 7", "lambda", "returned builtins.int, not a torch.nn.Module"),
-    ],
+    ("name", "why"),
+    [("raising", "raised ValueError: no luck"), ("other", "returned builtins.dict, not a torch.nn.Module")],
 )
-def test_a_model_that_fails_is_a_row(notebook: Any, code: str, name: str, why: str) -> None:
-    exec(code, vars(notebook))
-    results, samples = profiler.measure(notebook.made, (3, 8, 8), engines=["eager"], device="cpu", budget=BUDGET)
+def test_a_model_that_fails_is_a_row(name: str, why: str) -> None:
+    model = getattr(importlib.import_module("small_factories"), name)
+    results, samples = profiler.measure(model, (3, 8, 8), engines=["eager"], device="cpu", budget=BUDGET)
     (row,) = results.collect().to_dicts()
     assert (row["model"], row["status"]) == (name, "failed")
     assert why in row["reason"]
@@ -142,15 +123,13 @@ def test_a_model_that_fails_is_a_row(notebook: Any, code: str, name: str, why: s
 
 
 @pytest.mark.usefixtures("forkserver")
-def test_an_interrupt_goes_on_and_leaves_what_was_measured(
-    notebook: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(PlainDisplay, "ended", interrupt)
     with pytest.raises(KeyboardInterrupt, match="has what was measured") as caught:
-        profiler.measure(notebook.Block, (3, 8, 8), engines=["eager", "ort"], device="cpu", budget=BUDGET)
+        profiler.measure(nn.Conv2d(3, 4, 3), (3, 8, 8), engines=["eager", "ort"], device="cpu", budget=BUDGET)
     folder = re.findall(r"load\('(.*)'\)", str(caught.value))[0]
     assert Path(folder).is_relative_to(temporary)
     assert profiler.load(folder)[0].collect()["variant"].to_list() == ["eager"]
@@ -194,6 +173,7 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet18", None, {"budget": {"second": 1}}, "budget: unknown key 'second'; did you mean 'seconds'"),
     ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
+    (lambda: None, None, {}, "no other process can import this; put it in a file"),
     (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
     ("a:b", np.float32(1), {}, "inputs: expected the shape of one item, .* got float32"),
     ("sum.onnx", FLOATS, {}, "sum.onnx takes .*'a'.*'b'.*: give an example of each"),
