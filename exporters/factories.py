@@ -168,7 +168,7 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
     parts: set[Any] = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {model}
     for part in parts:
         name, module = getattr(part, "__qualname__", ""), getattr(part, "__module__", "__main__")
-        if module == "__main__" or "<" in name or not name or spec_of(module) is None:
+        if module == "__main__" or spec_of(module) is None or (part is model and not name.isidentifier()):
             raise ModelError(f"{name or part!r}: no other process can import this; put it in a file, and import it")
     if inputs is None and not isinstance(model, nn.Module):
         return {"factory": f"{model.__module__}:{model.__qualname__}"}
