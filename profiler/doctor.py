@@ -24,7 +24,6 @@ from profiler.machine import (
     Target,
     available_memory_mib,
     check_device,
-    core_quota,
     cpu_model,
     resolve_device,
     usable_cores,
@@ -170,28 +169,22 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
     card = f"{gpu.name}, compute capability {gpu.compute_capability}, {gpu.memory_mib / 1024:.0f} GiB"
     yield Check("ok", "GPU", f"{card}; driver {gpu.driver}, torch's CUDA {facts.get('torch_cuda')}")
     nvml = Nvml(gpu.uuid)
-    (limit, default), reading = nvml.power_limits_w(), nvml.read()
-    if limit and default and limit < default:
-        yield Check("note", "Power", f"limited to {limit:.0f} of {default:.0f} W: sudo nvidia-smi -pl {default:.0f}")
-    if slowed := slowdowns(reading.reasons or 0):
-        yield Check("note", "Clock", f"{reading.sm_clock_mhz or 0:.0f} MHz: {', '.join(slowed)}")
+    if slowed := slowdowns(nvml.read().reasons or 0):
+        yield Check("note", "Clock", f"slowed down by {', '.join(slowed)}")
     if pids := nvml.pids():
         yield Check("note", "Other processes", f"{len(pids)} compute on it; {WHEN_IDLE} waits for their end")
 
 
 def _processor() -> Iterator[Check]:
-    cores, quota, load = usable_cores(), core_quota(), os.getloadavg()[0]
-    yield Check("ok", "CPU", f"{cpu_model()}, {cores} of {os.cpu_count() or 1} cores")
-    if quota is not None and quota < cores:
-        yield Check("note", "CPU limit", f"a control group gives {quota:g} of {cores} cores: use fewer, by taskset")
+    cores, load = usable_cores(), os.getloadavg()[0]
+    yield Check("ok", "CPU", f"{cpu_model()}, {cores} of {os.cpu_count()} cores")
     if load > max(1.0, _BUSY * cores):
         yield Check("note", "Load", f"{load:.1f} on {cores} cores: other work runs; {WHEN_IDLE} waits for its end")
 
 
 def _room() -> Iterator[Check]:
     """Look at memory, and at the disks of the cache and of temporary files."""
-    if free := available_memory_mib():
-        yield Check("ok", "Memory", f"{free / 1024:.1f} GiB can be had")
+    yield Check("ok", "Memory", f"{available_memory_mib() / 1024:.1f} GiB can be had")
     temporary = Path(tempfile.gettempdir())
     for what, folder, mend in (("Cache", default_root(), "PROFILER_CACHE"), ("Temporary files", temporary, "TMPDIR")):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import math
 import os
 import platform
 import re
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from engines.catalog import ENGINES
 from engines.options import Device
@@ -87,11 +89,7 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
 
 def host_and_user() -> dict[str, str]:
     """Name this host, and its user by name or, where there is none, by number."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return {"host": socket.gethostname(), "user": user}
+    return {"host": socket.gethostname(), "user": psutil.Process().username()}
 
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +111,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "compute_capability": of_cuda.get("compute_capability"),
         "cpu": cpu_model(),
         "cpu_cores": usable_cores(),
-        "memory_mib": total_memory_mib(),
+        "memory_mib": psutil.virtual_memory().total / 2**20,
         "torch_threads": facts.get("torch_threads"),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -125,31 +123,21 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
 
 def usable_cores() -> int:
     """Count the cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def core_quota() -> float | None:
-    """Return the cores' worth of time that this process's control groups give; None where they give all."""
-    quotas = []
-    for folder in control_groups():
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number.
-            quota, period = map(float, (folder / "cpu.max").read_text().split())
-            quotas.append(quota / period)
-    return min(quotas, default=None)
+    return len(os.sched_getaffinity(0))
 
 
 def cpu_model() -> str:
-    return _proc("cpuinfo", "model name") or platform.processor() or platform.machine()
+    return _cpuinfo("model name") or platform.machine()
 
 
-def total_memory_mib() -> float | None:
-    return _memory("MemTotal")
+def _cpuinfo(key: str) -> str | None:
+    found = re.search(rf"^{key}\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found and found[1]
 
 
-def available_memory_mib() -> float | None:
+def available_memory_mib() -> float:
     """Return the memory to be had without swapping: the machine's, or what control groups leave, if that is less."""
-    left = [_memory("MemAvailable"), *map(_left, control_groups())]
-    return min((mib for mib in left if mib is not None), default=None)
+    return min([psutil.virtual_memory().available / 2**20, *map(_left, control_groups())])
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:
@@ -167,27 +155,14 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
     return [folder for folder in every if folder.is_relative_to(mount) and folder.is_dir()]
 
 
-def _left(folder: Path) -> float | None:
-    """Return the MiB that a control group may still take; None without a limit."""
+def _left(folder: Path) -> float:
+    """Return the MiB that a control group may still take, inf without a limit."""
     with contextlib.suppress(OSError, ValueError):
         most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         # The kernel gives back by itself what files hold that nobody read lately.
         return max(most - now + int(stat.get("inactive_file", 0)), 0) / 2**20
-    return None
-
-
-def _memory(key: str) -> float | None:
-    found = _proc("meminfo", key)
-    return float(found.split()[0]) / 1024 if found else None
-
-
-def _proc(file: str, key: str) -> str | None:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{file}").read_text().splitlines():
-            if line.partition(":")[0].strip() == key:
-                return line.partition(":")[2].strip()
-    return None
+    return math.inf
 
 
 def library_versions() -> dict[str, str | None]:

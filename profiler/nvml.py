@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pynvml
+
 from profiler.errors import ConfigError
 
 MIB = 2**20
-_POWER_INSTANT = 186
-"""NVML's field for milliwatts now: NVML_FI_DEV_POWER_INSTANT."""
 UTILIZATION_SECONDS = 1.0
 """NVML's utilization is of the last sixth of a second to second: for so long it may be that of earlier work."""
 _SLOWDOWNS = {
@@ -59,16 +58,14 @@ def visible_gpus() -> list[Gpu]:
 
     Raises ConfigError where CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
     """
-    nvml = _nvml()
-    if nvml is None:
+    if not _has_driver():
         return []
-    cards = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        card = nvml.nvmlDeviceGetHandleByIndex(number)
-        capability = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", card)
-        uuid, name = nvml.nvmlDeviceGetUUID(card), nvml.nvmlDeviceGetName(card)
-        memory, driver = nvml.nvmlDeviceGetMemoryInfo(card).total / MIB, nvml.nvmlSystemGetDriverVersion()
-        cards.append(Gpu(number, uuid, name, memory, driver, capability and ".".join(map(str, capability))))
+    driver, cards = pynvml.nvmlSystemGetDriverVersion(), []
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        card = pynvml.nvmlDeviceGetHandleByIndex(number)
+        uuid, name = pynvml.nvmlDeviceGetUUID(card), pynvml.nvmlDeviceGetName(card)
+        capability = ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(card)))
+        cards.append(Gpu(number, uuid, name, pynvml.nvmlDeviceGetMemoryInfo(card).total / MIB, driver, capability))
     requested = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = cards if requested is None else _requested(requested, cards)
     return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
@@ -87,8 +84,7 @@ def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
         if len(match) != 1:
             break
         chosen += match
-    # Slurm says NoDevFiles where a job has no GPU.
-    if not chosen and cards and words[0] not in ("", "NoDevFiles") and not re.fullmatch(r"-\d+", words[0]):
+    if not chosen and cards and words[0] not in ("", "-1", "NoDevFiles"):  # The last one is Slurm's.
         here = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for gpu in cards)
         raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU, or several; there are {here}; or unset it")
     return chosen
@@ -98,51 +94,46 @@ class Nvml:
     """Read one GPU; without a GPU or a driver each figure is None."""
 
     def __init__(self, uuid: str | None) -> None:
-        self._nvml = _nvml() if uuid else None
-        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid) if self._nvml else None
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid and _has_driver() else None
 
     def memory_mib(self) -> float | None:
-        return self._ask("MemoryInfo", lambda memory: memory.used / MIB)
+        memory = self._ask("MemoryInfo")
+        return None if memory is None else float(memory.used / MIB)
 
     def energy_mj(self) -> float | None:
         """Return millijoules since the driver was loaded."""
-        return self._ask("TotalEnergyConsumption")
+        energy: float | None = self._ask("TotalEnergyConsumption")
+        return energy
 
     def pids(self) -> frozenset[int] | None:
         """Return the processes that compute on the device. A container may see none, or other numbers."""
-        running = _answer(self._nvml, "nvmlDeviceGetComputeRunningProcesses", self._handle)
-        return None if running is None else frozenset(int(process.pid) for process in running)
+        running = self._ask("ComputeRunningProcesses")
+        return None if running is None else frozenset(process.pid for process in running)
 
     def used_by(self, since: float) -> dict[int, float] | None:
         """Return by process its mean share of the device since then (time.time()); None where NVML does not tell."""
-        if self._nvml is None:
+        if self._handle is None:
             return None
         try:
-            found = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
-        except (self._nvml.NVMLError, AttributeError) as error:
-            # So NVML says that there are no samples.
-            none = getattr(error, "value", None) == getattr(self._nvml, "NVML_ERROR_NOT_FOUND", "")
-            return {} if none else None
+            found = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
+        except pynvml.NVMLError as error:
+            return {} if error.value == pynvml.NVML_ERROR_NOT_FOUND else None  # There are no samples.
         used = [(int(one.pid), one.smUtil / 100) for one in found if one.timeStamp >= since * 1e6]
         return {pid: statistics.mean(share for of, share in used if of == pid) for pid, _ in used}
 
     def utilization(self) -> float | None:
         """Return the share of the last UTILIZATION_SECONDS or less in which any process had a kernel running."""
-        return self._ask("UtilizationRates", lambda rates: rates.gpu / 100)
-
-    def power_limits_w(self) -> tuple[float | None, float | None]:
-        """Return the limit that is set, which slows a card down under load, and the card's default."""
-        return self._ask("EnforcedPowerLimit", _watts), self._ask("PowerManagementDefaultLimit", _watts)
+        rates = self._ask("UtilizationRates")
+        return None if rates is None else float(rates.gpu / 100)
 
     def read(self) -> Reading:
-        reasons = self._ask("CurrentClocksEventReasons")
         return Reading(
             time.monotonic(),
             self.memory_mib(),
             self._power_w(),
-            self._ask("ClockInfo", float, "NVML_CLOCK_SM"),
-            self._ask("Temperature", float, "NVML_TEMPERATURE_GPU"),
-            None if reasons is None else int(reasons),
+            self._ask("ClockInfo", pynvml.NVML_CLOCK_SM),
+            self._ask("Temperature", pynvml.NVML_TEMPERATURE_GPU),
+            self._ask("CurrentClocksEventReasons"),
         )
 
     def _power_w(self) -> float | None:
@@ -151,20 +142,16 @@ class Nvml:
         nvmlDeviceGetPowerUsage averages over a second on most GPUs since Ampere, which is longer than many a case's
         samples (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
         """
-        values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._handle, [_POWER_INSTANT])
-        if values and values[0].nvmlReturn == 0:
-            return _watts(values[0].value.uiVal)
-        return self._ask("PowerUsage", _watts)
+        values = self._ask("FieldValues", [pynvml.NVML_FI_DEV_POWER_INSTANT])
+        milliwatts = values[0].value.uiVal if values and values[0].nvmlReturn == 0 else self._ask("PowerUsage")
+        return None if milliwatts is None else float(milliwatts / 1000)
 
-    def _ask(self, what: str, convert: Any = float, *constants: str) -> float | None:
-        """Return what the GPU answers to nvmlDeviceGet…"""
-        arguments = (getattr(self._nvml, name, None) for name in constants)
-        found = _answer(self._nvml, f"nvmlDeviceGet{what}", self._handle, *arguments)
-        return None if found is None else float(convert(found))
-
-
-def _watts(milliwatts: float) -> float:
-    return milliwatts / 1000
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        """Return what the GPU answers to nvmlDeviceGet…; None without it, or where the driver cannot."""
+        if self._handle is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                return getattr(pynvml, f"nvmlDeviceGet{what}")(self._handle, *arguments)
+        return None
 
 
 def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
@@ -188,20 +175,8 @@ def power_capped(reasons: int) -> bool:
     return bool(reasons & _POWER_CAP)
 
 
-def _answer(nvml: Any, function: str, *arguments: Any) -> Any:
-    """Return what NVML answers; None without it, where the driver cannot, or the binding lacks the function."""
-    if nvml is not None:
-        with contextlib.suppress(nvml.NVMLError, AttributeError):
-            return getattr(nvml, function)(*arguments)
-    return None
-
-
-def _nvml() -> Any:
-    """Return the NVML module, initialized, or None without a driver."""
-    import pynvml
-
-    try:
+def _has_driver() -> bool:
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
+        return True
+    return False

@@ -1,4 +1,4 @@
-"""Read how busy this machine's processors are, and how much of that is our own work; Linux only, blank elsewhere.
+"""Read how busy this machine's processors are, and how much of that is our own work.
 
 Two readings tell what others took in between: `read().since(before)`.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PROC = Path("/proc")
+import psutil
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""The unit of /proc: 10 ms on every usual kernel. Nothing shorter is known of a processor."""
+"""The kernel's unit of processor time: 10 ms usually."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reading:
     seconds: float
     """On the machine's monotonic clock."""
     processors: Mapping[int, tuple[float, float]]
-    """Seconds idle and stolen of each that any thread of this process may run on."""
+    """Seconds idle and stolen of each that this process may run on."""
     own: float
     """Processor time of this process and its `_family`, whether they live or have ended."""
     waited: Mapping[int, float]
@@ -50,98 +50,51 @@ class Reading:
 
     def since(self, before: Reading) -> Load:
         seconds = max(self.seconds - before.seconds, 1e-9)
+        # A thread's number may be used again, which counts as no waiting.
+        waits = [max(now - before.waited.get(thread, 0.0), 0.0) for thread, now in self.waited.items()]
+        delayed = sum(waits) / seconds if waits else None
         both = [(before.processors[n], self.processors[n]) for n in before.processors if n in self.processors]
-        others = steal = stolen = delayed = None
-        if both:
-            capacity = seconds * len(both)
-            idle, stolen = (sum(now[part] - then[part] for then, now in both) for part in (0, 1))
-            stolen = max(stolen, 0.0)
-            # What is neither idle nor stolen is busy: the kernel measures idle time, and only samples kinds of work.
-            busy = max(capacity - stolen - idle, 0.0)
-            others = min(max(busy - (self.own - before.own), 0.0) / capacity, 1.0)
-            steal = stolen / max(busy + stolen, TICK_S)
-        if self.waited and before.waited:
-            # A thread that ended is not known; of one whose number is used again all of the time counts.
-            pairs = [(now, before.waited.get(thread, 0.0)) for thread, now in self.waited.items()]
-            delayed = sum(now - then if now >= then else now for now, then in pairs) / seconds
-        return Load(seconds, len(both), others, steal, stolen, delayed)
+        if not both:
+            return Load(seconds, delayed=delayed)
+        capacity = seconds * len(both)
+        idle, stolen = (max(sum(now[part] - then[part] for then, now in both), 0.0) for part in (0, 1))
+        # What is neither idle nor stolen is busy: the kernel measures idle time, and only samples kinds of work.
+        busy = max(capacity - stolen - idle, 0.0)
+        others = min(max(busy - (self.own - before.own), 0.0) / capacity, 1.0)
+        return Load(seconds, len(both), others, stolen / max(busy + stolen, TICK_S), stolen, delayed)
 
 
-def read(proc: Path = PROC) -> Reading:
-    """Read what the kernel has counted. Takes about a millisecond, so never call it while something is timed."""
-    seconds, processors = time.monotonic(), _processors(proc)
-    own = _own_seconds() + sum(_cpu_seconds(proc / str(pid)) for pid in _family(proc))
-    return Reading(seconds, processors, own, _waited(proc))
+def read() -> Reading:
+    """Read what the kernel has counted. Takes milliseconds, so never call it while something is timed."""
+    seconds, allowed = time.monotonic(), os.sched_getaffinity(0)
+    times = {n: each for n, each in enumerate(psutil.cpu_times(percpu=True)) if n in allowed}
+    # A sandbox (gVisor) has lines of zeros, which say nothing.
+    processors = {n: (each.idle + each.iowait, each.steal) for n, each in times.items() if any(each)}
+    return Reading(seconds, processors, sum(map(_cpu_seconds, _family())), _waited())
 
 
-def _processors(proc: Path) -> dict[int, tuple[float, float]]:
-    allowed, found = _allowed(proc), {}
-    for line in _text(proc / "stat").splitlines():
-        name, *ticks = line.split()
-        number = name.removeprefix("cpu")
-        # A sandbox (gVisor) has lines of zeros, which say nothing.
-        if name.startswith("cpu") and number.isdigit() and int(number) in allowed and any(map(int, ticks)):
-            idle, iowait, stolen = (int([*ticks, *["0"] * 4][place]) * TICK_S for place in (3, 4, 7))
-            found[int(number)] = (idle + iowait, stolen)
-    return found
-
-
-def _allowed(proc: Path) -> set[int]:
-    """Return the processors that any thread may run on: a runtime may have bound its threads to one each."""
-    if not hasattr(os, "sched_getaffinity"):
-        return set()
-    allowed = set(os.sched_getaffinity(0))
-    for thread in _numbered(proc / "self" / "task"):
-        with contextlib.suppress(OSError):  # It has just ended.
-            allowed |= os.sched_getaffinity(thread)
-    return allowed
-
-
-def _own_seconds() -> float:
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def _family(proc: Path) -> set[int]:
-    """Return the other processes of this run that live: this one's descendants, and its forkserver's besides.
+def _family() -> list[psutil.Process]:
+    """Return the processes of this run that live: this one's and its forkserver's tree.
 
     Not the parent, which is the user's own program where a measurement was called from Python.
     """
-    found, parent = {*_descendants(proc, "self")}, multiprocessing.parent_process()
+    root, parent = psutil.Process(), multiprocessing.parent_process()
     if parent and parent.pid != os.getppid():  # It was forked by a forkserver.
-        found |= {os.getppid(), *_descendants(proc, os.getppid())}
-    return found - {os.getpid()}
+        root = root.parent() or root
+    return [root, *root.children(recursive=True)]
 
 
-def _descendants(proc: Path, pid: int | str) -> list[int]:
-    found = []
-    for thread in _numbered(proc / str(pid) / "task"):
-        for child in _text(proc / str(pid) / "task" / str(thread) / "children").split():
-            found += [int(child), *_descendants(proc, child)]
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Return the seconds of a process and of its children that have ended; 0 once it is gone itself."""
+    with contextlib.suppress(psutil.Error):
+        return float(sum(process.cpu_times()[:4]))
+    return 0.0
+
+
+def _waited() -> dict[int, float]:
+    """Return by thread the seconds that it waited; empty where the kernel does not count it."""
+    found = {}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # It has just ended.
+            found[int(path.parent.name)] = int(path.read_text().split()[1]) / 1e9
     return found
-
-
-def _cpu_seconds(process: Path) -> float:
-    return sum(map(int, _text(process / "stat").rpartition(")")[2].split()[11:15])) * TICK_S
-
-
-def _waited(proc: Path) -> dict[int, float]:
-    """Return seconds by thread; empty where the kernel does not count it, and has zeros."""
-    tasks = proc / "self" / "task"
-    counted = {thread: _text(tasks / str(thread) / "schedstat").split() for thread in _numbered(tasks)}
-    if not any(fields and fields[0] != "0" for fields in counted.values()):
-        return {}
-    return {thread: int(fields[1]) / 1e9 for thread, fields in counted.items() if fields}
-
-
-def _numbered(folder: Path) -> list[int]:
-    with contextlib.suppress(OSError):
-        return sorted(int(each.name) for each in folder.iterdir() if each.name.isdigit())
-    return []
-
-
-def _text(path: Path) -> str:
-    """Read a file; empty where there is none, or the process that it is about has just ended."""
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""

@@ -98,14 +98,14 @@ class Search:
         tried = {batch: status for batch, (status, _) in self.tried.items()}
         return next_batch(tried, self.limits.limit, self.limits.resolution, max(fitting, default=1))
 
-    def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float | None) -> Result | None:
+    def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float) -> Result | None:
         """Refuse a batch that the main memory is too small to try; None if it may run."""
         needed = sum(math.prod(spec.at(batch)) * numpy_dtype(spec.dtype).itemsize for spec in specs) / 2**20
         known = sorted((size, mib) for size, (status, mib) in self.tried.items() if status == "ok" and mib)
         if self.case.device == "cpu" and len(known) > 1:
             (small, less), (large, more) = known[-2:]
             needed = max(needed, more + (more - less) / (large - small) * (batch - large))
-        if available_mib is None or needed <= _SHARE * available_mib:
+        if needed <= _SHARE * available_mib:
             return None
         most = f"{percent(_SHARE)} % of the {count(available_mib)} MiB of main memory that are available"
         reason = f"not tried: it would take about {count(needed)} MiB, more than {most}"

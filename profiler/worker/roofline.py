@@ -130,7 +130,7 @@ def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -
     """Copy between two buffers, each far larger than the cache: 1 GiB on a GPU, at most an eighth of what is free."""
     import torch
 
-    free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib() or 8192.0
+    free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib()
     largest = 1024.0 if device == "cuda" else min(1024.0, max(256.0, 4 * cache_mib))
     source = torch.randn(MIB // 4, device=device).repeat(int(min(largest, free / 8)))
     target = torch.zeros_like(source)

@@ -84,13 +84,11 @@ def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, mo
     assert says in check.text
 
 
-def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "core_quota", lambda: 0.5)
+def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
     monkeypatch.setattr(doctor, "_LEAST_GIB", 1e9)
     lines = {check.what: check for check in (*doctor._processor(), *doctor._room())}
-    assert "0.5 of" in lines["CPU limit"].text
     assert "99.0 on" in lines["Load"].text
     assert lines["Cache"].status == "note"
     assert "PROFILER_CACHE" in lines["Cache"].text

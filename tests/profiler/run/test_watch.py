@@ -19,7 +19,6 @@ from rich.console import Console
 from runs import Profiler
 
 from exporters.source import ModelSource
-from profiler import nvml as nvml_module
 from profiler import processor
 from profiler.job.case import Case
 from profiler.nvml import Reading
@@ -214,14 +213,9 @@ def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.Mo
 
 def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
     play(monkeypatch, *[0.0] * 9)
-    users, utilization = [2, 1, 0, 0], [37, 4]
-    driver = types.SimpleNamespace(
-        NVMLError=RuntimeError,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [types.SimpleNamespace(pid=n) for n in range(users.pop(0))],
-        nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=utilization.pop(0)),
-    )
-    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
+    users, utilization = [2, 1, 0, 0], [0.37, 0.04]
+    nvml = types.SimpleNamespace(pids=lambda: range(users.pop(0)), utilization=lambda: utilization.pop(0))
+    monkeypatch.setattr(watch, "Nvml", lambda uuid: nvml)
     looks, told = waiting(10.0, gpu="GPU-1")
     looks.start()
     whys = ("other processes on the GPU: 2", "other processes on the GPU: 1", "the GPU is busy for 37 % of the time")
