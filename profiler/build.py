@@ -17,27 +17,28 @@ from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
-from engines.options import PRECISIONS, TrtOptions, parse_batches
+from engines.options import TrtOptions, parse_batches
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for
 from exporters.cache import Cache, default_root
-from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, graph_specs
-from exporters.onnx_files import MADE, check_onnx, is_float32
-from exporters.source import ModelSource
+from exporters.onnx_files import check_onnx, not_made, precisions_of
 from profiler import nvml
-from profiler.errors import ConfigError, check_choice, nearest
+from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, nearest_engine
+from profiler.job.config import config_of
+from profiler.job.mistakes import Location
 from profiler.nvml import Gpu
 from profiler.options import Build as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
+from profiler.run.model_job import named_entry
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import Display, open_display
 from profiler.tables.numbers import decimals
 
-_SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
+_SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a job's model can have `calibration`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +67,12 @@ class BuildTask:
 
 def execute(options: Options, console: Console) -> int:
     """Build the engines and print where they are; returns 1 if one could not be built, else 0. Raises ConfigError."""
-    engine = find_engine(options.engine)
-    gpu = find_gpu(engine, options.target)
+    engine, gpu = find_engine(options.engine, options.target)
     tasks = make_tasks(engine, options)
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    if gpu is None and options.target is None:
-        raise ConfigError("--target is missing: there is no GPU here to build for; give one such as sm89, or all")
     with libraries(), open_display(console) as display:
-        outcomes = _build_all(tasks, gpu, options.timeout, logs, display)
+        outcomes = _build_all(tasks, gpu, logs, display)
     for task, outcome in zip(tasks, outcomes, strict=True):
         for text, style in _remarks(task, outcome):
             console.print(Text(f"{task.name}: {text}", style=style), soft_wrap=True)
@@ -91,86 +89,63 @@ def _remarks(task: BuildTask, outcome: Outcome) -> list[tuple[str, str]]:
     made, size = outcome.value, decimals(outcome.value.path.stat().st_size / 2**20, 1)
     how = "from the cache" if made.cached else "built"
     told = [(f"{how}, {decimals(made.seconds, 1)} s, {size} MiB: {made.path}", "")]
-    seeded = task.case.precision == "int8" and task.case.source.calibration is None
-    return told + [(str(text), "yellow") for text in (*made.warnings, *[_SEEDED][: int(seeded)])]
+    seeded = [_SEEDED] if task.case.calibrated is False else []
+    return told + [(str(text), "yellow") for text in (*made.warnings, *seeded)]
 
 
-def find_engine(word: str, option: str = "--engine") -> Engine:
-    """Return the engine of that name, if it builds ahead of time and its library is here. Raises ConfigError.
+def find_engine(word: str, target: str | None, option: str = "--engine") -> tuple[Engine, Gpu | None]:
+    """Return the engine of that name, and the GPU here that it builds for; None for a target.
 
-    `option` is what the user gave it by.
+    `option` is what the user gave it by. Raises ConfigError for an engine that cannot build here.
     """
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
         raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
-    lacking = missing(able[word], "cuda")
-    # Without a GPU there is no use in installing what needs one.
-    if lacking and (able[word].builds == "anywhere" or nvml.visible_gpus()):
+    engine, gpu = able[word], None
+    if target is None:
+        gpu = next(iter(nvml.visible_gpus()), None)
+        mend = "give --target, such as sm89" if engine.builds == "anywhere" else "build on the machine with the GPU"
+        if gpu is None:
+            raise ConfigError(f"{option} {word}: no NVIDIA GPU answers here; {mend}")
+        if reason := foreign_hardware(engine, "cuda", gpu.compute_capability):
+            raise ConfigError(f"{option} {word}: {reason}; {mend}")
+    elif engine.builds != "anywhere":
+        raise ConfigError(f"--target: {word} builds only for the GPU that it runs on; leave out --target")
+    if lacking := missing(engine, "cuda"):
         raise ConfigError(f"{option} {word}: {explain(lacking)}")
-    return able[word]
-
-
-def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gpu | None:
-    """Return the GPU to build on; None with a target, or without a GPU. Raises ConfigError where one is needed."""
-    if target is not None:
-        if "cuda" not in engine.hardware:
-            raise ConfigError(f"--target: {engine.name} builds only for the GPU that it runs on; leave out --target")
-        return None
-    gpu = next(iter(nvml.visible_gpus()), None)
-    if gpu is None and engine.builds != "anywhere":
-        raise ConfigError(f"{option} {engine.name}: no NVIDIA GPU answers here; build on the machine with the GPU")
-    reason = foreign_hardware(engine, "cuda", gpu.compute_capability if gpu else None)
-    if reason is not None:
-        raise ConfigError(f"{option} {engine.name}: {reason}; to build for another GPU give --target, such as sm89")
-    return gpu
+    return engine, gpu
 
 
 def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
     """Return every model in every precision at every batch. Raises ConfigError."""
-    if options.calibration is not None and not any(options.calibration.glob("*.npy")):
-        raise ConfigError(f"--calibration: there are no .npy files in {options.calibration}")
-    tasks, name = [], engine.name
-    for batches in options.batches.split(","):
+    sizes = options.batches.split(",")
+    for batches in sizes:
         try:
             parse_batches(batches)
         except ValueError as error:
             raise ConfigError(f"--batch: {error}") from None
-    for source in (_source(word, options) for word in options.models):
-        for precision, batches in product(_precisions(engine, source, options), options.batches.split(",")):
+    models = [named_entry(word, {}, Path()) for word in options.models]
+    job = {"models": models, "engines": [engine.name], "precisions": [*options.precisions] or ["fp32"]}
+    typed: dict[Location, str] = {("models", number): "--model" for number in range(len(models))}
+    config = config_of(job, typed | {("precisions",): "--precision"})
+    tasks = []
+    for entry in config.models:
+        source = entry.source()
+        for precision, batches in product(precisions_of(source, config.precisions), sizes):
+            cannot = not_made(source, precision) or unsupported(engine, "inference", "cuda", precision, source.kind)
+            if cannot:
+                raise ConfigError(f"--precision {precision}: {cannot}")
             own = {"batch_range": batches}
-            case = Case(source.name, name, name, "inference", precision, 1, "cuda", 0, source, own)
+            case = Case(entry.name, engine.name, engine.name, "inference", precision, 1, "cuda", 0, source, own)
             tasks.append(BuildTask(case=case, target=options.target))
     return tasks
 
 
-def _source(word: str, options: Options) -> ModelSource:
-    path = Path(word)
-    if path.suffix == ".onnx":
-        if not path.is_file():
-            raise ConfigError(f"--model: there is no file {path}")
-        return ModelSource(path.stem, onnx=path.resolve(), calibration=options.calibration)
-    if word not in CATALOG:
-        raise ConfigError(f"--model: '{word}' is neither a network nor an .onnx file{nearest(word, CATALOG)}")
-    return ModelSource(word, calibration=options.calibration)
-
-
-def _precisions(engine: Engine, source: ModelSource, options: Options) -> Sequence[str]:
-    if source.onnx is not None and not is_float32(source.onnx):
-        if set(options.precisions) - {"native"}:
-            raise ConfigError(f"--precision: {source.name} is not float32 throughout and runs as it is; leave it out")
-        return ["native"]
-    valid = [precision for precision in PRECISIONS if precision != "native"] if source.onnx is None else list(MADE)
-    for precision in options.precisions:
-        check_choice("--precision", precision, valid)
-        if reason := unsupported(engine, "inference", "cuda", precision, source.kind):
-            raise ConfigError(f"--precision {precision}: {reason}")
-    return options.precisions or ["fp32"]
-
-
-def build(task: BuildTask, gpu: Gpu | None, log: Path, timeout: float, tick: Callable[[str], None]) -> Outcome:
+def build(task: BuildTask, gpu: Gpu | None, log: Path, tick: Callable[[str], None]) -> Outcome:
     """Build one engine in a process of its own; `tick` is called a few times a second with how far it is."""
     variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
-    call = Call("profiler.build:build_one", task, log, timeout, timeout, variables, option="--timeout")
+    limit = Budget().build_timeout
+    call = Call("profiler.build:build_one", task, log, limit, limit, variables)
     return run_one(call, lambda child: tick(child.progress or child.phase))
 
 
@@ -193,11 +168,9 @@ def build_one(task: BuildTask, report: Report) -> Built:
     return build_engine(module, request, Cache(), lambda text: report(Progress(text)))
 
 
-def _build_all(
-    tasks: Sequence[BuildTask], gpu: Gpu | None, limit: float, logs: Path, display: Display
-) -> list[Outcome]:
-    budget, outcomes = Budget(timeout=limit, build_timeout=limit), []
-    prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing, "--timeout")
+def _build_all(tasks: Sequence[BuildTask], gpu: Gpu | None, logs: Path, display: Display) -> list[Outcome]:
+    path, outcomes = (str(Path.cwd()),), []
+    prepared = prepare_graphs([task.case for task in tasks], Budget(), logs, path, display.preparing)
     for number, task in enumerate(tasks):
         of_model = prepared[task.case.subject]
         if (why_not := failure(task.case, of_model)) is not None:
@@ -211,5 +184,5 @@ def _build_all(
         def tick(phase: str, name: str = task.name, number: int = number) -> None:
             display.preparing(f"build: {name}", number, len(tasks))
 
-        outcomes.append(build(ready, gpu, log, limit, tick))
+        outcomes.append(build(ready, gpu, log, tick))
     return outcomes

@@ -94,7 +94,7 @@ class Build:
 
     engine: str = _option("trt (on the GPU that it is for) or trt-rtx (anywhere, with --target)", default=MISSING)
     models: Sequence[str] = _option(
-        "A canonical network, or the path of an .onnx file; may be repeated", "--model", default=MISSING
+        "resnet50, model.onnx, hf:BertModel or another model; may be repeated", "--model", default=MISSING
     )
     batches: str = _option(
         "Sizes and ranges, an engine each: 1,16,1:8:32 (a range is min:opt:max)", "--batch", default=MISSING
@@ -103,8 +103,6 @@ class Build:
         "fp32 (if left out), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision"
     )
     target: str | None = _option("trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
-    calibration: Path | None = _option("int8: a folder of .npy files with inputs")
-    timeout: float = _option("Seconds for each export and each build", default=900.0, min=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +168,7 @@ class Query:
     """
 
     runs: Sequence[str] = _argument("Folders of runs or patterns, and last the query")
-    format: str = _option("text, md, csv, json or parquet", default="text")
+    format: str = _option("text, md, csv or json", default="text")
     output: Path | None = _option("Write to this file, not to the terminal")
     rows: int = _option("Most rows on the terminal", default=200, min=1)
 

@@ -21,7 +21,7 @@ from exporters.cache import default_root
 from exporters.inputs import at_shape
 from exporters.source import ModelSource
 from exporters.weights import has_own_weights
-from profiler.build import BuildTask, build, find_engine, find_gpu
+from profiler.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config, ModelEntry, load_config
@@ -141,11 +141,8 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
             graph = prepared.graph(case)
             onnx = graph.path if graph else None
         if task is not None:
-            gpu = None if task.target else find_gpu(engine, None)
-            what = f"build: {task.name}"
-            built = _made(
-                build(replace(task, onnx=onnx), gpu, log, limit, lambda _: display.preparing(what, 0, 1))
-            ).path
+            gpu, what = find_engine(engine.name, task.target)[1], f"build: {task.name}"
+            built = _made(build(replace(task, onnx=onnx), gpu, log, lambda _: display.preparing(what, 0, 1))).path
         argument, no_gpu = (case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
         call = Call("profiler.recommend.artifact:write_files", argument, log, limit, limit, no_gpu, folders)
         outcome = run_one(call, lambda child: display.preparing(f"{case.model} for {engine.name}", 0, 1))
@@ -156,9 +153,9 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
 def _build_task(case: Case, run: Run) -> BuildTask:
     """Build for the GPU that was measured. Raises ConfigError where this machine cannot."""
     capability = run.environment.get("compute_capability")
-    engine = find_engine(case.engine, "--export")
+    engine = ENGINES[case.engine]
     target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
-    gpu = find_gpu(engine, target, "--export")
+    _, gpu = find_engine(engine.name, target, "--export")
     if gpu is not None and gpu.name != run.environment.get("gpu"):
         measured = run.environment.get("gpu")
         raise ConfigError(f"--export: {engine.name} builds for the GPU here, {gpu.name}; export on the {measured}")

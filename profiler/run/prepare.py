@@ -60,9 +60,7 @@ def check_cache() -> None:
 
 def side_by_side(calls: Mapping[Key, Call], tick: Tick, what: str) -> dict[Key, Outcome]:
     """Run calls, one a core as far as the memory allows; `tick` is called a few times a second, for the display."""
-    available = available_memory_mib()
-    by_memory = usable_cores() if available is None else int(available / _MIB_EACH)
-    slots = max(1, min(usable_cores(), by_memory, len(calls)))
+    slots = max(1, min(usable_cores(), int(available_memory_mib() / _MIB_EACH), len(calls)))
     # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
     shared = [replace(call, threads=call.threads or max(1, usable_cores() // slots)) for call in calls.values()]
     outcomes = run_all(shared, slots, lambda done: tick(what, done, len(calls)))
@@ -78,7 +76,7 @@ def prepare(
     """
     runnable = [case for case in cases if case.unsupported is None]
     sources = {case.subject: case.source for case in runnable}
-    stages = Stages(sources, budget, logs, path, tick, cases=runnable)
+    stages = Stages(sources, budget, logs, path, tick, runnable)
     prepared = stages.models(gpu)
     stages.exports()
     # After the exports, which show what of a model reaches an output.
@@ -88,13 +86,10 @@ def prepare(
 
 
 def prepare_graphs(
-    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick, option: str | None = None
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
 ) -> dict[str, Prepared]:
-    """Prepare only the graphs, which is all that building an engine takes.
-
-    `option` is what the user raises to give an export longer; None is the job's budget.
-    """
-    stages = Stages({case.subject: case.source for case in cases}, budget, logs, path, tick, option, cases)
+    """Prepare only the graphs, which is all that building an engine takes."""
+    stages = Stages({case.subject: case.source for case in cases}, budget, logs, path, tick, cases)
     stages.prepared.update((name, Prepared(onnx=own_graphs(source))) for name, source in stages.sources.items())
     stages.exports()
     return stages.prepared
@@ -109,7 +104,6 @@ class Stages:
     logs: Path
     path: tuple[str, ...]
     tick: Tick
-    option: str | None = None
     cases: Sequence[Case] = ()
     prepared: dict[str, Prepared] = field(default_factory=dict)
 
@@ -245,7 +239,7 @@ class Stages:
             timeout=min(most, limit),
             build_timeout=limit,
             path=self.path,
-            option=self.option or ("budget.build_timeout" if limit <= most else None),
+            option="budget.build_timeout" if limit <= most else None,
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
