@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -20,21 +19,15 @@ from profiler.results.cells import cells
 from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
-from profiler.tables.writers import csv, markdown, parquet, print_table
+from profiler.tables.writers import csv, markdown, print_table
 
-FORMATS = ("text", "md", "csv", "json", "parquet")
-_READS = ("select", "with", "show", "explain", "describe", "values", "from")
-"""First words of a query: it may read, never write."""
+FORMATS = ("text", "md", "csv", "json")
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
-
-_LISTS = "a column of lists, such as warnings, is taken apart by unnest(warnings), a row each, or array_to_string"
 
 
 def execute(options: Options, console: Console) -> int:
     """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
     check_choice("--format", options.format, FORMATS)
-    if options.format == "parquet" and options.output is None:
-        raise ConfigError("--format parquet: say where to, by --output rows.parquet")
     *runs, sql = options.runs
     if not runs:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
@@ -42,17 +35,24 @@ def execute(options: Options, console: Console) -> int:
     found = query(read, sql)
     for note in read.notes:
         print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
+    rows = counted(found.height, "row")
     if options.format == "text" and options.output is None:
-        _print(console, found, options.rows)
-    elif options.output is None:
-        sys.stdout.write(_text(found, options.format))
+        print_table(console, of_frame("", "", found.head(options.rows)))
+        shown = rows if found.height <= options.rows else f"{count(options.rows)} of {rows}; --rows or --format csv"
+        console.print(Text(shown, style="dim"))
+        return 0
+    if options.format == "json":
+        document = found.write_json() + "\n"
     else:
-        write = parquet if options.format == "parquet" else partial(_text, format_=options.format)
-        try:
-            write_whole(options.output, write(found))
-        except OSError as error:
-            raise ConfigError(f"--output {options.output}: {error.strerror}; give another file") from None
-        console.print(Text(f"Written: {options.output}, {counted(found.height, 'row')}"), soft_wrap=True)
+        document = csv(found) if options.format == "csv" else markdown(of_frame("", "", found))
+    if options.output is None:
+        sys.stdout.write(document)
+        return 0
+    try:
+        write_whole(options.output, document)
+    except OSError as error:
+        raise ConfigError(f"--output {options.output}: {error.strerror}; give another file") from None
+    console.print(Text(f"Written: {options.output}, {rows}"), soft_wrap=True)
     return 0
 
 
@@ -61,12 +61,8 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
 
     `environments` has a row a fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". The query is
     trusted: Polars' file functions, such as read_csv, read in it what the user can. Raises ConfigError for a query that
-    is none or that names a table or column that there is not.
+    is none, or names a table or column that does not exist.
     """
-    first = re.split(r"\W+", sql.strip(" \t\n("))[0].lower()
-    if first not in _READS:
-        hint = nearest(first, _READS, f'for example "{_EXAMPLE}"')
-        raise ConfigError(f"query: only queries that read are allowed{hint}")
     tables = {"results": runs.results, "samples": runs.samples, "layers": runs.layers}
     tables["environments"] = _environments(runs.environments)
     if re.search(r"\bcells\b", sql, re.IGNORECASE):
@@ -81,8 +77,6 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
             message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], columns)}"
         elif relation := re.search(r"relation '([^']+)' was not found", message):
             message = f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
-        elif "function" in message:
-            message += f"; {_LISTS}"
         raise ConfigError(f"query: {message} (for example: {_EXAMPLE})") from None
 
 
@@ -94,17 +88,3 @@ def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame
         if not isinstance(value, Mapping)
     ]
     return pl.LazyFrame(rows, schema=dict.fromkeys(("run_id", "key", "value"), pl.String), orient="row")
-
-
-def _print(console: Console, found: pl.DataFrame, most: int) -> None:
-    """Print the first rows."""
-    print_table(console, of_frame("", "", found.head(most)))
-    rows = counted(found.height, "row")
-    text = rows if found.height <= most else f"{count(most)} of {rows}; --rows or --format csv gives more"
-    console.print(Text(text, style="dim"))
-
-
-def _text(found: pl.DataFrame, format_: str) -> str:
-    if format_ == "json":
-        return found.write_json() + "\n"
-    return csv(found) if format_ == "csv" else markdown(of_frame("", "", found))
