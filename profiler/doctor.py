@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,33 +19,25 @@ from profiler.errors import PROGRAM, WHEN_IDLE
 from profiler.job.case import Case
 from profiler.job.config import Config, config_of
 from profiler.job.plan import make_plan
-from profiler.machine import (
-    Target,
-    available_memory_mib,
-    check_device,
-    cpu_model,
-    resolve_device,
-    usable_cores,
-)
-from profiler.nvml import Nvml, slowdowns, visible_gpus
+from profiler.machine import Target, available_memory_mib, check_device, cpu_model, resolve_device, usable_cores
+from profiler.nvml import Nvml, visible_gpus
 from profiler.options import Doctor as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.measure import run_job
+from profiler.run.watch import other_work
 from profiler.stats.samples import median
 from profiler.tables.numbers import milliseconds
-from profiler.tables.writers import print_pairs
+from profiler.tables.table import Section, name, of_rows, prose
+from profiler.tables.writers import print_section
 
 Ran = tuple[Case, Result]
 _TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers")
 """Kinds of warning about an installation; others are of a figure."""
-_STYLES = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
 _LEAST_GIB = 5.0
 """Room on a disk that graphs, references and engines of large networks need."""
-_BUSY = 0.25
-"""Load by core from which other work is likely to be seen in the figures."""
 
 
 class Check(NamedTuple):
@@ -62,7 +53,7 @@ def execute(options: Options, console: Console) -> int:
     kept = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
     with libraries() as facts, kept as folder:
         target = resolve_device(check_device(options.device), facts)
-        machine = [*_card(target, facts), *_processor(), *_room()]
+        machine = [*_card(target, facts), *_host(target)]
         _print(console, "Machine", machine)
         run, config = RunFolder.create(folder), tiny_job(target, folder)
         with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
@@ -75,16 +66,13 @@ def execute(options: Options, console: Console) -> int:
         found = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
         report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder"
         where = f"everything that was found is in {run.path}, with logs" if options.output else report
-        console.print(Text(f"\n{found}; {where}"), soft_wrap=True)
+        console.print(Text(f"{found}; {where}"), soft_wrap=True)
     return 130 if interrupted else int(bool(failed))
 
 
 def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
-    console.print(Text(f"\n{title}", style="bold"))
-    widest = max(len(check.what) for check in checks)
-    for status, what, text in checks:
-        head = Text.assemble("  ", (f"{status:<8}", _STYLES[status]), what.ljust(widest))
-        print_pairs(console, [(head, Text(text))])
+    fields = [name("Status", "status"), name("What", "what"), prose("Found", "text")]
+    print_section(console, Section(tables=[of_rows(title, fields, checks)]))
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
@@ -158,40 +146,30 @@ def _of_preset(preset: Preset, results: Sequence[Ran]) -> Check:
 
 
 def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
-    gpus, gpu = visible_gpus(), target.gpu
+    gpu = target.gpu
     if gpu is None:
+        gpus = visible_gpus()
         if gpus and not facts.get("cuda_available"):
             why = "cannot use it" if facts.get("torch_cuda") else "was installed without CUDA"
             yield Check("failed", "GPU", f"{gpus[0].name}: torch {why}; install torch for driver {gpus[0].driver}")
         else:
-            yield Check("note", "GPU", "no NVIDIA driver answers" if not gpus else "not asked for")
+            yield Check("note", "GPU", "not asked for" if gpus else "no NVIDIA driver answers")
         return
     card = f"{gpu.name}, compute capability {gpu.compute_capability}, {gpu.memory_mib / 1024:.0f} GiB"
     yield Check("ok", "GPU", f"{card}; driver {gpu.driver}, torch's CUDA {facts.get('torch_cuda')}")
-    nvml = Nvml(gpu.uuid)
-    if slowed := slowdowns(nvml.read().reasons or 0):
-        yield Check("note", "Clock", f"slowed down by {', '.join(slowed)}")
-    if pids := nvml.pids():
-        yield Check("note", "Other processes", f"{len(pids)} compute on it; {WHEN_IDLE} waits for their end")
 
 
-def _processor() -> Iterator[Check]:
-    cores, load = usable_cores(), os.getloadavg()[0]
-    yield Check("ok", "CPU", f"{cpu_model()}, {cores} of {os.cpu_count()} cores")
-    if load > max(1.0, _BUSY * cores):
-        yield Check("note", "Load", f"{load:.1f} on {cores} cores: other work runs; {WHEN_IDLE} waits for its end")
-
-
-def _room() -> Iterator[Check]:
-    """Look at memory, and at the disks of the cache and of temporary files."""
+def _host(target: Target) -> Iterator[Check]:
+    """Look at other work, the processor, the memory and the cache's disk."""
+    if busy := other_work(Nvml(target.gpu.uuid if target.gpu else None)):
+        yield Check("note", "Other work", f"{busy}; {WHEN_IDLE} waits for its end")
+    yield Check("ok", "CPU", f"{cpu_model()}, {usable_cores()} of {os.cpu_count()} cores")
     yield Check("ok", "Memory", f"{available_memory_mib() / 1024:.1f} GiB can be had")
-    temporary = Path(tempfile.gettempdir())
-    for what, folder, mend in (("Cache", default_root(), "PROFILER_CACHE"), ("Temporary files", temporary, "TMPDIR")):
-        try:
-            check_root(folder)
-        except CacheError as error:
-            yield Check("failed", what, str(error))
-            continue
-        gib = shutil.disk_usage(folder).free / 2**30
-        hint = f": name another folder in {mend}" if gib < _LEAST_GIB else ""
-        yield Check("note" if hint else "ok", what, f"{folder}, {gib:.1f} GiB free{hint}")
+    try:
+        check_root(default_root())
+    except CacheError as error:
+        yield Check("failed", "Cache", str(error))
+        return
+    gib = shutil.disk_usage(default_root()).free / 2**30
+    hint = ": name another folder in PROFILER_CACHE" if gib < _LEAST_GIB else ""
+    yield Check("note" if hint else "ok", "Cache", f"{default_root()}, {gib:.1f} GiB free{hint}")

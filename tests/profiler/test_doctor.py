@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.Monk
 def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
-    (line,) = (check for check in doctor._room() if check.what == "Cache")
+    (line,) = (check for check in doctor._host(CPU) if check.what == "Cache")
     assert line.status == "failed"
     assert "PROFILER_CACHE" in line.text
 
@@ -85,11 +84,11 @@ def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, mo
 
 
 def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(doctor, "other_work", lambda nvml: "other processes took 40 % of 2 processors")
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
     monkeypatch.setattr(doctor, "_LEAST_GIB", 1e9)
-    lines = {check.what: check for check in (*doctor._processor(), *doctor._room())}
-    assert "99.0 on" in lines["Load"].text
+    lines = {check.what: check for check in doctor._host(CPU)}
+    assert "40 % of 2 processors; --wait-for-idle" in lines["Other work"].text
     assert lines["Cache"].status == "note"
     assert "PROFILER_CACHE" in lines["Cache"].text
 
