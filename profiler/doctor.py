@@ -80,7 +80,7 @@ def tiny_job(target: Target, folder: Path) -> Config:
     able = [preset.name for preset in usual() if not lacks(preset, target)]
     slow = [name for name in able if PRESETS[name].engine in ("compiled", "jax")]
     narrow, others = ["fp16", "int8"], [name for name in able if name != "eager"]
-    exclude: list[dict[str, Any]] = [{"pass": "training", "precision": narrow}]
+    exclude: list[dict[str, Any]] = [{"pass": "training", "precision": narrow}, {"replicate": [1, 2]}]
     exclude += [{"pass": "training", "variant": others}] if others else []
     exclude += [{"precision": narrow, "variant": slow}] if slow else []
     network = {"name": "tiny", "factory": "profiler.doctor:tiny_network", "input": [3, 32, 32]}
