@@ -124,7 +124,7 @@ def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
             parse_batches(batches)
         except ValueError as error:
             raise ConfigError(f"--batch: {error}") from None
-    models = [named_entry(word, {}, Path()) for word in options.models]
+    models = [named_entry(word) for word in options.models]
     job = {"models": models, "engines": [engine.name], "precisions": [*options.precisions] or ["fp32"]}
     typed: dict[Location, str] = {("models", number): "--model" for number in range(len(models))}
     config = config_of(job, typed | {("precisions",): "--precision"})
