@@ -101,7 +101,6 @@ def as_data(request: Request, choice: Choice) -> dict[str, Any]:
         "limits": [asdict(limit) for limit in choice.limits],
         "winner": choice.winner and told(choice.winner),
         "tied": [cell["name"] for cell in choice.tied],
-        "replicates_to_settle": choice.replicates_to_settle,
         "runner_up": choice.runner_up and choice.runner_up["name"],
         "margin": choice.margin and asdict(choice.margin),
         "losers": [{**told(one.cell), "reasons": [asdict(reason) for reason in one.reasons]} for one in choice.losers],

@@ -218,9 +218,7 @@ def comparison(choice: Choice) -> str:
         return ""
     if choice.tied:
         cells = [choice.winner, *choice.tied]
-        settle = choice.replicates_to_settle
-        parting = f"; --replicates {settle} would part them" if settle else ""
-        return f"A tie of {len(cells)}: {_some(cells)}; the cheapest start wins{parting}"
+        return f"A tie of {len(cells)}: {_some(cells)}; the cheapest start wins; --replicates 5 may part them"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     return f"The only candidate{' that meets the limits' if choice.losers else ''}"

@@ -20,7 +20,6 @@ from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
 from profiler.results.result import WITH_ENDS, ends_of
-from profiler.stats.intervals import margin, replicates_to_settle
 
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
@@ -50,26 +49,17 @@ class Limit:
         """Return the cell's figure; of an error the bound for a further item."""
         return cell.get("error_high" if self.figure == "error" else self.figure)
 
-    def judged(self, cell: Row) -> float | None:
-        """Return the figure that is held to the limit; of an unknown percentile the median if that misses it."""
-        value = self.measured(cell)
-        if value is None and FIGURES[self.figure].percentile:
-            median = cell["latency_ms"]
-            return None if median is None or self.holds(median) else median
-        return value
-
     def missed(self, cell: Row) -> Reason | None:
         """Return why the cell misses the limit; None if it meets it."""
-        value = self.judged(cell)
+        value = self.measured(cell)
         if value is None:
             of_each = cell["samples"] // max(1, cell["processes"])
             return Reason("unknown", cell_name(cell), figure=self.figure, have=of_each)
         if self.holds(value):
             return None
         code = "under" if self.figure in HIGHER else "over"
-        at_least = "at least " if self.measured(cell) is None else ""
         low, high = map(cell.get, ends_of(self.figure)) if self.figure in WITH_ENDS else (None, None)
-        return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure, text=at_least)
+        return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure)
 
 
 @dataclass(frozen=True)
@@ -97,23 +87,6 @@ class Choice:
     margin: Reason | None = None
     losers: tuple[Loser, ...] = ()
     nearest: Row | None = None
-
-    @property
-    def replicates_to_settle(self) -> int | None:
-        """Return how many replicates would part the winner from all that it is tied with; None where none would."""
-        tied, needed = {id(cell) for cell in self.tied}, [0]
-        for loser in self.losers:
-            reason = loser.reasons[0]
-            if self.winner is None or id(loser.cell) not in tied or reason.code != "unclear":
-                continue
-            if not reason.value or not reason.low or not reason.high:
-                return None
-            least, within = min(self.winner["processes"], loser.cell["processes"]), margin(self.winner["clock"])
-            number = replicates_to_settle(reason.value, reason.low, reason.high, within, least)
-            if number is None:
-                return None
-            needed.append(number)
-        return max(needed) or None
 
 
 def choose(
@@ -186,7 +159,7 @@ def _barred(row: Row, limits: Sequence[Limit], usual: Sequence[Limit], asked: bo
 
 
 def _worst(row: Row, limits: Sequence[Limit]) -> float:
-    return max((limit.excess(limit.judged(row)) for limit in limits), default=0.0)
+    return max((limit.excess(limit.measured(row)) for limit in limits), default=0.0)
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
@@ -199,7 +172,7 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     reasons = []
     for row, (factor, low, high, verdict) in zip(rows, found.iter_rows(), strict=True):
         code, name = _CODES.get(verdict, verdict), cell_name(row)
-        reasons.append(Reason(code, name, factor, None, low, high, figure=figure, other=cell_name(best)))
+        reasons.append(Reason(code, name, factor, None, low, high, figure=figure))
     return reasons
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES
-from profiler.results.cells import OUT_OF_MEMORY, cells
-from profiler.results.warning_kinds import HOST_BOUND
+from profiler.results.cells import cells
 from profiler.tables.numbers import grouped
 
 _PREFIX = "node_"
@@ -22,7 +21,6 @@ _PREFIX = "node_"
 _CASE = ["run_id", "case_id"]
 PARTS = ("forward", "grad_input", "grad_weight")
 KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]
-_TOO_SHORT = "calls under 0.05 ms are timed in blocks, without their parts; a larger batch has them"
 
 
 @dataclass(frozen=True)
@@ -127,50 +125,28 @@ def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row by KEYS of each measured layer, from cells. `results` are results.parquet's.
+    """Return one row by KEYS of each measured layer: its training pass, or inference as the forward part.
 
     All times and rates are on one `clock`: "gpu" where the device's own time is there for all of the row, else the
-    headline's. What training lacks (an engine or a pass that did not fit) is inference's, whose whole is the forward
-    part; `status` and `reason` are training's if it was asked for. `kinds` are of its warnings.
+    headline's. `status` and `reason` are training's if it was asked for. `results` are results.parquet's.
     """
     layers = cells(results.filter(pl.col("model_kind") == "layer"), by=("machine", "device")).rename({"model": "layer"})
-    rows = _together(_passes(layers)).with_columns(backward_ms=pl.col("grad_input_ms") + pl.col("grad_weight_ms"))
-    rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
-    rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
-    kinds = pl.col("kinds").fill_null([])
-    kinds = pl.when(clock="gpu").then(kinds.list.set_difference([HOST_BOUND])).otherwise(kinds)
-    times = [*(f"{part}_ms" for part in PARTS), "backward_ms", "total_ms", "low_ms", "high_ms"]
-    return rows.select(*KEYS, *times, "clock", "peak_memory_mib", *rates, kinds.alias("kinds"), "status", "reason")
-
-
-def _together(passes: pl.DataFrame) -> pl.DataFrame:
-    """Return one row by KEYS: what the training pass has, or inference where that has no time, or is alone."""
-    in_training = pl.col("pass") == "training"
-    timed = pl.col("total_ms").filter(in_training).first().is_not_null()
-
-    def picked(column: str, trained: pl.Expr) -> pl.Expr:
-        found, alone = (pl.col(column).filter(which).first() for which in (in_training, ~in_training))
-        return pl.when(trained).then(found).otherwise(alone).alias(column)
-
-    of_training = ("grad_input_ms", "grad_weight_ms", "total_ms", "low_ms", "high_ms")
-    of_either = ("forward_ms", "clock", "peak_memory_mib", "part_flops", "kinds")
-    return passes.group_by(KEYS, maintain_order=True).agg(
-        *(picked(column, timed) for column in of_either),
-        *(picked(column, in_training.any()) for column in ("status", "reason")),
-        *(pl.col(column).filter(in_training).first() for column in of_training),
-    )
-
-
-def _passes(layers: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a pass by KEYS: parts and total on one clock, memory, and the FLOPs of each part of a call."""
     in_training, parts = pl.col("pass") == "training", [f"gpu_{part}_ms" for part in PARTS]
     gated = pl.col("gpu_ms").is_not_null() & (~in_training | pl.all_horizontal(pl.col(parts).is_not_null()))
     total, low, high = (pl.when(gated).then(f"gpu{e}_ms").otherwise(f"latency{e}_ms") for e in ("", "_low", "_high"))
     figures = {f"{part}_ms": pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms") for part in PARTS}
     figures["forward_ms"] = pl.when(in_training).then(figures["forward_ms"]).otherwise(total)
-    short = in_training & pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
-    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason")
-    clock = pl.when(gated).then(pl.lit("gpu")).otherwise("clock")
-    flops = pl.col("flops_per_item") * pl.col("batch_size") / pl.when(in_training).then(3).otherwise(1)
-    own = {"total_ms": total, "low_ms": low, "high_ms": high, "clock": clock, "reason": why, "part_flops": flops}
-    return layers.select(*KEYS, "pass", "status", "peak_memory_mib", **figures, kinds="footnotes", **own)
+    whole = {"total_ms": total, "low_ms": low, "high_ms": high}
+    figures |= {name: pl.when(in_training).then(value) for name, value in whole.items()}
+    figures["clock"] = pl.when(gated).then(pl.lit("gpu")).otherwise("clock")
+    part_flops = pl.col("flops_per_item") * pl.col("batch_size") / pl.when(in_training).then(3).otherwise(1)
+    # Where training has no time, inference stands in for its forward part.
+    rank = pl.when(~in_training).then(1).when(total.is_null()).then(2).otherwise(0)
+    rows = layers.with_columns(**figures, part_tflop=part_flops / 1e9, rank=rank).group_by(KEYS, maintain_order=True)
+    made = rows.agg(
+        pl.col(*figures, "part_tflop", "peak_memory_mib").sort_by("rank").first(),
+        pl.col("status", "reason").sort_by(~in_training).first(),
+    )
+    backward, tflop = pl.col("grad_input_ms") + pl.col("grad_weight_ms"), pl.col("part_tflop")
+    rates = {"forward_tflops": tflop / pl.col("forward_ms"), "total_tflops": 3 * tflop / pl.col("total_ms")}
+    return made.with_columns(backward_ms=backward, **rates).drop("part_tflop")

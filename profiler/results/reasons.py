@@ -34,7 +34,6 @@ class Reason:
     low: float | None = None
     high: float | None = None
     figure: str = ""
-    other: str = ""
     have: float | None = None
     text: str = ""
 
@@ -63,19 +62,14 @@ def _given(figure: str, value: float | None) -> str:
 
 
 def _worse(reason: Reason) -> str:
-    value, low, high = reason.value, reason.low, reason.high
-    if value is None:
-        return "figures of 0"
-    worse, better = COMPARATIVES.get(reason.figure, ("worse", "better"))
-    if 0 < value < 1:
-        value, low, high, worse = 1 / value, high and 1 / high, low and 1 / low, better
-    return numbers.times(value, low, high, f"× {worse}")
+    words = COMPARATIVES.get(reason.figure, ("worse", "better"))
+    return numbers.relative(reason.value, reason.low, reason.high, words) if reason.value else "figures of 0"
 
 
 def _held(reason: Reason) -> str:
     """Say like "p99 latency 2.40 ms" what is held to a limit; of an error that is its bound."""
     what = "error bound" if reason.figure == "error" else noun(reason.figure)
-    return f"{what} {reason.text}{amount(reason.figure, reason.value or 0.0, reason.low, reason.high)}"
+    return f"{what} {amount(reason.figure, reason.value or 0.0, reason.low, reason.high)}"
 
 
 def _missed(reason: Reason) -> str:

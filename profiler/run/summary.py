@@ -20,7 +20,7 @@ from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
 from profiler.results.run_folder import RunFolder, read_json
 from profiler.tables import numbers
-from profiler.tables.numbers import counted, duration, grouped, products
+from profiler.tables.numbers import counted, duration, grouped
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_pairs, print_table
 
@@ -145,19 +145,19 @@ def _print_layers(console: Console, results: pl.DataFrame) -> None:
 
 def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Print each reason once, then what it holds for."""
-    cells = pl.struct("variant", "precision", "pass", "model", pl.col("batch_size").cast(pl.String))
-    more = cells.unique(maintain_order=True).alias("cells"), pl.col("log").drop_nulls().first()
+    axes = ("variant", "precision", "pass", "model")
+    more = pl.len(), pl.col(axes).unique(maintain_order=True), pl.col("log").drop_nulls().first()
     reasons = not_measured(results, ["status", "reason"], *more)
     if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
     for row in reasons.iter_rows(named=True):
-        found = ([", ".join(values) for values in each] for each in products(tuple(c.values()) for c in row["cells"]))
-        where = [" · ".join([*names, f"batch {sizes}"]) for *names, sizes in found]
-        where[-1] += f" · log: {row['log']}" if row["log"] else ""
+        sizes = f"batch {', '.join(map(str, row['batch_size']))}"
+        where = [*(", ".join(row[axis]) for axis in axes), sizes, counted(row["len"], "case")]
+        where += [f"log: {row['log']}"] if row["log"] else []
         label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
-        pairs = [(label, Text(str(row["reason"]))), *((Text(), Text(text, style="dim")) for text in where)]
-        print_pairs(console, pairs, gap=1)
+        reason, told = Text(str(row["reason"])), Text(" · ".join(where), style="dim")
+        print_pairs(console, [(label, reason), (Text(), told)], gap=1)
 
 
 def _print_notes(console: Console, printed: Sequence[Choice]) -> None:

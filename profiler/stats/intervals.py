@@ -21,8 +21,6 @@ MARGINS = {"event": 0.01, "host": 0.03}
 """Differences of up to this share do not count, by headline clock: figures of a CPU differ more by themselves."""
 CONTRADICTION = 1.1
 """Two figures of one call contradict each other from this ratio on."""
-MOST_REPLICATES = 100
-"""Largest replicate count we suggest."""
 _PRIOR_CONFIGURATIONS = 10
 """Fewest replicated configurations of a run from which their common spread is estimated."""
 _PRIOR_MOST, _BASE_MOST = 5.0, 10.0
@@ -207,21 +205,6 @@ def ratio_interval(
     ratio = a - b
     low, high = ratio - np.hypot(a - a_low, b_high - b), ratio + np.hypot(a_high - a, b - b_low)
     return np.exp(ratio), np.exp(low), np.exp(high)
-
-
-def replicates_to_settle(ratio: float, low: float, high: float, within: float, replicates: int) -> int | None:
-    """Estimate how many replicates a side would make an UNCLEAR ratio clear; None beyond MOST_REPLICATES.
-
-    An interval between processes narrows with the square root of their number, and its half-width must fall below the
-    distance from the ratio to the nearer end of the margin (Beal, "Sample size determination for confidence intervals
-    on the population mean and on the difference between two population means", Biometrics 45, 1989).
-    """
-    distance = abs(abs(math.log(ratio)) - math.log1p(within))
-    reach = math.log(high / low) / 2
-    if not distance or not math.isfinite(reach):
-        return None
-    needed = max(3, replicates + 1, math.ceil(replicates * (reach / distance) ** 2))
-    return needed if needed <= MOST_REPLICATES else None
 
 
 def upper_bound(errors: ArrayLike) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -38,18 +38,6 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
-    return found
-
-
-def products(rows: Iterable[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], ...]]:
-    """Merge rows into few products, none claiming more than there is.
-
-    Each has the values by column: (a, 1), (a, 2), (b, 1) are ((a,), (1, 2)) and ((b,), (1,)).
-    """
-    found = [tuple((value,) for value in row) for row in dict.fromkeys(rows)]
-    for place in reversed(range(len(found[0]) if found else 0)):
-        alike = grouped(((*one[:place], *one[place + 1 :]), one[place][0]) for one in found)
-        found = [(*rest[:place], tuple(values), *rest[place:]) for rest, values in alike.items()]
     return found
 
 
@@ -90,11 +78,13 @@ def times(value: float, low: float | None = None, high: float | None = None, sig
     return f"{value:.{places}f}{sign}{_range(value, low, high, places)}"
 
 
-def relative(ratio: float, low: float | None = None, high: float | None = None) -> str:
+def relative(
+    ratio: float, low: float | None = None, high: float | None = None, words: tuple[str, str] = ("faster", "slower")
+) -> str:
     """Say how many times faster or slower: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
-    word = "faster"
+    word = words[0]
     if ratio < 1:
-        ratio, low, high, word = 1 / ratio, high and 1 / high, low and 1 / low, "slower"
+        ratio, low, high, word = 1 / ratio, high and 1 / high, low and 1 / low, words[1]
     return times(ratio, low, high, "×" if f"{ratio:.2f}" == "1.00" else f"× {word}")
 
 
@@ -154,11 +144,8 @@ def anything(value: Any) -> str:
     """Format whatever a frame may hold: a fraction with six digits, a list with semicolons between."""
     if isinstance(value, float):
         return significant(value, 6)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
-        return "; ".join(map(anything, value))
-    return "" if value is None else " ".join(str(value).split())
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | dict)
+    return "; ".join(map(anything, value)) if is_list else " ".join(str(value).split())
 
 
 words = each(text)

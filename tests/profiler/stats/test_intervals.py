@@ -17,7 +17,6 @@ from profiler.stats.intervals import (
     figure_interval,
     pooled,
     ratio_interval,
-    replicates_to_settle,
     spread_reach,
     upper_bound,
     verdict,
@@ -145,9 +144,7 @@ def test_few_samples_have_an_interval_that_holds(size: int):
     assert np.mean(held) >= 0.93
 
 
-def test_what_narrows_a_comparison():
-    assert replicates_to_settle(1.1, 0.95, 1.27, within=0.03, replicates=1) == 5
-    assert replicates_to_settle(1.0301, 0.5, 2.0, within=0.03, replicates=1) is None, "no number of replicates"
+def test_deviations_are_pooled():
     assert pooled(0.0, 0.0) is None
     squares, free = deviations([[1.0, 1.1, 0.9], [2.0], [5.0, 5.5]])
     assert free == 3

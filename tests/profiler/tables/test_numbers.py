@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -75,16 +74,8 @@ FRAME = pl.DataFrame({"ms": [0.5, None], "sizes": [[1, 16], []]})
         (numbers.words, [["two\nlines", None, True, False, [1, 16], 5]], ["two lines", "", "yes", "", "1, 16", "5"]),
         (numbers.words, [FRAME["sizes"]], ["1, 16", ""]),
         (numbers.anythings, [[1 / 3, 70772, True, None, ["a", "b"], "x\ty"]],
-         ["0.333333", "70,772", "True", "", "a; b", "x y"]),
+         ["0.333333", "70772", "True", "", "a; b", "x y"]),
     ],
 )  # fmt: skip
 def test_a_column(form: numbers.Format, columns: list[Any], cells: list[str]) -> None:
     assert form(*columns) == cells
-
-
-def test_products_have_all_rows_and_no_others() -> None:
-    rows = [(v, p, b) for v in "ab" for p in ("fp32", "fp16") for b in (1, 16) if (v, p) != ("b", "fp16")]
-    found = numbers.products(rows)
-    assert found == [(("a",), ("fp32", "fp16"), (1, 16)), (("b",), ("fp32",), (1, 16))]
-    assert sorted(row for each in found for row in itertools.product(*each)) == sorted(rows)
-    assert numbers.products([]) == []
