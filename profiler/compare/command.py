@@ -102,7 +102,7 @@ def make_comparison(options: Options) -> Comparison:
     """Compare as the options ask. Raises ConfigError for what cannot be used."""
     limit = None if options.fail_on_regression is None else parse_limit(options.fail_on_regression)
     only, runs, by = parse_only(options.only), read_runs(options.runs), options.by or "run"
-    results = runs.results.with_columns(run=pl.col("run_id").replace_strict(_run_names(runs), return_dtype=pl.String))
+    results = runs.results.with_columns(run=pl.col("run_id").replace_strict(runs.labels, return_dtype=pl.String))
     wanted = None
     if only is not None:
         check_only(only, results)
@@ -133,14 +133,6 @@ def parse_limit(text: str) -> float:
     if not found:
         raise ConfigError(f"--fail-on-regression: expected a percentage such as 5%, or a share, got '{text}'")
     return float(found[1]) / 100 if found[1] else float(found[2])
-
-
-def _run_names(runs: Runs) -> dict[str, str]:
-    """Name each run id's run: by the machine where that tells the runs apart, else by the folder."""
-    machines = [run.environment["machine"] for run in runs.runs]
-    telling = all(machines) and len(set(machines)) == len(machines) > 1
-    called = machines if telling else [run.name for run in runs.runs]
-    return {run_id: name for run, name in zip(runs.runs, called, strict=True) for run_id in run.run_ids}
 
 
 def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:

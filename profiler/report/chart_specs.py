@@ -1,4 +1,4 @@
-"""Declare the report's colours, and specify each chart in Vega-Lite, without its data.
+"""Specify each chart in Vega-Lite, without its data; colours are report.css's.
 
 A specification holds no text of the user's but as a value in a scale's domain, which no renderer interprets.
 """
@@ -6,7 +6,7 @@ A specification holds no text of the user's but as a value in a scale's domain, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,7 @@ Spec = dict[str, Any]
 MEMORY = [*parts("peak_memory_mib"), "undivided_mib"]
 """The last is the rest of the peak: all of it on a CPU."""
 
-_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
-_DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [10, 2]]
-"""Shapes of precisions; colours tell engines apart."""
-_INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
+_INK, _MUTED = "var(--ink)", "var(--muted)"
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380
 _ONE = {"run": 1, "pass": 1, "model": 1, "setting": 1}
@@ -39,41 +36,6 @@ _ROOFLINE = (
     "below its roof waits for something else, often for launches."
 )
 _LAYERS = "Each row holds the exported nodes that some runtime runs as one. Timed in calls of their own."
-
-
-@dataclass(frozen=True)
-class Palette:
-    """Name the colours: `ink` writes, `muted` writes what matters less, `rule` draws lines, `series` are the data's."""
-
-    paper: str
-    panel: str
-    ink: str
-    muted: str
-    rule: str
-    accent: str
-    series: tuple[str, ...]
-
-
-LIGHT = Palette(
-    paper="#ffffff",
-    panel="#f5f7f9",
-    ink="#1b1f24",
-    muted="#57606a",
-    rule="#d8dee4",
-    accent="#0062a3",
-    series=("#0257d2", "#d45e00", "#00a071", "#a14b90", "#8a3c1e", "#2c9bda", "#424643", "#6950ae"),
-)
-DARK = Palette(
-    paper="#14181d",
-    panel="#1c2229",
-    ink="#e8ebee",
-    muted="#a3adb8",
-    rule="#39424c",
-    accent="#7cc4f5",
-    series=("#57b8f6", "#d55e00", "#00a36b", "#b75399", "#f1e642", "#5376e1", "#e8e8e6", "#e89d00"),
-)
-"""The series are Okabe and Ito's (https://jfly.uni-koeln.de/color/), moved until each has a contrast of 3 to 1 with its
-paper, and no two look alike to those who lack a kind of cones. Shapes and dashes say the same once more."""
 
 
 @dataclass(frozen=True)
@@ -126,28 +88,15 @@ def charts(domains: Domains) -> list[Chart]:
     ]
 
 
-def css(palette: Palette) -> str:
-    """Return the colours as custom properties: --ink, …, --series-1, …"""
-    named = {name: value for name, value in asdict(palette).items() if isinstance(value, str)}
-    named |= {f"series-{place}": colour for place, colour in enumerate(palette.series, 1)}
-    return "".join(f"--{name}:{value};" for name, value in named.items())
-
-
-def variables() -> Palette:
-    """Return references to the custom properties, so that a drawing follows the page's colour scheme."""
-    series = tuple(f"var(--series-{place})" for place in range(1, len(LIGHT.series) + 1))
-    return Palette("var(--paper)", "var(--panel)", "var(--ink)", "var(--muted)", "var(--rule)", "var(--accent)", series)
-
-
-def config(palette: Palette) -> dict[str, Any]:
-    """Return Vega-Lite's configuration in these colours."""
-    text = {"labelColor": palette.ink, "titleColor": palette.muted, "labelFontSize": 12, "titleFontSize": 12}
-    lines = {"gridColor": palette.rule, "domainColor": palette.rule, "tickColor": palette.rule}
+def config() -> dict[str, Any]:
+    """Return Vega-Lite's configuration in the page's colours."""
+    text = {"labelColor": _INK, "titleColor": _MUTED, "labelFontSize": 12, "titleFontSize": 12}
+    lines = dict.fromkeys(("gridColor", "domainColor", "tickColor"), "var(--rule)")
     sizes = {"titleFontWeight": "normal", "titlePadding": 10, "labelPadding": 6, "labelLimit": 190, "tickSize": 4}
     # The title of a vertical axis lies above it, which saves a phone's width.
     above = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleX": -46, "titleY": -14}
     places = {"orient": "bottom", "direction": "horizontal", "titleOrient": "left", "titleFontWeight": "normal"}
-    symbols = {"symbolBaseFillColor": palette.ink, "symbolBaseStrokeColor": palette.ink, "symbolStrokeWidth": 2}
+    symbols = {"symbolBaseFillColor": _INK, "symbolBaseStrokeColor": _INK, "symbolStrokeWidth": 2}
     gaps = {"symbolSize": 90, "labelLimit": 160, "rowPadding": 4, "columnPadding": 16, "titlePadding": 6, "offset": 14}
     stacked = {"bottom": {"anchor": "start", "direction": "vertical", "margin": 8}}
     return {
@@ -160,10 +109,10 @@ def config(palette: Palette) -> dict[str, Any]:
         "legend": {**text, **places, **symbols, **gaps, "columns": 8, "layout": stacked},
         "point": {"filled": True, "size": 75, "opacity": 1},
         "line": {"strokeWidth": 2},
-        "rule": {"color": palette.muted},
+        "rule": {"color": _MUTED},
         "tick": {"thickness": 1.5},
-        "text": {"color": palette.ink, "fontSize": 12},
-        "range": {"category": list(palette.series)},
+        "text": {"color": _INK, "fontSize": 12},
+        "range": {"category": [f"var(--series-{number})" for number in range(1, 9)]},
     }
 
 
@@ -171,7 +120,7 @@ def speedups(domains: Domains) -> Spec:
     """Draw each configuration's factor with its interval."""
     lines = alt.Chart(_LINES).encode(y=_names("configuration", "step", grid=True), yOffset=alt.YOffset("batch_size:N"))
     x = alt.X(**_log("factor", f"Speed-up over {domains.base}, ×"))
-    bar = lines.mark_rule(strokeWidth=2).encode(x=alt.X("factor_low:Q"), x2="factor_high:Q", color=_INK)
+    bar = lines.mark_rule(strokeWidth=2).encode(x=alt.X("factor_low:Q"), x2="factor_high:Q", color=alt.value(_INK))
     dot = lines.mark_point().encode(
         x=x,
         color=alt.Color("batch_size:N", title="Batch size"),
@@ -192,7 +141,7 @@ def latency(domains: Domains) -> Spec:
     lines = alt.Chart(_LINES).encode(x=x, color=_engine(domains))
     y = alt.Y(**_log("latency_ms", "Latency, ms"))
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
-    dash = alt.StrokeDash("dash:N", scale=_cycled(domains.precisions, _DASHES), legend=None)
+    dash = alt.StrokeDash("dash:N", scale=alt.Scale(domain=list(domains.precisions)), legend=None)
     line = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(y=y, strokeDash=dash)
     bar = lines.mark_rule(strokeWidth=1.5).encode(y=alt.Y("latency_low_ms:Q"), y2="latency_high_ms:Q")
     tips = _tips(("latency_ms", "Latency, ms"), ("latency_low_ms", "95 % from"), ("latency_high_ms", "to"))
@@ -208,7 +157,7 @@ def throughput(domains: Domains) -> Spec:
         y=alt.Y(**_log("throughput", "Items per second")),
     )
     front = lines.transform_window(best="max(throughput)", sort=[alt.SortField("latency_ms")])
-    front = front.transform_filter("datum.throughput >= datum.best").encode(color=_MUTED)
+    front = front.transform_filter("datum.throughput >= datum.best").encode(color=alt.value(_MUTED))
     path = front.mark_line(interpolate="step-after", strokeWidth=1.5, strokeDash=[4, 3])
     ring = front.mark_point(size=260, filled=False, strokeWidth=1.5, shape="circle")
     dots = lines.mark_point(size=80).encode(color=_engine(domains), shape=_precision(domains), tooltip=_tips())
@@ -236,7 +185,7 @@ def roofline(domains: Domains) -> Spec:
     """Draw the rate of each configuration against its FLOPs per byte, below the roofs."""
     x, y = alt.X(**_log("intensity", "FLOPs per byte moved")), alt.Y(**_log("tflops", "TFLOP/s"))
     roofs = alt.Chart(alt.NamedData("roofs")).encode(x=x, y=y)
-    roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
+    roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=alt.value(_MUTED))
     name = roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3)
     name = name.encode(text="label:N")
     tips = _tips(("tflops", "TFLOP/s"), ("intensity", "FLOPs a byte"), ("fraction_of_peak", "Of the roof"))
@@ -265,11 +214,7 @@ def _engine(domains: Domains) -> alt.Color:
 
 def _precision(domains: Domains) -> alt.Shape:
     legend = alt.Undefined if len(domains.precisions) > 1 else None
-    return alt.Shape("precision:N", title="Precision", scale=_cycled(domains.precisions, _SHAPES), legend=legend)
-
-
-def _cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
-    return alt.Scale(domain=list(domain), range=[values[i % len(values)] for i in range(len(domain))])
+    return alt.Shape("precision:N", title="Precision", scale=alt.Scale(domain=list(domains.precisions)), legend=legend)
 
 
 def _log(field: str, title: str) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class Data:
     """
 
     runs: Runs
-    labels: Mapping[str, str]
     cells: pl.DataFrame
     choices: Sequence[tuple[dict[str, Any], Choice]]
     problems: pl.DataFrame
@@ -56,7 +55,7 @@ class Data:
     def environments(self) -> dict[str, dict[str, Any]]:
         """Return environment.json by label; of several runs under one label the first."""
         first: dict[str, dict[str, Any]] = {}
-        for run_id, label in self.labels.items():
+        for run_id, label in self.runs.labels.items():
             first.setdefault(label, self.runs.environments[run_id])
         return first
 
@@ -67,7 +66,7 @@ def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = 
     `known` are `cells` of all the runs by run_id, where they were made before.
     """
     results = runs.results.collect()
-    labels = _labels(runs, results)
+    labels = runs.labels
     run = pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String)
     results = results.with_columns(run=run)
     merged = cells(results, by=("run",)) if known is None else known.with_columns(run=run).drop("run_id")
@@ -79,7 +78,6 @@ def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = 
     statuses = results.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     return Data(
         runs,
-        labels,
         _derived(shown),
         choices(merged.filter(OK.any().over(KEY)), by=("run",)),
         _problems(results),
@@ -87,15 +85,6 @@ def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = 
         _layers(runs, shown),
         dict(statuses.iter_rows()),
     )
-
-
-def _labels(runs: Runs, results: pl.DataFrame) -> dict[str, str]:
-    """Name each run by its machine, or by its folder where a machine measured one case in more than one run."""
-    cases = results.select("run_id", "machine", "case_id").unique(maintain_order=True)
-    by_name = cases.select("machine", "case_id").is_duplicated().any()
-    names = {run_id: run.name if len(run.run_ids) == 1 else run_id for run in runs.runs for run_id in run.run_ids}
-    machines = dict(cases.select("run_id", "machine").unique(maintain_order=True).iter_rows())
-    return {of: names[of] if by_name else machine or names[of] for of, machine in machines.items()}
 
 
 def _sorted(merged: pl.DataFrame) -> pl.DataFrame:
@@ -111,10 +100,9 @@ def _sorted(merged: pl.DataFrame) -> pl.DataFrame:
 
 
 def _derived(shown: pl.DataFrame) -> pl.DataFrame:
-    """Add what follows from a cell's own figures, and `front`: nothing has both less latency and more throughput."""
+    """Add what follows from a cell's own figures."""
     moved = pl.coalesce("moved_mib", "weights_mib")
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(parts("peak_memory_mib"))
-    best_so_far = pl.col("throughput").cum_max().over(SWEEP, order_by="latency_ms")
     return shown.with_columns(
         configuration=pl.concat_str("variant", "precision", separator=" "),
         moved_mib=moved,
@@ -122,7 +110,6 @@ def _derived(shown: pl.DataFrame) -> pl.DataFrame:
         intensity=pl.col("flops_per_item") * pl.col("batch_size") / (moved.replace(0, None) * 2**20),
         over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
         undivided_mib=pl.when(rest > 0.5).then(rest),
-        front=pl.col("throughput") >= best_so_far,
     )
 
 

@@ -25,9 +25,8 @@ from profiler.job.case import setting_words
 from profiler.report import chart_specs
 from profiler.report.chart_specs import Chart, charts
 from profiler.report.data import Data, Row, chart_rows, domains
-from profiler.report.tables import tables
+from profiler.report.tables import FACTOR, tables
 from profiler.results.choice import MAX_ERROR, Choice, cell_name
-from profiler.results.reading import Runs, took
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -87,14 +86,14 @@ class Report:
 
 def compose(data: Data) -> Report:
     """Put a report together from what was gathered of runs."""
-    rows, made, runs = chart_rows(data), tables(data), data.runs
-    ask = shlex.join(["recommend", *(run.address for run in runs.runs)])
+    rows, made = chart_rows(data), tables(data)
+    ask = shlex.join(["recommend", *(run.address for run in data.runs.runs)])
     texts = {
         "answer": [_ANSWER, f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {ask}"],
         "setup": [_SET_UP] if "setup" in made else [],
         "not-measured": [] if "not-measured" in made else ["Every case succeeded."],
         "warnings": [] if "warnings" in made else ["No warnings."],
-        "environment": [*_wall_times(runs), *runs.notes],
+        "environment": data.runs.notes,
         "method": _METHOD,
         "layers": [f"To print the times of every node: {PROGRAM} layers RUN"] if data.layers else [],
     }
@@ -110,28 +109,17 @@ def compose(data: Data) -> Report:
 
 def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
     """Return the answer in short, like "Deploy compiled fp16 for 5 of 6 models and batch sizes"."""
-    winners = [(key, choice.winner) for key, choice in choices if choice.winner is not None]
+    won = [(key["pass"], choice.winner) for key, choice in choices if choice.winner is not None]
     # Inference is what gets deployed.
-    winners = [(key, cell) for key, cell in winners if key["pass"] == "inference"] or winners
+    winners = [cell for pass_, cell in won if pass_ == "inference"] or [cell for _, cell in won]
     if not winners:
         return "No configuration can be deployed" if choices else "No case succeeded"
-    if len(winners) == 1:
-        ((_, cell),) = winners
-        if cell["is_base"]:
-            return f"Deploy {cell_name(cell)}: nothing is faster"
-        factor = cell["factor"] and times(*(cell[name] for name in ("factor", "factor_low", "factor_high")))
-        return f"Deploy {cell_name(cell)}" + (f": {factor} {cell['base']}" if factor else "")
-    ((name, number),) = Counter(cell_name(cell) for _, cell in winners).most_common(1)
-    several = [key for key in ("run", "model", "setting") if len({group[key] for group, _ in winners}) > 1]
-    if number == len(winners):
-        return f"Deploy {name} for every {', '.join(several or ['model'])} and batch size"
-    words = ", ".join(f"{key}s" for key in several or ["model"])
-    return f"Deploy {name} for {number} of {len(winners)} {words} and batch sizes"
-
-
-def _wall_times(runs: Runs) -> list[str]:
-    known = [(run.name, run.environment["wall_seconds"]) for run in runs.runs if run.environment.get("wall_seconds")]
-    return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{took(seconds)}." for name, seconds in known]
+    ((name, number),) = Counter(map(cell_name, winners)).most_common(1)
+    if len(winners) > 1:
+        return f"Deploy {name} for {number} of {len(winners)} models and batch sizes"
+    factor, low, high = (winners[0][end] for end in FACTOR)
+    gain = times(factor, low, high, f"× {winners[0]['base']}") if factor else "no base to compare it with"
+    return f"Deploy {name}: {gain}"
 
 
 def page(report: Report) -> str:
@@ -139,15 +127,12 @@ def page(report: Report) -> str:
     options, bundle = _options(report.rows["lines"]), vega_bundle()
     style, body, script = ((_TEMPLATES / f"report.{kind}").read_text("utf-8") for kind in ("css", "html", "js"))
     hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
-    light, dark = chart_specs.css(chart_specs.LIGHT), chart_specs.css(chart_specs.DARK)
-    # On paper it is always the light one.
-    colours = f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
     sections = {name: text for name in _TITLES if (text := _section(report, name))}
     return Template(body).substitute(
         hashes=" ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes),
         title=escape(report.title),
         machine=escape(report.machine),
-        style=colours + style,
+        style=style,
         contents="".join(f'<li><a href="#{name}">{escape(_TITLES[name])}</a></li>' for name in sections),
         filters=_filters(options),
         sections="".join(sections.values()),
@@ -227,7 +212,7 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
     return {
         "options": options,
         "margin": _MARGIN,
-        "config": chart_specs.config(chart_specs.variables()),
+        "config": chart_specs.config(),
         "charts": drawn,
         "data": {
             name: {"columns": list(rows[0]) if rows else [], "rows": [_short(list(row.values())) for row in rows]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from profiler.results.choice import Choice, cell_name
 from profiler.results.columns import DERIVED, Group, Shown, columns, factor, field, fields
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
-from profiler.tables.numbers import aligned, compact, each, errors, whole
+from profiler.tables.numbers import aligned, compact, whole
 from profiler.tables.table import Field, Table, figure, prose, words
 
 _FACTS = {
@@ -27,9 +27,9 @@ _FACTS = {
 }
 _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 _LATENCY = ("latency_ms", "latency_low_ms", "latency_high_ms")
-_FACTOR = ("factor", "factor_low", "factor_high")
+FACTOR = ("factor", "factor_low", "factor_high")
 _MARGIN = ("margin", "margin_low", "margin_high")
-_ANSWERED = [*_LATENCY, *_FACTOR, "base", "error", "error_high", "peak_memory_mib"]
+_ANSWERED = [*_LATENCY, *FACTOR, "base", "error_high", "peak_memory_mib"]
 _shown = partial(fields, shown=Shown.REPORT)
 
 
@@ -42,13 +42,11 @@ def tables(data: Data) -> dict[str, Table]:
 
 def _of_cells(cells: pl.DataFrame) -> list[Table]:
     """Return the tables with a row a cell that has one of the figures that they need."""
-    error, latency, undivided = _error(), _latency(), figure("Undivided", "undivided_mib", whole, unit="MiB")
-    processes = [_counts("Processes", "processes", 2), _counts("Failed", "failures", 1)]
+    latency, undivided = _latency(), figure("Undivided", "undivided_mib", whole, unit="MiB")
     sums = [figure(DERIVED[of].heading, of, aligned(most=2), unit="s") for of in ("once_s", "start_s", "set_up_s")]
-    verdict = [words("over", "base"), words("Verdict", "verdict"), error, words("Footnotes", "footnotes")]
+    verdict = [words("over", "base"), words("Verdict", "verdict"), field("error"), words("Footnotes", "footnotes")]
     rates = [
         figure("Items/s (95\u00a0%)", ("throughput", "throughput_low", "throughput_high"), numbers.ranges),
-        words("On the front", "front"),
         field("peak_memory_mib"),
     ]
     roofline = [
@@ -61,7 +59,7 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
         *(_latency("Iteration (95\u00a0%)"), *_shown(Group.PARTS), field("throughput", format=numbers.rates)),
         *(_speedup(), field("loss_error"), field("gradient_error")),
     ]
-    clocks = [latency, *_shown(Group.LATENCY)[1:], *_shown(Group.CLOCKS), *processes]
+    clocks = [latency, *_shown(Group.LATENCY)[1:], *_shown(Group.CLOCKS), figure("Processes", "processes", whole)]
     energy = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
     trained = cells.filter(pl.col("pass") == "training")
     declared: list[tuple[str, str, pl.DataFrame, Sequence[str], Sequence[Field]]] = [
@@ -120,7 +118,7 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
         prose("Tied with", "tied"),
         words("Runner-up", "runner_up"),
         figure("× slower", _MARGIN, numbers.factors),
-        _error(),
+        field("error_high"),
         field("peak_memory_mib"),
         words("Footnotes", "footnotes"),
         prose("Why nothing", "note"),
@@ -163,20 +161,8 @@ def _latency(heading: str = "Latency (95\u00a0%)") -> Field:
     return figure(heading, _LATENCY, numbers.ranges, unit="ms")
 
 
-def _error() -> Field:
-    def cells(found: Iterable[float | None], bounds: Iterable[float | None]) -> list[str]:
-        pairs = zip(errors(found), errors(bounds), strict=True)
-        return [f"{found} (≤\u00a0{bound})" if bound not in ("", found) else found for found, bound in pairs]
-
-    return figure("Error (bound)", ("error", "error_high"), cells)
-
-
 def _speedup() -> Field:
     return factor("Factor (95\u00a0%)", unit="×")
-
-
-def _counts(heading: str, name: str, least: int) -> Field:
-    return figure(heading, name, each(lambda value: numbers.count(value) if value >= least else ""))
 
 
 def _problems(problems: pl.DataFrame) -> Table:

@@ -55,6 +55,14 @@ class Runs:
         """Return by run id what environment.json says; the results' own columns where there is none."""
         return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return by run id what its run is called: its machine where that tells the runs apart, else its folder."""
+        machines = [run.environment["machine"] for run in self.runs]
+        telling = all(machines) and len(set(machines)) == len(machines)
+        called = machines if telling else [run.name for run in self.runs]
+        return {run_id: name for run, name in zip(self.runs, called, strict=True) for run_id in run.run_ids}
+
 
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
     """Read the runs in these folders, or those of patterns such as "results/*".

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from profiler.report.chart_specs import DARK, LIGHT
 from profiler.report.command import Options, write
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ UPON = f"""{FIGURES}.filter(figure => {{
     && a.top < b.bottom - 1 && b.top < a.bottom - 1));
 }}).map(figure => figure.id)"""
 """Legends lie upon nothing else."""
+LIGHT, DARK = ("#ffffff", "#1b1f24"), ("#14181d", "#e8ebee")
+"""Paper and ink."""
 WIDE = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth).map(t => t.id)"
 
 
@@ -72,9 +73,9 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
     label = "getComputedStyle(document.querySelector('figure .role-axis-label text')).fill"
     background = "getComputedStyle(document.body).backgroundColor"
     # What is drawn follows the reader's colour scheme, at once; paper is always light.
-    for palette, media in ((LIGHT, "screen"), (DARK, "screen"), (LIGHT, "print")):
-        tab.look(width, dark=palette is DARK or media == "print", media=media)
-        assert [tab.evaluate(background), tab.evaluate(label)] == [rgb(palette.paper), rgb(palette.ink)]
+    for (paper, ink), media in ((LIGHT, "screen"), (DARK, "screen"), (LIGHT, "print")):
+        tab.look(width, dark=paper == DARK[0] or media == "print", media=media)
+        assert [tab.evaluate(background), tab.evaluate(label)] == [rgb(paper), rgb(ink)]
         assert tab.evaluate("document.querySelector('.filters').checkVisibility()") == (media == "screen")
     assert tab.errors == []
 

@@ -15,7 +15,7 @@ import vl_convert
 from report_rows import row
 
 from profiler.report import page
-from profiler.report.chart_specs import LIGHT, MEMORY, Domains, charts, config
+from profiler.report.chart_specs import MEMORY, Domains, charts, config
 from profiler.report.data import Data
 from profiler.report.page import Report, compose
 
@@ -30,7 +30,7 @@ def test_specifications_are_vega_lites() -> None:
         assert spec["width"] == "container", name
         alt.Chart.from_dict(spec, validate=True)
     assert set(made) - {chart.name for chart in charts(replace(DOMAINS, batches=[]))} == {"latency"}
-    own = config(LIGHT)
+    own = config()
     del own["legend"]["layout"]  # Vega's, which Vega-Lite hands on and its schema does not know.
     alt.Config.from_dict(own, validate=True)
 

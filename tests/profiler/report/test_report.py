@@ -85,9 +85,9 @@ def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered: Gather)
     assert answer["Latency (95\u00a0%)"] == "2.00 (1.80–2.20)"
     assert answer["× eager fp32 (95\u00a0%)"] == "5.0 (4.5–5.6)"
     assert answer["× slower"] == "1.01 (0.88–1.16)"
-    assert (answer["Error (bound)"], answer["Memory"]) == ("4.0e-4 (≤\u00a08.0e-4)", "50")
+    assert (answer["Error bound"], answer["Memory"]) == ("8.0e-4", "50")
     assert answer["Footnotes"] == "disturbed, drift, unsteady"
-    assert report.title == "Deploy ort fp32: 5.0× (4.5–5.6) eager fp32"
+    assert report.title == "Deploy ort fp32: 5.0× eager fp32 (4.5–5.6)"
     assert [(one["Status"], one["Engine"]) for one in shown(report, "not-measured")] == [("failed", "openvino")]
     assert [one["Warning"] for one in shown(report, "warnings")] == ["drift", "disturbed", "unsteady"]
 
@@ -108,8 +108,7 @@ def test_where_nothing_may_be_chosen_the_answer_says_why(gathered: Gather) -> No
     ("fastest", "said"),
     [
         ({"a": "ort"}, "Deploy ort fp32: 2.0× eager fp32"),
-        ({"a": "eager"}, "Deploy eager fp32: nothing is faster"),
-        ({"a": "ort", "b": "ort"}, "Deploy ort fp32 for every model and batch size"),
+        ({"a": "eager"}, "Deploy eager fp32: 1.00× eager fp32"),
         ({"a": "ort", "b": "ort", "c": "eager"}, "Deploy ort fp32 for 2 of 3 models and batch sizes"),
     ],
 )
@@ -125,13 +124,10 @@ def test_headline_counts_the_choices_of_inference(gathered: Gather, fastest: dic
 # Runs and groups.
 
 
-def test_runs_stand_apart_by_machine_or_by_name_and_together_where_they_share_a_job(save: Save) -> None:
+def test_runs_stand_apart_by_machine_or_by_name(save: Save) -> None:
     before, after = (save(row("eager", ms, run_id=name), name=name) for name, ms in (("before", 2.0), ("after", 1.0)))
     data = gather(read_runs([before, after]))
     assert data.cells.select("run", "latency_ms").rows() == [("before", 2.0), ("after", 1.0)]
-    other = save(row("ort", 1.0, run_id="other"), name="other")
-    shared = gather(read_runs([before, other]))
-    assert shared.cells.select("run", "variant", "factor").rows() == [("laptop", "ort", 2.0), ("laptop", "eager", 1.0)]
     server = save(row("eager", 1.0, run_id="server", machine="server"), name="server")
     report = compose(gather(read_runs([before, server])))
     assert {one["Run"] for one in shown(report, "latency")} == {"laptop", "server"}
@@ -151,13 +147,6 @@ def test_only_chooses_cells_and_keeps_their_factors(save: Save) -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             write(Options(runs=[str(folder)], only=only))
-
-
-def test_the_front_holds_what_nothing_beats_in_both(gathered: Gather) -> None:
-    points = [(1, 1, 900), (2, 1, 950), (2.5, 1, 400), (3, 4, 1300), (9, 16, 1250), (9, 16, 1700)]
-    rows = [row(f"ort-{i}", ms, batch_size=b, throughput=float(rate)) for i, (ms, b, rate) in enumerate(points)]
-    lines = gathered(*rows).cells
-    assert set(lines.filter("front")["variant"]) == {"ort-0", "ort-1", "ort-3", "ort-5"}
 
 
 # The page loads nothing, and believes no name.
