@@ -167,10 +167,11 @@ class LayerStep(TrainingStep):
     ) -> None:
         super().__init__(job, model, inputs, call)
         assert self.target is not None, "a layer's training pass starts from a gradient of its output"
-        if job.options.channels_last and self.target.dim() == 4:
+        if job.options.channels_last:
             self.target = self.target.to(memory_format=torch.channels_last)
         self.gradient = self.target
-        self.plain = _convolution(model) if isinstance(model, nn.Conv2d) else _linear(model)
+        assert isinstance(model, nn.Conv2d)
+        self.plain = _gradients(model)
         self._grad_input, self._grad_weight = self.plain
 
     def compile_gradients(self, compiled: Callable[[Part], Part]) -> None:
@@ -193,8 +194,7 @@ class LayerStep(TrainingStep):
         mark("grad_input")
         weight.grad, of_bias = self._grad_weight(self.gradient, x, weight)
         mark("grad_weight")
-        if of_bias is not None:
-            self.model.get_parameter("bias").grad = of_bias
+        self.model.get_parameter("bias").grad = of_bias
         return output
 
     @torch.no_grad()
@@ -206,31 +206,18 @@ class LayerStep(TrainingStep):
             part(gradient, x, self.model.get_parameter("weight"))
 
 
-def _convolution(module: nn.Conv2d) -> tuple[Part, Part]:
+def _gradients(module: nn.Conv2d) -> tuple[Part, Part]:
     """Compute each gradient by a call of its own; autograd asks for both in one."""
-    bias_sizes = None if module.bias is None else [module.out_channels]
 
     def backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> Any:
         geometry = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
-        return torch.ops.aten.convolution_backward(gradient, x, weight, bias_sizes, *geometry, mask)
+        return torch.ops.aten.convolution_backward(gradient, x, weight, [module.out_channels], *geometry, mask)
 
     def grad_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
         return backward(gradient, x, weight, [True, False, False])[0]
 
     def grad_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
-        return backward(gradient, x, weight, [False, True, bias_sizes is not None])[1:]
-
-    return grad_input, grad_weight
-
-
-def _linear(module: nn.Module) -> tuple[Part, Part]:
-    biased = module.bias is not None
-
-    def grad_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
-        return gradient @ weight
-
-    def grad_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
-        return gradient.t() @ x, gradient.sum(0) if biased else None
+        return backward(gradient, x, weight, [False, True, True])[1:]
 
     return grad_input, grad_weight
 

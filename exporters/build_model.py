@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from exporters.calls import call
-from exporters.catalog import Conv2d, network_of
+from exporters.catalog import network_of
 from exporters.errors import text_of
 from exporters.factories import SEED, make
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
@@ -77,11 +77,8 @@ def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
 
 def structure(source: ModelSource) -> nn.Module:
     """Make a canonical network or a single layer, on torch's current default device."""
-    if isinstance(layer := source.layer, Conv2d):
-        shared = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "bias")}
-        return nn.Conv2d(layer.input[0], layer.out_channels, layer.kernel, **shared)
-    if layer is not None:
-        return nn.Linear(layer.in_features, layer.out_features, layer.bias)
+    if layer := source.layer:
+        return nn.Conv2d(layer.input_shape[0], layer.out_channels, layer.kernel)
     network = network_of(source)
     if network is None:
         raise ModelError(f"model {source.name!r} is an ONNX file ({source.onnx}): no torch module can be made of it")

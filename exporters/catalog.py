@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +14,6 @@ from exporters.source import ModelError, ModelSource
 LARGEST = 2**31 - 1
 """The largest index of 32 bits, as kernels use them."""
 Count = Annotated[int, Interval(gt=0, le=LARGEST)]
-Padding = Annotated[int, Interval(ge=0, le=LARGEST)]
 Replicates = Annotated[int, Interval(gt=0, le=1000)]
 Samples = Annotated[int, Interval(ge=3, le=1_000_000)]
 Seconds = Annotated[float, Interval(gt=0, le=1e6)]
@@ -87,81 +85,17 @@ def network_of(source: ModelSource) -> Architecture | None:
     return None if name is None else CATALOG[name]
 
 
-Pair = tuple[Count, Count]
-"""Height and width."""
-
-
 @dataclass(frozen=True)
 class Conv2d:
-    """A two-dimensional convolution. `input` is channels, height and width of one item; the rest as in torch."""
+    """A convolution with a bias, without padding, at a stride of 1."""
 
-    input: tuple[Count, Count, Count]
-    out_channels: Count
-    kernel: Pair
-    stride: Pair = (1, 1)
-    padding: tuple[Padding, Padding] = (0, 0)
-    dilation: Pair = (1, 1)
-    groups: Count = 1
-    bias: bool = True
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one item."""
-        return self.input
-
-    @property
-    def output_size(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        height, width = (
-            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for size, padding, dilation, kernel, stride in zip(
-                self.input[1:], self.padding, self.dilation, self.kernel, self.stride, strict=True
-            )
-        )
-        return height, width
-
-    @property
-    def parameters(self) -> int:
-        """Weights and biases."""
-        return self.out_channels * (self._fan_in + self.bias)
-
-    @property
-    def multiply_adds(self) -> int:
-        """Multiply-adds of one item's forward pass, without the bias."""
-        return self.out_channels * self._fan_in * math.prod(self.output_size)
-
-    @property
-    def _fan_in(self) -> int:
-        return self.input[0] // self.groups * math.prod(self.kernel)
+    input_shape: tuple[int, int, int]
+    """Channels, height and width of one item."""
+    out_channels: int
+    kernel: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A fully connected layer; names as in torch."""
-
-    in_features: Count
-    out_features: Count
-    bias: bool = True
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one item."""
-        return (self.in_features,)
-
-    @property
-    def parameters(self) -> int:
-        """Weights and biases."""
-        return self.out_features * (self.in_features + self.bias)
-
-    @property
-    def multiply_adds(self) -> int:
-        """Multiply-adds of one item's forward pass, without the bias."""
-        return self.in_features * self.out_features
-
-
-Layer = Conv2d | Linear
-
-LAYERS: dict[str, Layer] = {
+LAYERS = {
     "L1": Conv2d((3, 128, 128), 96, (11, 11)),
     "L2": Conv2d((64, 64, 64), 128, (9, 9)),
     "L3": Conv2d((128, 32, 32), 128, (9, 9)),

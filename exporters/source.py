@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from exporters.errors import sentence
 
 if TYPE_CHECKING:
-    from exporters.catalog import Layer
+    from exporters.catalog import Conv2d
     from exporters.inputs import TensorSpec
 
 WEIGHTS = (".pt", ".pth", ".safetensors")
@@ -89,7 +89,7 @@ class ModelSource:
     """Keyword arguments of the architecture or of the factory."""
     calibration: Path | None = None
     """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
-    layer: Layer | None = None
+    layer: Conv2d | None = None
     network: str | None = None
     """The canonical network's name in the catalog, where `name` is another."""
     identity: Identity | None = None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.base import Warning
-from exporters.catalog import Conv2d
 from profiler.job.case import Case
 from profiler.results.result import Result
 from profiler.tables.numbers import milliseconds, times
@@ -82,7 +81,7 @@ def work_of(case: Case, result: Result) -> Work:
         None if flops is None else flops * case.batch_size,
         None if moved_mib is None else moved_mib * MIB,
         precision,
-        max(_IMPOSSIBLE, math.prod(layer.kernel)) if isinstance(layer, Conv2d) else _IMPOSSIBLE,
+        max(_IMPOSSIBLE, math.prod(layer.kernel)) if layer else _IMPOSSIBLE,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exporters.catalog import Conv2d, Linear
+from exporters.catalog import Conv2d
 from exporters.source import ModelSource
 from exporters.weights import source_key
 
@@ -34,9 +34,8 @@ def source(draw: random.Random) -> ModelSource:
     options = {name: value(draw) for name in draw.sample("abc", draw.randrange(3))}
     network = ModelSource("mine", network=draw.choice(["resnet18", "alexnet", "vgg16"]), options=options)
     size, height = draw.choice([4, 8]), draw.choice([16, 32])
-    layer = Conv2d(input=(3, height, 16), out_channels=size, kernel=draw.choice([(1, 1), (3, 1)]))
-    linear = Linear(in_features=size, out_features=height)
-    return draw.choice([network, network, network, ModelSource("a", layer=layer), ModelSource("b", layer=linear)])
+    layer = Conv2d((3, height, 16), out_channels=size, kernel=draw.choice([(1, 1), (3, 1)]))
+    return draw.choice([network, network, network, ModelSource("a", layer=layer)])
 
 
 def spelled(thing: Any) -> str:
@@ -63,7 +62,7 @@ def test_different_models_have_different_keys_and_the_same_one_has_one(soak: Any
         key, said = source_key(each), spelled([each.network or "", repr(each.layer), each.options])
         assert by_key.setdefault(key, said) == said
         assert source_key(replace(each, options=turned(each.options))) == source_key(copy.deepcopy(each)) == key
-    assert len(set(by_key.values())) == len(by_key) > 50
+    assert len(set(by_key.values())) == len(by_key) > 40
     soak.count("cache keys", tried=soak.times(150))
 
 

@@ -16,12 +16,10 @@ import hostile_graphs
 import hostile_weights
 import pytest
 
-from exporters.catalog import Linear
 from exporters.source import ModelSource
 from profiler.processes.process import Call, run_one
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-LAYER = Linear(in_features=4, out_features=3)
 Ended = tuple[str, str]
 """A status and a reason."""
 
@@ -38,7 +36,8 @@ def graph(path: Path) -> ModelSource:
 
 
 def weights(path: Path) -> ModelSource:
-    return ModelSource("m", layer=LAYER, weights=path)
+    options = {"in_features": 4, "out_features": 3}
+    return ModelSource("m", "torch.nn:Linear", input_shape=(4,), options=options, weights=path)
 
 
 def ends(sources: Sequence[ModelSource], folder: Path) -> list[Ended]:

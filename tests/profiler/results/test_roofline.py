@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.base import Proof, Warning
-from exporters.catalog import LAYERS, Conv2d, Layer, Linear
+from exporters.catalog import LAYERS, Conv2d
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.result import Result
@@ -22,7 +22,7 @@ LOW = {"fp32_tflops": 0.03, "bf16_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 
 MOVED_MS = 800 * MIB / 4000e9 * 1e3
 
 
-def case(precision: str = "fp32", layer: Layer | None = None, name: str = "net", batch: int = 1) -> Case:
+def case(precision: str = "fp32", layer: Conv2d | None = None, name: str = "net", batch: int = 1) -> Case:
     return Case(name, "eager", "eager", "inference", precision, batch, "cpu", 0, ModelSource(name, layer=layer))
 
 
@@ -82,12 +82,11 @@ def test_a_row_has_a_place_below_its_roofs(
         (0.5, 1.0, 10.0, LAYERS["L2"], False),
         (0.4, 1.0, 10.0, LAYERS["L2"], True),
         (90.0, 0.001, 1000.0, LAYERS["L2"], True),
-        (13.3, 1.0, 10.0, Linear(64, 64), True),
         (13.3, 1.0, 10.0, Conv2d((64, 8, 8), 64, (1, 1)), True),
     ],
 )
 def test_a_time_below_the_floor_is_warned_of_and_far_below_impossible(
-    ms: float | None, gflops: float, moved_mib: float, layer: Layer | None, is_impossible: bool | None
+    ms: float | None, gflops: float, moved_mib: float, layer: Conv2d | None, is_impossible: bool | None
 ) -> None:
     row = measured(ms, gflops, moved_mib, case(layer=layer))
     over = excess(*row, LOW)
@@ -129,7 +128,6 @@ NARROW = pytest.approx(0.05)
         ([measured(2.0)], {}),  # Impossible: an engine that computes nothing would else be at the peak.
         ([measured(1 / 0.03 / 2.4**n) for n in range(6)], dict.fromkeys(("fp32_tflops", "bf16_tflops"), 0.03 * 2.4)),
         ([measured(10.0, of=case(layer=Conv2d((64, 58, 58), 64, (3, 3))))], {}),  # Its multiplications can be saved.
-        ([measured(20.0, of=case(layer=Linear(64, 64)))], {"fp32_tflops": NARROW, "bf16_tflops": NARROW}),
     ],
 )
 def test_rows_that_are_right_raise_a_roof(rows: list[tuple[Case, Result]], raises: dict[str, Any]) -> None:
