@@ -6,12 +6,12 @@ Dimensions are in torch's order (NCHW): in which order they lie in memory is XLA
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jax import lax
 from torch._decomp import get_decompositions
+from torch.nn import functional
 
 from engines.base import Unsupported
 
@@ -41,136 +42,79 @@ def convolution(x: Array, weight: Array, bias: Array | None, *geometry: Any) -> 
     if transposed:
         raise Unsupported("not translated to JAX: transposed convolution")
     out = lax.conv_general_dilated(x, weight, stride, pads, None, dilation, feature_group_count=groups)
-    return out if bias is None else out + bias.reshape(-1, *[1] * spatial)
-
-
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    out = x @ weight.T
-    return out if bias is None else out + bias
-
-
-def attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Array | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Array:
-    scores = query @ key.swapaxes(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool)) if is_causal else attn_mask
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-    if dropout_p:
-        raise Unsupported("not translated to JAX: dropout")
-    return softmax(scores, -1) @ value
+    return _scaled(out, None, bias)
 
 
 def max_pool(
-    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
+    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), *more: bool
 ) -> Array:
-    window, strides, pads = _windows(x, kernel, stride, padding, dilation, ceil_mode)
-    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    if set(_each(dilation, x.ndim - 2)) != {1}:
+    if set(dilation) != {1}:
         raise Unsupported("not translated to JAX: max_pool with dilation")
-    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, window, strides, pads)
+    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, *_windows(x, kernel, stride, padding, *more))
 
 
 def average_pool(
-    x: Array,
-    kernel: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
+    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), ceil_mode: bool = False, *more: bool
 ) -> Array:
-    window, strides, pads = _windows(x, kernel, stride, padding, (1,), ceil_mode)
-    total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, window, strides, pads)
-    for axis, (k, s, n, p) in enumerate(
-        zip(window[2:], strides[2:], x.shape[2:], _each(padding, x.ndim - 2), strict=True)
-    ):
-        # By hand, since XLA would sum windows of ones while it compiles, for minutes.
-        start = np.arange(total.shape[axis + 2]) * s - p
-        low, high = (-p, n + p) if count_include_pad else (0, n)
-        counts = np.minimum(start + k, high) - np.maximum(start, low)
-        total = total / counts.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 3 - axis))
-    return total
+    total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, *_windows(x, kernel, stride, padding, ceil_mode))
+    # By torch, since XLA would sum windows of ones while it compiles, for minutes.
+    pool = functional.avg_pool2d if x.ndim == 4 else functional.avg_pool3d
+    of_ones = partial(pool, torch.ones(1, 1, *x.shape[2:]), kernel, stride or None, padding, ceil_mode, *more)
+    return total / (of_ones(divisor_override=1) / of_ones()).numpy().astype(x.dtype)
 
 
 def _windows(
-    x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
+    x: Array, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool = False
 ) -> tuple[Ints, Ints, list[tuple[int, int]]]:
-    """Give all dimensions; rounding up pads the end, if the last window starts inside."""
+    """Give all dimensions; where sizes are rounded up, the end is padded."""
     spatial = x.ndim - 2
-    kernel, padding, dilation = (_each(value, spatial) for value in (kernel, padding, dilation))
+    pool = getattr(functional, f"max_pool{spatial}d")
+    like = torch.empty(1, 1, *x.shape[2:], device="meta")
+    counts = pool(like, kernel, stride or None, padding, ceil_mode=ceil_mode).shape[2:]
+    kernel, padding = _each(kernel, spatial), _each(padding, spatial)
     stride = _each(stride, spatial) if len(stride) else kernel
-    pads = []
-    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
-        reach, rest = d * (k - 1) + 1, 0
-        if ceil_mode:
-            count = -(-(n + 2 * p - reach) // s) + 1
-            count -= (count - 1) * s >= n + p
-            rest = max((count - 1) * s + reach - n - 2 * p, 0)
-        pads.append((p, p + rest))
+    sizes = zip(x.shape[2:], counts, kernel, stride, padding, strict=True)
+    pads = [(p, max((count - 1) * s + k - n - p, p)) for n, count, k, s, p in sizes]
     return (1, 1, *kernel), (1, 1, *stride), [(0, 0), (0, 0), *pads]
 
 
-def batch_norm_by_statistics(
-    x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
-) -> tuple[Array]:
-    shape = (-1, *[1] * (x.ndim - 2))
-    return (_normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape),)
+def batch_norm(
+    x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, training: bool, *factors: float
+) -> tuple[Array | None, ...]:
+    """Return the output, two results for torch's own backward pass, and the new statistics.
 
-
-def batch_norm(x: Array, weight: Array | None, bias: Array | None, *rest: Any) -> tuple[Array | None, ...]:
-    """Return the output, two results for torch's own backward pass, and the new statistics."""
-    running_mean, running_var, training, momentum, eps = rest
-    mean, var = old = running_mean, running_var
+    Computes in float32 at least, as torch's kernels do.
+    """
+    momentum, eps = factors
+    exact, old = x.astype(jnp.promote_types(x.dtype, jnp.float32)), (mean, var)
     if training:
-        axes, exact = (0, *range(2, x.ndim)), _accumulated(x)
+        axes = (0, *range(2, x.ndim))
         mean, var = exact.mean(axes), exact.var(axes)
-    out = batch_norm_by_statistics(x, weight, bias, mean, var, momentum, eps)
+    scale = lax.rsqrt(var.astype(exact.dtype) + eps)
+    out = _scaled((exact - _channels(mean, x)) * _channels(scale, x), weight, bias).astype(x.dtype)
     if not training:
-        return (*out, None, None, *old)
+        return out, None, None, *old
     items = x.size // x.shape[1]
-    seen = (mean, var * (items / max(items - 1, 1)))
-    new = [(1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, seen, strict=True)]
-    return (*out, None, None, *new)
+    seen = mean, var * (items / max(items - 1, 1))
+    return out, None, None, *((1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, seen, strict=True))
 
 
 def group_norm(
     x: Array, groups: int, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
 ) -> Array:
-    grouped = _accumulated(x).reshape(len(x), groups, -1)
+    grouped = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(len(x), groups, -1)
     mean, var = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
-    plain = ((grouped - mean) * lax.rsqrt(var + eps)).reshape(x.shape)
-    shape = (-1, *[1] * (x.ndim - 2))
-    return _normalized(plain, jnp.zeros(()), jnp.ones(()), weight, bias, 0.0, shape).astype(x.dtype)
+    return _scaled(((grouped - mean) * lax.rsqrt(var + eps)).reshape(x.shape), weight, bias).astype(x.dtype)
 
 
-def _normalized(
-    x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float, shape: Ints
-) -> Array:
-    """In float32 at least, as torch's kernels do; `weight` and `bias` have that shape against `x`."""
-    out = (_accumulated(x) - mean) * lax.rsqrt(_accumulated(var) + eps)
-    out = out if weight is None else out * weight.reshape(shape)
-    return (out if bias is None else out + bias.reshape(shape)).astype(x.dtype)
+def _scaled(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    x = x if weight is None else x * _channels(weight, x)
+    return x if bias is None else x + _channels(bias, x)
 
 
-def _accumulated(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _exponential(function: Callable[[Array, int], Array]) -> Callable[..., Array]:
-    def computed(x: Array, dim: int, dtype: Any = None) -> Array:
-        exact = function(_accumulated(x), dim)
-        return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
-
-    return computed
-
-
-softmax = _exponential(jax.nn.softmax)
+def _channels(values: Array, x: Array) -> Array:
+    return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
 def cast(x: Array, dtype: torch.dtype | None = None, **_: Any) -> Array:
@@ -178,8 +122,8 @@ def cast(x: Array, dtype: torch.dtype | None = None, **_: Any) -> Array:
 
 
 def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
-    out = jnp.true_divide(x, y) if rounding_mode is None else jnp.floor_divide(x, y)
-    return jnp.trunc(x / y).astype(jnp.result_type(x, y)) if rounding_mode == "trunc" else out
+    out = x / y
+    return out if rounding_mode is None else getattr(jnp, rounding_mode)(out).astype(jnp.result_type(x, y))
 
 
 def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
@@ -222,11 +166,9 @@ def _each(value: Ints | int, count: int) -> Ints:
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "convolution": convolution,
-    "linear": linear,
-    "scaled_dot_product_attention": attention,
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), max_pool),
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), average_pool),
-    "_native_batch_norm_legit_no_training": batch_norm_by_statistics,
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), average_pool),
+    "_native_batch_norm_legit_no_training": lambda *args: batch_norm(*args[:5], False, *args[5:]),
     "_native_batch_norm_legit_functional": batch_norm,
     "div": divide,
     "var_mean": variance_and_mean,
@@ -276,12 +218,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "gather": lambda x, dim, where: jnp.take_along_axis(x, where, dim),
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),
     "scalar_tensor": lambda value, dtype=None, **_: jnp.array(value, dtype and dtype_of(dtype)),
+    "full_like": lambda x, value, **_: jnp.full_like(x, value),
     "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
     **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
     "_assert_tensor_metadata": lambda *_, **__: None,  # As it was when it was traced.
     "getitem": operator.getitem,
-    **dict.fromkeys(("softmax", "_softmax"), softmax),
-    **dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax)),
 }
 """By the name of ATen's operator, for all its overloads."""
 _ATEN = torch.ops.aten
@@ -289,7 +230,7 @@ DECOMPOSED = get_decompositions(
     [
         *(_ATEN.native_layer_norm, _ATEN._adaptive_avg_pool2d),
         *(_ATEN.gelu, _ATEN.silu, _ATEN.elu, _ATEN.leaky_relu, _ATEN.hardswish, _ATEN.hardsigmoid, _ATEN.hardtanh),
-        *(_ATEN.addmm, _ATEN.rsub, _ATEN.masked_fill, _ATEN.stack),
+        *(_ATEN._softmax, _ATEN._log_softmax, _ATEN.addmm, _ATEN.rsub, _ATEN.masked_fill, _ATEN.stack),
     ]
 )
 """Operators that torch says in others, beyond those that torch.export decomposes by itself."""

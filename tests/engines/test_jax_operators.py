@@ -66,6 +66,8 @@ MODULES: list[tuple[Any, tuple[int, ...]]] = [
     *((nn.AvgPool2d(k, s, p, c, n), IMAGES) for k, s, p, c, n in [
         (3, 2, 1, False, True), (3, 2, 1, False, False), (3, 2, 1, True, True), ((3, 2), (3, 2), 1, True, False),
     ]),
+    (nn.MaxPool1d(3, 2, 1), LINES),
+    (nn.AvgPool1d(3, 2, 1, ceil_mode=True), LINES),
     (nn.AvgPool3d((1, 3, 2), (1, 2, 2), (0, 1, 0)), VOLUMES),
     *((nn.AdaptiveAvgPool2d(size), IMAGES) for size in [1, (3, 4), (4, 3), (12, 8)]),
     (nn.LayerNorm([9, 8]), IMAGES),
