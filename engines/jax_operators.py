@@ -59,7 +59,7 @@ def average_pool(
 ) -> Array:
     total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, *_windows(x, kernel, stride, padding, ceil_mode))
     # By torch, since XLA would sum windows of ones while it compiles, for minutes.
-    pool = functional.avg_pool2d if x.ndim == 4 else functional.avg_pool3d
+    pool: Any = functional.avg_pool2d if x.ndim == 4 else functional.avg_pool3d
     of_ones = partial(pool, torch.ones(1, 1, *x.shape[2:]), kernel, stride or None, padding, ceil_mode, *more)
     return total / (of_ones(divisor_override=1) / of_ones()).numpy().astype(x.dtype)
 

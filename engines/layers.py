@@ -33,7 +33,6 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _MODULE = "module: "
 _BACKWARD = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "AccumulateGrad"
-_NO_MODULE = -1
 _MOVES = {
     *("Transpose", "ReorderInput", "ReorderOutput", "Reformat", "MemcpyFromHost", "MemcpyToHost"),
     *("Cast", "QuantizeLinear", "DequantizeLinear"),
@@ -80,34 +79,28 @@ def steps_of(graph: onnx.GraphProto) -> list[Step]:
 def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[str, ...]]:
     """Name for each step, in running order, the exported nodes that it covers, in the graph's order.
 
-    A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be known. Nodes are
-    found by what kept its name: node, tensor, or a constant that one node alone reads. Nodes that went into another (an
+    A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be known. A step owns
+    nodes by what kept its name: node, result, or a constant that one node alone reads. Nodes that went into another (an
     activation, a sum, parts of a normalization) belong to the step whose result they change, else to their reader's.
     """
-    nodes, constants = list(graph.node), {t.name for t in graph.initializer}
+    nodes = list(graph.node)
     producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
-    given = {t for step in steps for t in step.outputs}
-    folded = _computed_ahead(nodes, constants)
-    owner = _owners_by_name(nodes, constants, folded, steps)
-    _own_chains(owner, nodes, producer, folded, steps)
+    folded = _computed_ahead(graph)
+    owner = _owners_by_name(nodes, producer, folded, steps)
     # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
-    owning = set(owner.values())
-    lost = [step.kind for n, step in enumerate(steps) if n not in owning and step.kind not in _MOVES]
+    lost = tuple({step.kind for n, step in enumerate(steps) if n not in owner.values()} - _MOVES)
     is_open = [
         n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
         for n, node in enumerate(nodes)
     ]
+    given = {t for step in steps for t in step.outputs}
     for number, node in enumerate(nodes):
-        before = [producer[t] for t in node.input if t in producer and producer[t] not in folded]
-        hidden = [owner[n] for t in node.input if t not in given and (n := producer.get(t)) in owner]
-        if is_open[number] and number not in owner and hidden and all(n in owner for n in before):
+        known = [owner.get(n) for t in node.input if (n := producer.get(t)) is not None and n not in folded]
+        hidden = [n for t in node.input if t not in given and (n := owner.get(producer.get(t, -1))) is not None]
+        if is_open[number] and hidden and None not in known:
             owner[number] = max(hidden)  # It changes a result before that is put out.
-    readers: dict[str, list[int]] = {}
-    for number, node in enumerate(nodes):
-        for tensor in node.input:
-            readers.setdefault(tensor, []).append(number)
     for number in reversed(range(len(nodes))):
-        reading = [owner[r] for t in nodes[number].output for r in readers.get(t, ()) if r in owner]
+        reading = [owner[r] for r, node in enumerate(nodes) if r in owner and set(nodes[number].output) & {*node.input}]
         if is_open[number] and number not in owner and reading:
             owner[number] = min(reading)  # It prepares for the first step that reads its result.
     covered: list[list[str]] = [[] for _ in steps]
@@ -116,59 +109,45 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
     return [tuple(names) for names in covered]
 
 
-def _computed_ahead(nodes: Sequence[onnx.NodeProto], constants: set[str]) -> set[int]:
+def _owners_by_name(
+    nodes: Sequence[onnx.NodeProto], producer: Mapping[str, int], folded: set[int], steps: Sequence[Step]
+) -> dict[int, int]:
+    """Map nodes to the steps that bear their name, read their constant or give their result, and chains before them."""
+    owner: dict[int, int] = {}
+    named = {**producer, **{node.name: n for n, node in enumerate(nodes) if node.name}}
+    read = Counter(t for node in nodes for t in set(node.input))
+    used = Counter(t for step in steps for t in set(step.inputs))
+    constant = {
+        t: n
+        for n, node in enumerate(nodes)
+        for t in node.input
+        if t not in producer and read[t] == used[t] == 1 and n not in folded
+    }
+    for number, step in enumerate(steps):
+        known = [named.get(step.name.removesuffix(_NCHWC)), *map(constant.get, step.inputs)]
+        for node in (*known, *map(named.get, step.outputs)):
+            if node is not None and (step.kind not in _MOVES or step.kind == nodes[node].op_type):
+                owner.setdefault(node, number)
+    for last, number in list(owner.items()):  # Found by its end, such as an activation: back to its own kind of node.
+        chain = [last]
+        while not steps[number].kind.endswith(nodes[chain[-1]].op_type):
+            before = {producer[t] for t in nodes[chain[-1]].input if t in producer} - folded - owner.keys()
+            if len(before) != 1:
+                break
+            chain += before
+        else:
+            owner |= dict.fromkeys(chain, number)
+    return owner
+
+
+def _computed_ahead(graph: onnx.GraphProto) -> set[int]:
     """Find nodes that compute from constants, or from a shape, which is one once the graph's sizes are set."""
-    known, folded = set(constants), set()
-    for number, node in enumerate(nodes):
+    known, folded = {t.name for t in graph.initializer}, set()
+    for number, node in enumerate(graph.node):
         if node.op_type in _SHAPES or all(t in known for t in node.input if t):
             folded.add(number)
             known.update(node.output)
     return folded
-
-
-def _owners_by_name(
-    nodes: Sequence[onnx.NodeProto], constants: set[str], folded: set[int], steps: Sequence[Step]
-) -> dict[int, int]:
-    """Map nodes to the steps that kept the name of the node, of its constant, or of its result."""
-    owner: dict[int, int] = {}
-    named = {node.name: n for n, node in enumerate(nodes) if node.name}
-    producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
-    read = Counter(t for node in nodes for t in set(node.input) & constants)
-    reader = {t: n for n, node in enumerate(nodes) for t in node.input if read[t] == 1}
-    used = Counter(t for step in steps for t in set(step.inputs))
-    for number, step in enumerate(steps):
-        blocked = step.name.removesuffix(_NCHWC) if step.name.endswith(_NCHWC) else ""
-        found = [named.get(step.name), producer.get(blocked)]
-        found += [reader[t] for t in step.inputs if used[t] == 1 and t in reader and reader[t] not in folded]
-        for node in found:
-            if node is not None:
-                owner.setdefault(node, number)
-    for number, step in enumerate(steps):
-        for tensor in step.outputs:
-            node = producer.get(tensor)
-            if node is not None and not (step.kind in _MOVES and nodes[node].op_type != step.kind):
-                owner.setdefault(node, number)
-    return owner
-
-
-def _own_chains(
-    owner: dict[int, int],
-    nodes: Sequence[onnx.NodeProto],
-    producer: Mapping[str, int],
-    folded: set[int],
-    steps: Sequence[Step],
-) -> None:
-    """Give a step that was found by its end, such as an activation, the chain back to a node of its own kind."""
-    for last, number in list(owner.items()):
-        chain, node = [], last
-        while not steps[number].kind.endswith(nodes[node].op_type):
-            chain.append(node)
-            before = {producer[t] for t in nodes[node].input if t in producer} - folded - owner.keys()
-            if len(before) != 1:
-                break
-            (node,) = before
-        else:
-            owner |= dict.fromkeys((*chain, node), number)
 
 
 def origins(graph: onnx.GraphProto) -> list[Origin]:
@@ -190,13 +169,12 @@ def origins(graph: onnx.GraphProto) -> list[Origin]:
 
 @dataclass(frozen=True)
 class Span:
-    """An operator ("aten::relu") or an annotation on the host; times in microseconds on the trace's clock."""
+    """An operator ("aten::relu") or a module's call on the host; times in microseconds on the trace's clock."""
 
     name: str
     start: float
     end: float
     thread: int
-    is_annotation: bool
     id: int
     """By which kernels name the operator that launched them."""
     sequence: int | None
@@ -283,11 +261,10 @@ def parse(written: dict[str, Any]) -> Trace:
             at = launched.get(args.get("correlation"), start)
             if (inside := _at(iterations, at)) is not None:
                 inside.kernels.append(Kernel(event["name"], at, (end - start) / 1000, args.get("External id")))
-        elif category in ("cpu_op", "user_annotation") and event["name"] not in own:
+        elif category == "cpu_op" or (category == "user_annotation" and event["name"].startswith(_MODULE)):
             numbers = args.get("External id", -1), args.get("Sequence number")
             if (inside := _at(iterations, start)) is not None:
-                annotates = category == "user_annotation"
-                inside.spans.append(Span(event["name"], start, end, event["tid"], annotates, *numbers))
+                inside.spans.append(Span(event["name"], start, end, event["tid"], *numbers))
     return Trace(iterations, int(written.get("baseTimeNanoseconds", 0)))
 
 
@@ -317,10 +294,8 @@ class Operator:
     """An operator that no other one called."""
 
     kind: str
-    path: str
-    """The module whose forward called it; for a backward operator, that of its forward one."""
-    call: int
-    """Call of that module, counted from 0 in an iteration; _NO_MODULE outside of any, such as a loss."""
+    path: str | None
+    """The module whose forward called it (of a backward operator: the forward one's); None outside, as of a loss."""
     is_backward: bool
     ms: float
     """On the host, until kernels are counted."""
@@ -386,57 +361,54 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
     """Return the outermost operators in running order, and for every operator's id which of them it is in."""
     operators: list[Operator] = []
     outermost: dict[int, int] = {}
-    running: dict[int, list[tuple[float, int | None, str, int]]] = {}
-    calls: dict[str, int] = {}
-    made: dict[int | None, tuple[str, int]] = {}
+    running: dict[int, list[tuple[float, int | None, str | None]]] = {}
+    made: dict[int | None, str | None] = {}
     for span in spans:
         stack = running.setdefault(span.thread, [])
         while stack and stack[-1][0] <= span.start:
             stack.pop()
-        _, number, path, call = stack[-1] if stack else (0.0, None, "", _NO_MODULE)
-        backward = span.name.startswith(_BACKWARD)
-        if span.is_annotation and span.name.startswith(_MODULE):
+        _, number, path = stack[-1] if stack else (0.0, None, None)
+        if span.name.startswith(_MODULE):
             path = span.name.removeprefix(_MODULE)
-            call = calls[path] = calls.get(path, -1) + 1
-        elif not span.is_annotation:
+        else:
+            backward = span.name.startswith(_BACKWARD)
             if number is None:
                 number = len(operators)
-                path, call = made.get(span.sequence, ("", _NO_MODULE)) if backward else (path, call)
-                operators.append(Operator(_kind(span.name), path, call, backward, span.ms))
+                path = made.get(span.sequence) if backward else path
+                operators.append(Operator(_kind(span.name), path, backward, span.ms))
             outermost[span.id] = number
             if span.sequence is not None and not backward:
                 # Several operators may bear one number: the last of them made the backward operator.
-                made[span.sequence] = path, call
-        stack.append((span.end, number, path, call))
+                made[span.sequence] = path
+        stack.append((span.end, number, path))
     return operators, outermost
 
 
 def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list[tuple[str, ...]]:
     """Name for each operator the exported nodes that it became; none for backward operators.
 
-    A module's calls share its nodes in order. Within a call operators and nodes of one name are pairs; whatever is left
-    of both belongs together. A module without nodes covers those that hold its parameters: the exporter has folded it.
+    In a module operators and nodes of one name are pairs, in their order; whatever is left of both belongs together. A
+    module without nodes covers those that hold its parameters: the exporter has folded it.
     """
-    calls: dict[tuple[str, int], list[int]] = {}
-    for number, operator in enumerate(operators):
-        if not operator.is_backward and operator.call != _NO_MODULE:
-            calls.setdefault((operator.path, operator.call), []).append(number)
+    left: dict[str | None, list[Origin]] = {}
+    for origin in origins:
+        left.setdefault(origin.path, []).append(origin)
     covered: list[tuple[str, ...]] = [()] * len(operators)
-    for (path, call), members in calls.items():
-        count = sum(of == path for of, _ in calls)
-        own = [origin for origin in origins if origin.path == path]
-        if own and len(own) % count == 0:
-            share = len(own) // count
-            own = own[call * share : (call + 1) * share]
-        own = own or [origin for origin in origins if path in origin.modules]
-        for number in [*members]:
-            pair = next((o for o in own if o.operator.strip("_") == operators[number].kind.strip("_")), None)
-            if pair is not None:
-                covered[number] = (pair.node,)
-                own.remove(pair)
-                members.remove(number)
-        for number in members:
-            covered[number] = tuple(o.node for o in own)
+    alone = []
+    for number, operator in enumerate(operators):
+        if operator.path is None or operator.is_backward:
+            continue
+        own = left.get(operator.path, [])
+        pair = next((o for o in own if o.operator.strip("_") == operator.kind.strip("_")), None)
+        if pair is None:
+            alone.append(number)
+        else:
+            covered[number] = (pair.node,)
+            own.remove(pair)
+    for number in alone:
+        path = operators[number].path
+        rest = left[path] if path in left else [origin for origin in origins if path in origin.modules]
+        covered[number] = tuple(origin.node for origin in rest)
     return covered
 
 

@@ -19,6 +19,7 @@ from engines.layers import Kernel, Step, Trace, median_layers
 _SUFFIX = "_kernel_time"
 _SLACK_US = 5.0
 """Around a node's interval; between two nodes ONNX Runtime spends more, on the profile itself."""
+_ROUNDING_US = 1.0
 _FOUND = 0.95
 
 
@@ -72,23 +73,16 @@ def device_layers(
     `started_ns` is when the profile started, in nanoseconds since 1970. What was launched outside of every node follows
     as layers of the kind "kernel". Raises RuntimeError if the two clocks do not fit.
     """
-    offset = clock_offset(runs, (started_ns - trace.unix_ns) / 1000, trace)
+    pairs = list(zip(runs, trace.iterations, strict=True))
+    offset = (started_ns - trace.unix_ns) / 1000
+    # Every run lies in its call.
+    offset = max(offset, *(call.start - run.start for run, call in pairs))
+    offset = min(offset, *(call.returned - run.end for run, call in pairs))
     iterations = []
-    for run, iteration in zip(runs, trace.iterations, strict=True):
+    for run, iteration in pairs:
         times, others = launched_in(run.nodes, iteration.kernels, offset)
         iterations.append([*_named(run, steps, covered, times), *(Layer(k.name, "kernel", (), k.ms) for k in others)])
     return median_layers(iterations)
-
-
-def clock_offset(runs: Sequence[Run], offset: float, trace: Trace) -> float:
-    """Return what to add to the profile's times to get the trace's, in microseconds.
-
-    That is `offset`, unless a run would then lie outside its call: then the middle of what fits.
-    """
-    calls = trace.iterations
-    low = max(call.start - run.start for run, call in zip(runs, calls, strict=True))
-    high = min(call.returned - run.end for run, call in zip(runs, calls, strict=True))
-    return offset if low - _SLACK_US <= offset <= high + _SLACK_US else (low + high) / 2
 
 
 def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: float) -> tuple[list[float], list[Kernel]]:
@@ -99,11 +93,7 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
     starts = [node.start + offset for node in nodes]
     times, strangers = [0.0] * len(nodes), []
     for kernel in kernels:
-        number = max(bisect_right(starts, kernel.launched) - 1, 0)
-        after = number + 1
-        if after < len(nodes) and kernel.launched > nodes[number].end + offset + _SLACK_US:
-            # Between two nodes: a microsecond of rounding before the next one.
-            number = after if starts[after] - kernel.launched <= _SLACK_US else number
+        number = max(bisect_right(starts, kernel.launched + _ROUNDING_US) - 1, 0)
         if starts[number] - _SLACK_US <= kernel.launched <= nodes[number].end + offset + _SLACK_US:
             times[number] += kernel.ms
         else:

@@ -34,7 +34,7 @@ from engines.layers import (
     read_operators,
 )
 from engines.ort import OrtSession, session_options
-from engines.ort_layers import NodeRun, clock_offset, host_layers, launched_in, read_runs
+from engines.ort_layers import NodeRun, host_layers, launched_in, read_runs
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
@@ -189,10 +189,8 @@ def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_pat
     recorded = torch_trace.record(lambda: session.run(lambda name: None), "cpu")
     nominal = (session.session.get_profiling_start_time_ns() - recorded.unix_ns) / 1000
     runs = read_runs(Path(session.session.end_profiling()), torch_trace.ITERATIONS)
-    assert clock_offset(runs, nominal, recorded) == nominal
-    found = clock_offset(runs, nominal + 1e6, recorded)
     for run, call in zip(runs, recorded.iterations, strict=True):
-        assert call.start <= run.start + found <= run.end + found <= call.returned
+        assert call.start - 5 <= run.start + nominal <= run.end + nominal <= call.returned + 5
 
 
 # What a GPU gives, as it stands in the files.
@@ -258,7 +256,7 @@ def test_an_operators_time_on_a_gpu_is_its_kernels() -> None:
 
 
 def span(name: str, start: float, end: float, id: int = 0, sequence: int | None = None, thread: int = 1) -> Span:
-    return Span(name, start, end, thread, name.startswith("module"), id, sequence)
+    return Span(name, start, end, thread, id, sequence)
 
 
 def test_a_backward_operator_in_another_thread_finds_its_module() -> None:
@@ -278,14 +276,14 @@ def test_a_backward_operator_in_another_thread_finds_its_module() -> None:
         ("zeros", "", False),
         ("linear", "fc", False),
         ("AddmmBackward0", "fc", True),
-        ("AccumulateGrad", "", True),
+        ("AccumulateGrad", None, True),
     ]
     assert outermost == {1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2, 8: 3}
     assert operators[2].ms == pytest.approx(0.03)
 
 
-def operator(kind: str, path: str, call: int = 0) -> Operator:
-    return Operator(kind, path, call, False, 1.0)
+def operator(kind: str, path: str) -> Operator:
+    return Operator(kind, path, False, 1.0)
 
 
 def origin(node: str, path: str, kind: str = "", *modules: str) -> Origin:
@@ -294,10 +292,9 @@ def origin(node: str, path: str, kind: str = "", *modules: str) -> Origin:
 
 def test_a_module_that_is_called_twice_shares_its_nodes_in_order() -> None:
     origins = [origin("r", "relu", "relu"), origin("a", "", "add"), origin("r_1", "relu", "relu")]
-    operators = [operator("relu_", "relu"), operator("add", ""), operator("relu_", "relu", 1)]
+    operators = [operator("relu_", "relu"), operator("add", ""), operator("relu_", "relu")]
     assert covered_by(operators, origins) == [("r",), ("a",), ("r_1",)]
-    # A call more than were exported, as in a loop: nobody can tell which is which.
-    assert covered_by([*operators, operator("relu_", "relu", 2)], origins)[0] == ("r",)
+    assert covered_by([*operators, operator("relu_", "relu")], origins)[3] == (), "a call more than were exported"
 
 
 def test_a_folded_module_covers_the_node_that_holds_its_weights() -> None:
