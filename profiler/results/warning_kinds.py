@@ -67,7 +67,6 @@ _KINDS = (
     WarningKind("slow-layers", "L", "the profiler slowed the layers; they are no parts of the latency"),
     WarningKind("parallel-layers", "A", "layers ran side by side; their times overlap"),
     WarningKind("unclosed", "#", "the runtime failed while closing, after everything had been measured"),
-    WarningKind("no-energy", "e", "`budget.timeout` left no time for the energy loop"),
 )
 KINDS = {kind.kind: kind for kind in _KINDS}
 

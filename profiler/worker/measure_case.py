@@ -10,7 +10,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from engines.base import Array, Job, Memory, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES
 from engines.options import Options, float_part
 from exporters.errors import sentence
-from profiler.job.case import Budget, Case
+from profiler.job.case import Case
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings, sample_warnings
@@ -31,124 +31,83 @@ from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Sample
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, make_job
 
-_PROFILED_CALLS = 20
-"""Profiling takes at least as long as this many calls, without its own set-up."""
 _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
 
 
-class Phases:
-    """Tells the parent which phase a case is in, and sums the seconds that each took."""
+class Bench:
+    """The clock and meters of a case, the phase that it is in, and the seconds that each took.
 
-    def __init__(self, report: Report) -> None:
-        self._report, self._started = report, time.monotonic()
-        self._phase, self._since = Phase.OPEN, time.perf_counter()
+    It is made before anything else touches the device.
+    """
+
+    def __init__(self, task: Task, report: Report) -> None:
+        self.task, self.report, self.nvml = task, report, Nvml(task.gpu)
         self.seconds: dict[Phase, float] = {}
+        self._phase, self._since = Phase.OPEN, time.perf_counter()
+        self._started = self._since
+        self.host, self.device = HostMeter(), DeviceMeter(self.nvml.memory_mib)
+        self.enter(Phase.CONTEXT)
+        self.card = disturbance.Card(self.nvml)
+        self.clock: Clock = CpuClock()
+        if task.case.device == "cuda":
+            torch.cuda.init()
+            torch.cuda.synchronize()
+            self.device.context_created()
+            self.card.opened()
+            self.clock = CudaClock()
 
     def enter(self, phase: Phase) -> None:
+        """Begin a phase, and tell the parent."""
         now = time.perf_counter()
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
-        self._report(Entered(phase))
+        self.report(Entered(phase))
+
+    def keep(self, result: Result, stage: Stage) -> None:
+        """Report a result that is not lost, whatever the case runs into next."""
+        self.report(Salvage(Kept(result, stage)))
 
     def spent(self) -> float:
-        """Seconds since the case began, without building."""
-        return time.monotonic() - self._started - self.seconds.get(Phase.BUILD, 0.0)
+        """Return the seconds since the case began, without building."""
+        return time.perf_counter() - self._started - self.seconds.get(Phase.BUILD, 0.0)
 
-
-@dataclass(frozen=True)
-class Bench:
-    """The tools that measure a case, and the parent that is told of it."""
-
-    nvml: Nvml
-    host: HostMeter
-    device: DeviceMeter
-    card: disturbance.Card
-    clock: Clock
-    report: Report
-    phases: Phases
+    def left(self) -> float:
+        """Return the seconds that the timeout still leaves for taking figures."""
+        return max(self.task.budget.timeout * _GUARD - self.spent(), 0.01)
 
 
 def measure_case(task: Task, report: Report) -> Result:
     """Open, warm up, measure and check one case; the Result leaves before the session is closed."""
-    phases = Phases(report)
     check_inputs(task)
-    bench = open_bench(task, phases, report)
-    job = make_job(task, phases.enter, bench.device.read, lambda text: report(Progress(text)))
-    phases.enter(Phase.LOAD)
+    bench = Bench(task, report)
+    job = make_job(task, bench.enter, bench.device.read, lambda text: report(Progress(text)))
+    bench.enter(Phase.LOAD)
     session = engines.open_session(task.case.engine, job)
-    result = take_figures(task, job, session, bench)
-    phases.enter(Phase.END)
-    # ONNX Runtime can abort while it frees what a session holds.
-    report(Salvage(Kept(result, Stage.COMPLETE)))
+    if task.case.device == "cuda" and isinstance(session, OwnQueue):
+        bench.clock = QueueClock(session.wait)
+    result = Result(task.case.id, "ok", clock=bench.clock.headline)
+    expected_ms = _warm_up(session, bench, result)
+    _measure(session, bench, expected_ms, result)
+    _check(job, session, bench, expected_ms, result)
+    if task.profile and result.status == "ok":
+        bench.keep(result, Stage.CHECKED)
+        bench.enter(Phase.PROFILE)
+        _profile(session, result)
+    bench.enter(Phase.END)
+    bench.keep(result, Stage.COMPLETE)  # ONNX Runtime can abort while it frees what a session holds.
     session.close()
     return result
 
 
-def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
-    """Open clock and meters, before anything else touches the device."""
-    nvml = Nvml(task.gpu)
-    host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
-    phases.enter(Phase.CONTEXT)
-    card = disturbance.Card(nvml)
-    clock: Clock = CpuClock()
-    if task.case.device == "cuda":
-        torch.cuda.init()
-        torch.cuda.synchronize()
-        device.context_created()
-        card.opened()
-        clock = CudaClock()
-    return Bench(nvml, host, device, card, clock, report, phases)
-
-
-def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) -> Result:
-    """Warm up, measure and check a session that has just been opened for `job`."""
-    case, phases = task.case, bench.phases
-    if case.device == "cuda" and isinstance(session, OwnQueue):
-        bench = replace(bench, clock=QueueClock(session.wait))
-    result = Result(case.id, "ok", clock=bench.clock.headline)
-    expected_ms = _warm_up(task.budget, session, bench, result)
-    _measure(task, session, bench, expected_ms, result)
-    result.figures["host_peak_mib"] = bench.host.peak_mib()  # Before the engine reads its files to declare its weights.
-    phases.enter(Phase.CHECK)
-    result.warnings += sample_warnings(result.samples, bench.clock.headline)
-    if case.device == "cuda":
-        result.figures |= bench.device.parts(session.memory())
-    else:
-        parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
-        result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
-    bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
-    graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
-    result.graph = graph.how if graph else None
-    outputs = session.outputs()
-    allowance = checks.Allowance(phases.spent(), _left(task, bench), expected_ms / 1000)
-    checks.verify(task, session, outputs, result, allowance)
-    copied = _bytes(case, job.inputs), _bytes(case, outputs)
-    if isinstance(bench.clock, CudaClock) and not task.only_fits:
-        result.samples |= bench.clock.time_copies(*copied)
-    result.figures |= _least_work(task, sum(copied))
-    built = result.proof.build if result.proof else None
-    result.figures |= {
-        "export_s": graph.seconds if graph else None,
-        # Of an engine from a cache what building took when it was done.
-        "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
-        "load_s": phases.seconds.get(Phase.LOAD),
-    }
-    if task.profile and result.status == "ok":
-        bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
-        phases.enter(Phase.PROFILE)
-        _profile(session, result, enough=_left(task, bench) > _PROFILED_CALLS * expected_ms / 1000)
-    return result
-
-
-def _warm_up(budget: Budget, session: Session, bench: Bench, result: Result) -> float:
+def _warm_up(session: Session, bench: Bench, result: Result) -> float:
     """Run until timings have settled; returns milliseconds a call."""
     bench.clock.synchronize()
     bench.device.loaded()
-    bench.phases.enter(Phase.WARM_UP)
+    bench.enter(Phase.WARM_UP)
     result.figures["first_run_s"] = first_run(session, bench.clock)
     bench.device.read()
-    expected_ms, is_steady = warm_up(session, bench.clock, budget)
+    expected_ms, is_steady = warm_up(session, bench.clock, bench.task.budget)
     if not is_steady:
         result.warnings.append(Warning("unsteady", "timings had not settled when measuring began"))
     result.figures["set_up_peak_mib"] = peak = bench.host.peak_mib()
@@ -158,56 +117,67 @@ def _warm_up(budget: Budget, session: Session, bench: Bench, result: Result) -> 
     return expected_ms
 
 
-def _measure(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
-    """Add samples, throughput, and energy where it is asked for."""
-    case = task.case
-    bench.phases.enter(Phase.MEASURE)
-    left = _left(task, bench)
+def _measure(session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
+    """Add samples, throughput, and energy where it is asked for and the timeout leaves the time."""
+    task, case = bench.task, bench.task.case
+    bench.enter(Phase.MEASURE)
+    left = bench.left()
     budget = replace(task.budget, seconds=min(task.budget.seconds, left), timeout=left)
 
     def keep(samples: Samples) -> None:
-        bench.report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))
+        bench.keep(Result(case.id, "ok", samples=samples), Stage.SAMPLED)
 
     start = time.time()
     measured = measure(session, bench.clock, budget, expected_ms, keep, headline_only=task.only_fits)
-    keep(measured.samples)  # Whatever the checks run into, these are not lost.
+    keep(measured.samples)
     bench.device.read()
     result.stop_reason, result.samples = measured.stop_reason, measured.samples
     result.warnings += measured.warnings
     host_counts = disturbance.counts(case.device, result.samples, [warning.kind for warning in result.warnings])
-    loads, card = measured.loads if host_counts else [], bench.card.load(start)
+    loads, card = measured.loads if host_counts else [], bench.card.share(start)
     result.figures["disturbance"] = disturbance.share(loads, card)
     result.warnings += disturbance.disturbed(loads, card)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
-    if task.energy and bench.nvml.energy_mj() is not None:
-        bench.phases.enter(Phase.ENERGY)
-        if _left(task, bench) <= ENERGY_SECONDS + 2 * expected_ms / 1000:
-            reason = f"budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s"
-            result.warnings.append(Warning("no-energy", reason))
-            return
+    if task.energy and bench.nvml.energy_mj() is not None and bench.left() > ENERGY_SECONDS + 2 * expected_ms / 1000:
+        bench.enter(Phase.ENERGY)
         energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
         result.figures["energy_mj_per_item"] = energy_mj / case.batch_size
+    result.figures["host_peak_mib"] = bench.host.peak_mib()  # Before the engine reads its files to declare its weights.
 
 
-def _least_work(task: Task, copied_bytes: int) -> Figures:
-    """Return what a call must compute and move at least, where its FLOPs could be counted."""
-    cost, case = task.prepared.cost, task.case
-    flops, weights = cost.flops(case.pass_), cost.weight_bytes(case.precision)
-    if flops is None:
-        return {}
-    return {"flops_per_item": flops, "moved_mib": None if weights is None else (weights + copied_bytes) / MIB}
+def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
+    """Add memory, the checks of what was computed, copies, the least work, and the times of setting up."""
+    task, case = bench.task, bench.task.case
+    bench.enter(Phase.CHECK)
+    result.warnings += sample_warnings(result.samples, bench.clock.headline)
+    if case.device == "cuda":
+        result.figures |= bench.device.parts(session.memory())
+    else:
+        parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
+        result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
+    bench.keep(result, Stage.FITTED)  # Whether or not there is memory for the checks next to it.
+    graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
+    result.graph = graph.how if graph else None
+    outputs = session.outputs()
+    checks.verify(task, session, outputs, result, checks.Allowance(bench.spent(), bench.left(), expected_ms / 1000))
+    copied = _bytes(case, job.inputs), _bytes(case, outputs)
+    if isinstance(bench.clock, CudaClock) and not task.only_fits:
+        result.samples |= bench.clock.time_copies(*copied)
+    cost, built = task.prepared.cost, result.proof.build if result.proof else None
+    if (flops := cost.flops(case.pass_)) is not None:
+        weights = cost.weight_bytes(case.precision)
+        moved_mib = None if weights is None else (weights + sum(copied)) / MIB
+        result.figures |= {"flops_per_item": flops, "moved_mib": moved_mib}
+    result.figures |= {
+        "export_s": graph.seconds if graph else None,
+        # Of an engine from a cache what building took when it was done.
+        "build_s": built.seconds if built else bench.seconds.get(Phase.BUILD),
+        "load_s": bench.seconds.get(Phase.LOAD),
+    }
 
 
-def _left(task: Task, bench: Bench) -> float:
-    """Return the seconds that the timeout still leaves for taking figures."""
-    return max(task.budget.timeout * _GUARD - bench.phases.spent(), 0.01)
-
-
-def _profile(session: Session, result: Result, enough: bool) -> None:
+def _profile(session: Session, result: Result) -> None:
     """Add the layers, or a warning why there are none; what was measured stays."""
-    if not enough:
-        result.warnings.append(Warning("no-layers", "budget.timeout leaves no time to profile them"))
-        return
     try:
         layers = session.layers()
     except Exception as error:
