@@ -52,14 +52,13 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
     A roof whose measurement fails is left out, and the log says why.
     """
     device, precisions, seconds = argument
+    nvml = Nvml(visible_gpus()[0].uuid if device == "cuda" else None)
     if device == "cuda":
-        nvml = Nvml(visible_gpus()[0].uuid)
         time.sleep(UTILIZATION_SECONDS)
-        used = nvml.utilization()
-        roofs = _roofs(device, precisions, min(seconds, _SECONDS))
-        return Measured(roofs, used is not None and used < CARD and not slowdowns(nvml.read().reasons or 0))
-    before = processor.read()
+    used, before = nvml.utilization(), processor.read()
     roofs = _roofs(device, precisions, min(seconds, _SECONDS))
+    if device == "cuda":
+        return Measured(roofs, used is not None and used < CARD and not slowdowns(nvml.read().reasons or 0))
     load = processor.read().since(before)
     return Measured(roofs, load.others is not None and not reasons(load))
 
@@ -84,18 +83,13 @@ def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> flo
     """Return the best rate over kernels of growing size; a kind's rate so far tells which would take too long."""
     import torch
 
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     best = {"product": 0.0, "convolution": 0.0}
-    try:
+    with torch.inference_mode():
         for kind, flops, make in _kernels(device, dtype):
             if not best[kind] or flops / best[kind] / 1e12 < seconds / 2:
-                with torch.inference_mode():
-                    best[kind] = max(best[kind], flops / _best_ms(clock, make(), seconds) / 1e9)
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+                best[kind] = max(best[kind], flops / _best_ms(clock, make(), seconds) / 1e9)
     return max(best.values())
 
 
