@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from engines.base import Session, Warning, ignore
 from profiler import processor
@@ -30,7 +31,6 @@ _FEWEST = 3
 _THROUGHPUT_SECONDS = 0.5
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
-_IN_THE_LOOP = "in the back-to-back loop"
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """Shares of a CUDA case's sampling seconds; on the CPU there is one clock, which has them all."""
 
@@ -139,11 +139,10 @@ class _Sampling:
         samples = self.result.samples["host"]
         elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
         if elapsed >= _THROUGHPUT_SECONDS:
-            self.result.throughput, how = len(samples) * self.block / elapsed, "on average"
+            self.result.throughput = len(samples) * self.block / elapsed
         else:
             self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
-            how = _IN_THE_LOOP
-        self.result.warnings += inconsistent(call_ms, "in the median", 1000 / self.result.throughput, how)
+        self.result.warnings += inconsistent(call_ms, 1000 / self.result.throughput)
 
     def gated(self) -> None:
         enqueue_ms = median(self.result.samples["enqueue"]) or 1.0
@@ -151,14 +150,11 @@ class _Sampling:
         # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
         sample_ms = self.block * (2 * enqueue_ms + event_ms) + GATE_SLACK_MS
         rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["gated"])
-        apart: Samples = {}
-        reason = self._take(
-            "gpu", rule, sample_ms, lambda n: self.clock.time_gated(self.session.run, enqueue_ms, n, self.block), apart
-        )
-        if reason is None:
+        take = partial(self.clock.time_gated, self.session.run, enqueue_ms, block=self.block)
+        if self._take("gpu", rule, sample_ms, take) is None:
+            for name in [name for name in self.result.samples if name.startswith("gpu")]:
+                del self.result.samples[name]
             self.result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
-        else:
-            self.result.samples |= apart
 
     def throughput(self) -> None:
         """Run the back-to-back loop, and warn where clocks contradict each other or the host is the limit."""
@@ -167,24 +163,16 @@ class _Sampling:
         loop_ms = 1000 / self.result.throughput
         if self.clock.headline == "event":
             self.result.warnings += host_bound(self.result.samples)
-            self.result.warnings += inconsistent(call_ms, "by events", loop_ms, _IN_THE_LOOP)
+            self.result.warnings += inconsistent(call_ms, loop_ms)
         else:
             self.result.warnings += waited(self.result.samples, loop_ms)
 
-    def _take(
-        self,
-        watched: str,
-        rule: StopRule,
-        call_ms: float,
-        take: Callable[[int], Samples | None],
-        apart: Samples | None = None,
-    ) -> str | None:
+    def _take(self, watched: str, rule: StopRule, call_ms: float, take: Callable[[int], Samples | None]) -> str | None:
         """Take chunks of samples, of about 0.1 s or one call, until the rule says why to stop, and return that.
 
-        None if a chunk could not be taken. Samples that are kept `apart` are not reported.
+        None if a chunk could not be taken.
         """
-        into = self.result.samples if apart is None else apart
-        chunk, start = int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), self.now()
+        into, chunk, start = self.result.samples, int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), self.now()
         while True:
             taken = take(max(1, min(chunk, rule.max_samples - len(into.get(watched, [])))))
             if taken is None:
@@ -194,8 +182,7 @@ class _Sampling:
             reason = rule.reason(into[watched], self.now() - start)
             if reason is not None:
                 return reason
-            if apart is None:
-                self.report(into)
+            self.report(into)
 
 
 def energy_per_call(
@@ -219,17 +206,12 @@ def host_bound(samples: Samples) -> list[Warning]:
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event:
         return []
-    is_slow, per_call = set_by_host(event, gpu, enqueue), f"{milliseconds(event)} a call"
-    if gpu and event / gpu > 1.05:
-        if is_slow:
-            return [Warning("host-bound", f"of {per_call} the device works {milliseconds(gpu)}")]
-        return [Warning("queue-bound", f"{per_call} with more calls queued behind it, {milliseconds(gpu)} alone")]
-    if enqueue is None or not is_slow:
-        return []
-    text = f"of {per_call} the host enqueues for {milliseconds(enqueue)}"
-    if gpu:
-        text = f"enqueueing takes {milliseconds(enqueue)} of the device's {milliseconds(gpu)}; a slower host would show"
-    return [Warning("host-bound", text)]
+    has_gaps, text = bool(gpu and event / gpu > 1.05), f"{milliseconds(event)} a call"
+    text += f", {milliseconds(gpu)} alone on the device" if gpu else ""
+    text += f", {milliseconds(enqueue)} to enqueue" if enqueue else ""
+    if not set_by_host(event, gpu, enqueue):
+        return [Warning("queue-bound", text)] if has_gaps else []
+    return [Warning("host-bound", text)] if has_gaps or enqueue is not None else []
 
 
 def waited(samples: Samples, loop_ms: float) -> list[Warning]:
@@ -239,24 +221,21 @@ def waited(samples: Samples, loop_ms: float) -> list[Warning]:
     """
     call_ms, enqueue = median(samples["host"]) or 0.0, median(samples["enqueue"]) or 0.0
     if call_ms < loop_ms:
-        return inconsistent(call_ms, "in the median", loop_ms, _IN_THE_LOOP)
-    if _contradict(call_ms, loop_ms):
-        return [Warning("host-bound", f"of {milliseconds(call_ms)} a call {milliseconds(loop_ms)} {_IN_THE_LOOP}")]
-    if enqueue > 0.8 * loop_ms:
-        text = f"enqueueing takes {milliseconds(enqueue)} of {milliseconds(loop_ms)} a call; a slower host would show"
-        return [Warning("host-bound", text)]
+        return inconsistent(call_ms, loop_ms)
+    if _contradict(call_ms, loop_ms) or enqueue > 0.8 * loop_ms:
+        times = f"{milliseconds(call_ms)} a call, {milliseconds(loop_ms)} in a loop, {milliseconds(enqueue)} to enqueue"
+        return [Warning("host-bound", times)]
     return []
 
 
-def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[Warning]:
-    """Warn that two figures of a call contradict each other by over 10 %, as after bursts of other work.
+def inconsistent(call_ms: float, loop_ms: float) -> list[Warning]:
+    """Warn that a call's median and what the throughput is made of differ by over 10 %, as after other work's bursts.
 
-    On a GPU those are the median by events and a call's time in the back-to-back loop, on the CPU the median and what
-    the throughput is made of: the loop, or the samples' mean.
+    That is the back-to-back loop, or on the CPU the samples' mean.
     """
-    if not _contradict(one_ms, other_ms):
+    if not _contradict(call_ms, loop_ms):
         return []
-    return [Warning("inconsistent", f"{milliseconds(one_ms)} a call {one}, {milliseconds(other_ms)} {other}")]
+    return [Warning("inconsistent", f"{milliseconds(call_ms)} a call, {milliseconds(loop_ms)} by the throughput")]
 
 
 def _contradict(one: float, other: float) -> bool:
