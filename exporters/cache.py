@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 from exporters.errors import chain
 from exporters.source import ModelError
@@ -102,7 +102,7 @@ class Cache:
         with contextlib.ExitStack() as held:
             with _kept(path):
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(path.with_name(path.name + ".lock")))
+                held.enter_context(FileLock(f"{path}.lock"))
             intact = _is_there(manifest)
             if intact and not again:
                 return path, True
@@ -126,15 +126,14 @@ class Entry:
         """Delete its files unless a run is producing them; returns whether that was done."""
         manifest = self.path.with_name(self.path.name + ".json")
         try:
-            with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
-                if free:
-                    names = _record(manifest)
-                    # First, so that an entry of which a part is left is none.
-                    manifest.unlink()
-                    for name in names:
-                        self.path.with_name(name).unlink(missing_ok=True)
-                return free
-        except (OSError, ValueError):
+            with FileLock(f"{self.path}.lock", timeout=0):
+                names = json.loads(manifest.read_text())
+                # First, so that an entry of which a part is left is none.
+                manifest.unlink()
+                for name in names:
+                    self.path.with_name(name).unlink(missing_ok=True)
+            return True
+        except (OSError, ValueError, TypeError, Timeout):
             return False
 
 
@@ -144,8 +143,8 @@ def entries(root: Path) -> list[Entry]:
     for manifest in root.glob("*/*.json"):
         path = manifest.with_suffix("")
         if path.exists():  # Else it is an entry whose content is JSON.
-            with contextlib.suppress(OSError, ValueError):
-                size = sum(manifest.with_name(name).stat().st_size for name in _record(manifest))
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
                 found.append(Entry(manifest.parent.name, path, size, manifest.stat().st_mtime))
     return sorted(found, key=lambda entry: -entry.used)
 
@@ -175,16 +174,14 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object])
         try:
             produce(scratch / path.name)
         except Exception as error:
-            full = next(
-                (e for e in chain(error) if isinstance(e, OSError) and e.errno in FULL and not e.filename), None
-            )
-            if why := full.strerror if full else _no_room(scratch):
+            full = (e.strerror for e in chain(error) if isinstance(e, OSError) and e.errno in FULL and not e.filename)
+            if why := next(full, None) or _no_room(scratch):
                 raise CacheError(path, why) from error
             raise
         if not (scratch / path.name).is_file():
             raise RuntimeError(f"{produce!r} did not write {scratch / path.name}")
         files = sorted(scratch.iterdir())
-        record = {file.name: fingerprint(file) for file in files}
+        record = {file.name: [file.stat().st_size, file.stat().st_mtime_ns, file_sha256(file)] for file in files}
         with _kept(path):
             (scratch / manifest.name).write_text(json.dumps(record))
             manifest.unlink(missing_ok=True)
@@ -214,53 +211,22 @@ def _no_room(folder: Path) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock, which the kernel frees when its holder dies; yields whether it is held: always, with
-    `wait`."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def fingerprint(path: Path) -> dict[str, int | str]:
-    status = path.stat()
-    return {"size": status.st_size, "modified_ns": status.st_mtime_ns, "sha256": file_sha256(path)}
-
-
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _record(manifest: Path) -> dict[str, Any]:
-    """Read the `fingerprint` of an entry's files, by name. Raises OSError, ValueError."""
-    try:
-        record = json.loads(manifest.read_text())
-    except RecursionError:
-        record = None
-    if not isinstance(record, dict) or not all(name and Path(name).name == name for name in record):
-        raise ValueError(f"{manifest} is no list of files")
-    return record
-
-
 def _is_there(manifest: Path) -> bool:
     """Tell whether every file is as produced, and note its use; a large one is hashed only if it was modified."""
     try:
-        record = _record(manifest)
-        for name, expected in record.items():
+        record = json.loads(manifest.read_text())
+        for name, (size, modified, sha256) in record.items():
             file = manifest.with_name(name)
             status = file.stat()
-            if status.st_size != expected["size"]:
+            hashed = size <= _HASHED_BYTES or manifest.parent.name in _COMPARED or status.st_mtime_ns != modified
+            if status.st_size != size or (hashed and file_sha256(file) != sha256):
                 return False
-            hashed = status.st_size <= _HASHED_BYTES or manifest.parent.name in _COMPARED
-            if (hashed or status.st_mtime_ns != expected["modified_ns"]) and file_sha256(file) != expected["sha256"]:
-                return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError):
         return False
     with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
         manifest.touch()
