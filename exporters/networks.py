@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,39 +16,35 @@ from exporters.catalog import CLASSES
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One convolution with its ReLU, and what follows it."""
-
-    channels: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-    groups: int = 1
-    normalized: bool = False
-    pooled: bool = False
-
-
-@dataclass(frozen=True)
 class Network:
-    stages: tuple[Stage, ...]
-    positions: int
-    """Height times width of the classifier's features."""
-    dropout_first: bool = False
-    """Place of dropout in the classifier: before each hidden layer (torchvision's AlexNet) or after it (Caffe)."""
-    hidden: tuple[int, int] = (4096, 4096)
+    """Sizes of the convolutions, one behind another, and places among them."""
+
+    channels: tuple[int, ...]
+    paddings: tuple[int, ...]
+    kernels: tuple[int, ...] = (11, 5, 3, 3, 3)
+    stride: int = 4
+    """Of the first convolution."""
+    pooled: tuple[int, ...] = (0, 1, 4)
+    grouped: tuple[int, ...] = ()
+    """Places of convolutions in two groups."""
+    normalized: tuple[int, ...] = ()
+    """Places where LRN comes before the pooling."""
     pooling: int = 2
     """The window's side, at a stride of 2."""
     ceil_mode: bool = False
+    positions: int = 6 * 6
+    """Height times width of the classifier's features."""
+    hidden: tuple[int, int] = (4096, 4096)
+    dropout_first: bool = False
+    """Place of dropout in the classifier: before each hidden layer (torchvision's AlexNet) or after it (Caffe)."""
 
 
 def _vgg(*counts: int) -> Network:
     """As many 3x3 convolutions before each of the five poolings."""
-    stages = [
-        Stage(width, 3, padding=1, pooled=number == count)
-        for width, count in zip((64, 128, 256, 512, 512), counts, strict=True)
-        for number in range(1, count + 1)
-    ]
-    return Network(tuple(stages), 7 * 7)
+    channels = [w for w, count in zip((64, 128, 256, 512, 512), counts, strict=True) for _ in range(count)]
+    ends = tuple(total - 1 for total in itertools.accumulate(counts))
+    ones = (1,) * len(channels)
+    return Network(tuple(channels), ones, (3,) * len(channels), stride=1, pooled=ends, positions=7 * 7)
 
 
 PLAIN = {
@@ -55,45 +52,14 @@ PLAIN = {
     # Caffe rounds pooled sizes up. That matters at 224 pixels (54 -> 27, then 13 and 6), where the benchmarks measure
     # it; at Caffe's own crop of 227 (55 -> 27) both roundings agree, and the parameters are the same.
     "alexnet": Network(
-        (
-            Stage(96, 11, stride=4, normalized=True, pooled=True),
-            Stage(256, 5, padding=2, groups=2, normalized=True, pooled=True),
-            Stage(384, 3, padding=1),
-            Stage(384, 3, padding=1, groups=2),
-            Stage(256, 3, padding=1, groups=2, pooled=True),
-        ),
-        6 * 6,
-        pooling=3,
-        ceil_mode=True,
+        (96, 256, 384, 384, 256), (0, 2, 1, 1, 1), grouped=(1, 3, 4), normalized=(0, 1), pooling=3, ceil_mode=True
     ),
     # "One weird trick for parallelizing convolutional neural networks", as torchvision has it: no groups, no LRN.
-    "alexnet-owt": Network(
-        (
-            Stage(64, 11, stride=4, padding=2, pooled=True),
-            Stage(192, 5, padding=2, pooled=True),
-            Stage(384, 3, padding=1),
-            Stage(256, 3, padding=1),
-            Stage(256, 3, padding=1, pooled=True),
-        ),
-        6 * 6,
-        dropout_first=True,
-        pooling=3,
-    ),
+    "alexnet-owt": Network((64, 192, 384, 256, 256), (2, 2, 1, 1, 1), pooling=3, dropout_first=True),
     # The fast model of the paper's Table 1, with the paddings of the code that convnet-benchmarks measured, whose
     # Threshold(0, 1e-6) is a plain ReLU here:
     # https://github.com/soumith/convnet-benchmarks/blob/master/torch7/imagenet_winners/overfeat.lua
-    "overfeat": Network(
-        (
-            Stage(96, 11, stride=4, pooled=True),
-            Stage(256, 5, pooled=True),
-            Stage(512, 3, padding=1),
-            Stage(1024, 3, padding=1),
-            Stage(1024, 3, padding=1, pooled=True),
-        ),
-        6 * 6,
-        dropout_first=True,
-        hidden=(3072, 4096),
-    ),
+    "overfeat": Network((96, 256, 512, 1024, 1024), (0, 0, 1, 1, 1), hidden=(3072, 4096), dropout_first=True),
     # Models A, D and E of the paper's Table 1.
     "vgg11": _vgg(1, 1, 2, 2, 2),
     "vgg16": _vgg(2, 2, 3, 3, 3),
@@ -128,13 +94,14 @@ class PlainNetwork(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for s in network.stages:
-            layers += [nn.Conv2d(channels, s.channels, s.kernel, s.stride, s.padding, groups=s.groups), nn.ReLU(True)]
-            if s.normalized:
+        for n, shape in enumerate(zip(network.channels, network.kernels, strict=True)):
+            stride, groups = 1 if n else network.stride, 2 if n in network.grouped else 1
+            layers += [nn.Conv2d(channels, *shape, stride, network.paddings[n], groups=groups), nn.ReLU(True)]
+            if n in network.normalized:
                 layers.append(LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0))
-            if s.pooled:
+            if n in network.pooled:
                 layers.append(nn.MaxPool2d(network.pooling, stride=2, ceil_mode=network.ceil_mode))
-            channels = s.channels
+            channels = network.channels[n]
         self.features = nn.Sequential(*layers)
         classifier: list[nn.Module] = []
         inputs = channels * network.positions
