@@ -134,9 +134,7 @@ def _opened(path: Path) -> Any:
         from safetensors.torch import load_file  # A worker that reads no such file does without.
 
         return load_file(path)
-    with path.open("rb") as file:
-        is_zip = file.read(2) == b"PK"  # The format that torch wrote before 1.6 cannot be mapped.
-    return torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:

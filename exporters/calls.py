@@ -68,7 +68,7 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
         yield from tensors_in(part, (*place, key))
 
 
-def chosen(requested: Sequence[str | int], names: Collection[str]) -> list[int]:
+def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:
     """Return the places of the requested outputs among the names; all of them if none is requested.
 
     A dict's name stands for all that is in it. Raises ModelError for an unknown one.
@@ -76,18 +76,14 @@ def chosen(requested: Sequence[str | int], names: Collection[str]) -> list[int]:
     known = list(names)
     places: list[int] = []
     for each in requested:
-        if isinstance(each, int):
-            found = [each] if 0 <= each < len(known) else []
-        else:
-            found = [place for place, name in enumerate(known) if name == each or name.startswith(f"{each}.")]
+        found = [place for place, name in enumerate(known) if name == each or name.startswith(f"{each}.")]
         if not found:
-            there = f"; there are {len(known)}" if isinstance(each, int) else nearest(each, known)
-            raise ModelError(f"outputs: the model has no output {each!r}{there}")
+            raise ModelError(f"outputs: the model has no output {each!r}{nearest(each, known)}")
         places += found
     return places if requested else list(range(len(known)))
 
 
-def trained_output(result: Any, requested: Sequence[str | int] = ()) -> Tensor:
+def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
     """Return the output from which the backward pass starts: the first, or the first requested. Raises ModelError where
     it is not of floats."""
     outputs = named_outputs(result)

@@ -79,8 +79,8 @@ class ModelSource:
     """Shape of one item of a factory's only input, without the batch."""
     inputs: dict[str, tuple[float, float] | Path] = field(default_factory=dict)
     """Values of an ONNX file's inputs: a range, its end excluded, or a .npy file."""
-    outputs: tuple[str | int, ...] = ()
-    """Names or places of the compared outputs; training takes the first. Empty means all."""
+    outputs: tuple[str, ...] = ()
+    """Names of the compared outputs; training takes the first. Empty means all."""
     dimensions: dict[str, int] = field(default_factory=dict)
     """Sizes of named dimensions other than the batch."""
     varied: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
-import shutil
 from pathlib import Path
-from typing import BinaryIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
 """Error numbers of a disk that takes no more: full, over quota or its largest file; read-only, broken."""
 
 
-def write_whole(path: Path, content: str | bytes | BinaryIO) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replace the file; its content is on the disk before its name is, so that a reader finds the old or the new one.
 
-    An open file is copied from its position. A link stays a link; what is no regular file, as /dev/stdout, is written.
-    Characters that UTF-8 lacks become escapes. Raises OSError, which names `path`.
+    A link stays a link; what is no regular file, as /dev/stdout, is written to. Raises OSError, which names `path`.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    source = io.BytesIO(data) if isinstance(data, bytes) else data
     target = path.resolve()
     # Of this process: another one that writes the same file has its own.
     scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
     try:
         if path.exists() and not path.is_file():  # Not of `target`: a pipe behind /dev/stdout has no path of its own.
-            with path.open("wb") as file:
-                shutil.copyfileobj(source, file)
+            path.write_bytes(data)
             return
         with scratch.open("wb") as file:
-            shutil.copyfileobj(source, file)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(target)

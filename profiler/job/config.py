@@ -169,8 +169,8 @@ class ModelEntry(_Strict):
     """The shape of one item of a factory's only input, of floats."""
     inputs: dict[str, GraphInput] = {}
     """What the inputs of an ONNX file hold."""
-    outputs: list[str | int] = []
-    """Compared outputs, by name or place; training takes the first."""
+    outputs: list[str] = []
+    """Compared outputs by name; training takes the first."""
     dimensions: dict[str, Count] = {}
     shapes: Shapes | None = None
     """In place of the job's."""

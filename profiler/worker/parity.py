@@ -90,7 +90,7 @@ class Pair:
     by_item: bool = False
 
 
-def align(ours: Outputs, reference: Outputs, wanted: Sequence[str | int]) -> tuple[list[Pair], list[str]]:
+def align(ours: Outputs, reference: Outputs, wanted: Sequence[str]) -> tuple[list[Pair], list[str]]:
     """Pair the `wanted` outputs, or all, with the reference's, over the items that both have.
 
     Outputs go by name, or by their order where there are as many as the reference has under other names. The second

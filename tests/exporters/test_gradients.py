@@ -222,7 +222,7 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     assert set(third.own) == {"fp32", "fp16 at batch 2", "fp16 at batch 8"}
     others = [take("logits", 2, "bf16"), take("cross-entropy", 1, "bf16")]
     others += [take("cross-entropy", 1, "bf16", of_input=True)]
-    others += [take("cross-entropy", 2, "bf16", of=replace(model, outputs=(0,)))]
+    others += [take("cross-entropy", 2, "bf16", of=replace(model, outputs=("y",)))]
     assert [steps for _, steps in others] == [["fp64", "bf16"]] * 4
 
 
