@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from profiler.compare.cells import compare as compare_runs
     from profiler.errors import ConfigError as ConfigError
-    from profiler.published.references import published_as_results as published_as_results
     from profiler.query import query as query_runs
     from profiler.recommend.answer import Request as Request
     from profiler.recommend.answer import recommend as recommend_runs
@@ -33,7 +32,6 @@ _PLACES = {
     **dict.fromkeys(("Choice", "Limit"), "results.choice"),
     "ConfigError": "errors",
     "measure": "run.measure",
-    "published_as_results": "published.references",
     # Not by their own names: profiler.compare, once it is imported, is the package.
     "cells_of": "results.cells:cells",
     "compare_runs": "compare.cells:compare",

@@ -107,20 +107,9 @@ def _clean(run: Run, patterns: Mapping[str, re.Pattern[str]]) -> Run:
 
 
 def _command(words: Sequence[str]) -> list[str]:
-    """Return a command that a reader can type: no output folder, the first GPU, no run of this machine."""
+    """Return a command that a reader can type."""
     is_program = Path(words[0]).name in ("__main__.py", "runtime-profiler")
-    kept, left = ["python", "-m", "profiler"] if is_program else ["python"], iter(words[1:])
-    for word in left:
-        option, equals, value = word.partition("=")
-        if option in ("--output", "--resume", "--device") and not equals:
-            value = next(left, "")
-        if option == "--resume":
-            kept += [option, "results/<run>"]
-        elif option == "--device":
-            kept += [option, value.partition(":")[0]]
-        elif option != "--output":
-            kept.append(word)
-    return kept
+    return ["python", "-m", "profiler", *words[1:]] if is_program else [*words]
 
 
 def _last_part(found: re.Match[str]) -> str:

@@ -17,7 +17,6 @@ from profiler.errors import ConfigError, check_choice
 from profiler.job.config import load_config
 from profiler.options import Published as Options
 from profiler.published.cleaning import Run, clean, read_run, write_run
-from profiler.published.references import network_names
 from profiler.published.studies import STUDIES, Study
 from profiler.published.tables import MATRIX, Environment, published_tables, statements
 from profiler.results.reading import read_runs
@@ -29,7 +28,7 @@ _LEAD = (
     f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time of a column, among the "
     "published rows and among ours."
 )
-_NOTHING = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
+NOTHING = "no row fits a table of {}: it has other networks, or compares other passes"
 
 
 def execute(options: Options, console: Console) -> int:
@@ -46,7 +45,7 @@ def execute(options: Options, console: Console) -> int:
         for study, suites in parts.items()
     ]
     if not any(shown):
-        raise ConfigError(_NOTHING.format(listed(parts)))
+        raise ConfigError(NOTHING.format(listed(parts)))
     if options.into is not None:
         for target in publish([Path(run.address) for run in runs.runs], options.into):
             console.print(Text(f"Written: {target}"), soft_wrap=True)
@@ -85,22 +84,6 @@ def page(study: str, sections: Sequence[Section]) -> str:
 def link(study: Study) -> str:
     title = escape_markdown(study.title)
     return f"[{title}]({study.address})" if study.address else f'"{title}"'
-
-
-def require(study: str | None) -> None:
-    """Raises ConfigError where the study's figures are missing: better before a run than at its end."""
-    if study is not None:
-        network_names(study)
-
-
-def nothing_compared(study: str, passes: Iterable[str]) -> str:
-    """Explain why no row of a run that measured these passes is in the study's tables."""
-    compared = STUDIES[study].passes
-    if set(passes) & set(compared):
-        why = f"{study} has other networks: {listed(network_names(study))}"
-    else:
-        why = f"{study} compares {listed(compared)}; add `passes: [{', '.join(compared)}]`"
-    return f"Nothing of this run is comparable: {why}"
 
 
 def study_of(suite: str) -> str:

@@ -9,10 +9,8 @@ import polars as pl
 
 from exporters.catalog import LAYERS
 from profiler.bundled import bundled
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError
 from profiler.published.studies import STUDIES
-from profiler.results.columns import RESULTS
-from profiler.results.result import ends_of
 
 FOLDER = bundled("references")
 _NUMBERS = {
@@ -40,32 +38,6 @@ def read(name: str) -> pl.DataFrame:
         raise ConfigError(f"{path} is missing: install the profiler again, or leave `published` out of the config")
     frame = pl.read_csv(path, infer_schema=False, schema_overrides=_NUMBERS)
     return frame.with_columns(pl.col("^published_library$").str.strip_chars("* "))
-
-
-def published_as_results(study: str) -> pl.DataFrame:
-    """Return references/<study>.csv as results: a row a network, machine and library, in training, fp32.
-
-    Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock and no memory, and
-    an interval is the figure itself. Raises ConfigError for an unknown study.
-    """
-    if study not in STUDIES:
-        raise ConfigError(f"no published figures of '{study}'{nearest(study, STUDIES)}")
-    machine = pl.col("gpu").str.strip_prefix("CPU: ")
-    same = {"run_id": study, "suite": study, "status": "ok", "precision": "fp32", "pass": "training", "replicate": 0}
-    same |= {"setting": "", "is_base": False}
-    rows = _rows(study).select(
-        *("batch_size", "device", "forward_ms", "backward_ms"),
-        *(pl.lit(value).alias(name) for name, value in same.items()),
-        model="network",
-        engine="library",
-        variant=pl.concat_str("library", "library_version", separator=" ", ignore_nulls=True),
-        machine=machine,
-        gpu=pl.when(device="cuda").then(machine),
-        **dict.fromkeys(("latency_ms", *ends_of("latency_ms")), pl.col("total_ms")),
-    )
-    case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
-    known = rows.drop_nulls("latency_ms").with_columns(case_id=case_id)
-    return pl.concat([pl.DataFrame(schema=RESULTS), known], how="diagonal_relaxed")
 
 
 def networks(study: str) -> pl.DataFrame:

@@ -28,7 +28,7 @@ from profiler.job.plan import make_plan, only_of, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
-from profiler.published.command import nothing_compared, present, require
+from profiler.published.command import NOTHING, present
 from profiler.results.cells import cells
 from profiler.results.reading import took
 from profiler.results.result import Result
@@ -171,7 +171,6 @@ def resolved(
     """Resolve the job by what its models, the target and the libraries' `facts` say of it. Raises ConfigError."""
     with open_display(console) as display:
         config = with_shapes(job, display.preparing)
-    require(config.published)
     plan = make_plan(config, target.kind, hardware=target.hardware)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
     return Start(options, console, config, target, environment, plan, only_of(plan, only))
@@ -309,7 +308,7 @@ def _write_results(runner: Runner, console: Console, report: bool) -> pl.DataFra
             return
         told = Text(f"As a page: {run.tables / 'published.md'}", style="dim")
         if not present(console, study, results, [flat_environment(environment)], run.tables):
-            told = Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow")
+            told = Text(f"\n{NOTHING.format(study)}", style="yellow")
         console.print(told, soft_wrap=True)
 
     print_results(console, results, merged, print_study, tries)

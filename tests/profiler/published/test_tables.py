@@ -15,12 +15,10 @@ from exporters.catalog import CATALOG
 from exporters.catalog import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references
-from profiler.published.command import nothing_compared, page, present, require
-from profiler.published.references import published_as_results
+from profiler.published.command import page, present
 from profiler.published.studies import STUDIES
 from profiler.published.tables import MATRIX, published_tables
 from profiler.published.times import own_times, study_times
-from profiler.results.columns import RESULTS
 from profiler.tables.writers import markdown
 
 ENVIRONMENT = {
@@ -66,9 +64,6 @@ def test_a_networks_row_is_as_printed(
     assert sums.abs().max() <= 1.001  # type: ignore[operator]
     assert set(found["network"]) <= set(references.network_names(study)) <= set(CATALOG)
     assert found.filter(network=network, rank=rank).select("machine", "library", "total_ms").row(0) == expected
-    as_results = published_as_results(study)
-    assert as_results.height == found["total_ms"].count()
-    assert dict(as_results.schema) == RESULTS
 
 
 def test_layers_and_hardware_are_the_printed_tables() -> None:
@@ -88,13 +83,10 @@ def test_layers_and_hardware_are_the_printed_tables() -> None:
     assert times == [("vgg16", 64, 420.28), ("vgg16", 128, 899.86)]
 
 
-def test_unknown_and_missing_figures_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'cnn-benchmarks'"):
-        published_as_results("cnn-benchmark")
-    require(None)
+def test_missing_figures_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(references, "FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="is missing"):
-        require("gpu-study")
+        references.network_names("gpu-study")
 
 
 # How a library is called.
@@ -349,8 +341,3 @@ def test_without_a_row_of_its_own_nothing_is_said(study: str, rows: list[dict[st
     assert present(console, study, frame(*rows), [ENVIRONMENT], tmp_path) is False
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_of_another_pass_is_told_what_to_add() -> None:
-    assert "passes: [training]" in nothing_compared("cnn-benchmarks", ["inference"])
-    assert "other networks: alexnet, " in nothing_compared("cnn-benchmarks", ["training"])
