@@ -107,10 +107,8 @@ class JaxSession:
         own = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
         own += _bytes({name: each for name, each in self.gradient.items() if is_input(name)})
         known = weights + (gradients or 0) + own
-        keys = ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use")
-        pool = max((held[key] for key in keys if key in held), default=None)
-        slack = None if pool is None else max(pool - known, 0)
-        return Memory(weights, own, slack, gradients=gradients, optimizer=optimizer)
+        pool = max(held.get(key, 0) for key in ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use"))
+        return Memory(weights, own, max(pool - known, 0) if pool else None, gradients=gradients, optimizer=optimizer)
 
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
         """Run the measured iteration: weights and items are copied to where it reads them."""

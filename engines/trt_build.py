@@ -7,20 +7,18 @@ an engine is for that GPU; TensorRT for RTX needs none, and builds for the compu
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
 from engines.options import TrtOptions
-from engines.trt_reports import check, forget, logged, logger_of, new_monitor, reasons
+from engines.trt_reports import forget, logged, logger_of, new_monitor, reasons
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
 from exporters.onnx_files import graph_files
@@ -108,7 +106,7 @@ def engine_key(library: Any, request: BuildRequest) -> str:
     return digest(
         {
             "graph": [file_sha256(file) for file in graph_files(request.onnx).values() if file.is_file()],
-            "library": _versions(library),
+            "library": f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}",
             "device": request.target or request.gpu,
             "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
             "precision": request.precision,
@@ -117,26 +115,13 @@ def engine_key(library: Any, request: BuildRequest) -> str:
     )
 
 
-def _versions(library: Any) -> list[str]:
-    rtx = bool(targets(library))
-    libraries = [f"{name} {version}" for name, version in _installed_libraries().items() if ("rtx" in name) == rtx]
-    bindings = f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}"
-    return [bindings, *sorted(libraries)]
-
-
-@functools.cache
-def _installed_libraries() -> dict[str, str]:
-    names = ((str(own.metadata["Name"]).lower().replace("_", "-"), own) for own in distributions())
-    return {name: own.version for name, own in names if re.match(r"tensorrt.*-libs", name)}
-
-
 def _build(library: Any, request: BuildRequest, progress: Callable[[str], None], path: Path) -> None:
     """Build and serialize to `path`, and write the rest of `Built` next to it."""
     # The weights are about as large as in the graph, whose int8 ones are still in fp32.
     weights = sum(file.stat().st_size for file in graph_files(request.onnx).values())
     check_room(path, weights / (4 if request.precision == "int8" else 1))
     started = time.perf_counter()
-    logger, monitor = logger_of(library), new_monitor(library, progress)
+    logger = logger_of(library)
     builder = open_with_plugins(library, library.Builder, "builder")
     # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
     flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
@@ -147,9 +132,8 @@ def _build(library: Any, request: BuildRequest, progress: Callable[[str], None],
     config = builder.create_builder_config()
     _configure(library, config, request)
     _add_profile(builder, network, config, request)
-    config.progress_monitor = monitor
+    config.progress_monitor = new_monitor(library, progress)
     plan = builder.build_serialized_network(network, config)
-    check(monitor)
     if plan is None:
         why = logged(logger, 2 * _ERROR_CHARACTERS)
         error = Unsupported if re.search(_NO_KERNELS, " ".join(logger.errors)) else RuntimeError

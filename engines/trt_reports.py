@@ -126,44 +126,28 @@ def reasons(messages: list[str], limit: int) -> str:
     return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
 
 
-def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
-    """Make a progress monitor that reports the step of the phase a few times a second.
-
-    What `report` raises, or Ctrl-C, ends the build at its next step, and `check` raises it.
-    """
+def new_monitor(library: Any, report: Callable[[str], None]) -> Any:
+    """Make a progress monitor that reports the step of the phase a few times a second."""
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             library.IProgressMonitor.__init__(self)
-            self.error: BaseException | None = None
-            self._reported = clock() - _PROGRESS_SECONDS
+            self._reported = 0.0
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             """Every method must be there."""
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            try:
-                if clock() - self._reported >= _PROGRESS_SECONDS:
-                    self._reported = clock()
+            with contextlib.suppress(Exception):
+                if time.monotonic() - self._reported >= _PROGRESS_SECONDS:
+                    self._reported = time.monotonic()
                     report(f"building: {phase_name}, step {step + 1}")
-            except BaseException as error:
-                self.error = self.error or error
-            return self.error is None
+            return True
 
         def phase_finish(self, phase_name: str) -> None:
             """It says nothing."""
 
     return Monitor()
-
-
-def check(monitor: Any) -> None:
-    """Raise what the monitor has kept, if anything: it ended the build."""
-    error, monitor.error = monitor.error, None  # Kept there, it would keep the builder: its traceback refers to both.
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error
 
 
 @dataclass(frozen=True)
