@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics, graph_break_reasons
 
-from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, ignore
+from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, Warning, ignore
 from engines.eager import EagerSession
 from engines.layers import median_layers, record
 from engines.options import CompiledOptions
@@ -19,6 +19,9 @@ from exporters.errors import place_in
 
 _RUNS_UNTIL_REPLAY = 3
 """Compile, record, replay: torch's CUDA-graph trees need a call for each."""
+_KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
+"""As torch's graph trees say it (torch 2.11)."""
+_KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
 """Words in the names of kernels that say where they come from."""
@@ -33,6 +36,8 @@ class CompiledSession(EagerSession):
     """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
 
     def __init__(self, job: Job[CompiledOptions]) -> None:
+        self.keeps = False
+        """True if the module keeps a tensor of its first call, which therefore runs in eager."""
         super().__init__(job)
         self.mode = job.options.mode
         self._compile()
@@ -53,6 +58,7 @@ class CompiledSession(EagerSession):
                 compiled_before=counters["aot_autograd"]["autograd_cache_hit"]
                 + counters["inductor"]["fxgraph_cache_hit"],
             ),
+            warnings=[Warning("eager-first", _KEPT)] if self.keeps else None,
             graph_breaks=len(breaks),
             graph_break_reasons=breaks,
             recompilations=_recompilations(),
@@ -85,12 +91,40 @@ class CompiledSession(EagerSession):
         self.call = next_step if self._wants_graph else compiled
         if isinstance(self.training, LayerStep):
             self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
-        for _ in range(_RUNS_UNTIL_REPLAY):
-            self.run(ignore)
+        if self._kept_is_overwritten():
+            if self.keeps or self.job.pass_ == "training":
+                raise RuntimeError(
+                    f"{_KEPT}: clone it where it is kept, or compile without graphs ({{name: compiled, mode: default}})"
+                )
+            self._begin_in_eager()
+            return
         if counters["stats"]["unique_graphs"] == 0:
             raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
         if self.job.device == "cuda":
             torch.cuda.synchronize()
+
+    def _kept_is_overwritten(self) -> bool:
+        """Run until the graph is replayed; tell whether that overwrites a tensor that the module keeps."""
+        try:
+            for _ in range(_RUNS_UNTIL_REPLAY):
+                self.run(ignore)
+        except RuntimeError as error:
+            if _KEPT_RESULT not in str(error):
+                raise
+            return True
+        return False
+
+    def _begin_in_eager(self) -> None:
+        """Compile a fresh module after a call in eager, so that a tensor kept of the first call is no graph's."""
+        self.keeps = True
+        _forget_compiled()
+        self.result = None
+        self.inputs.clear()
+        del self.model, self.call
+        torch.cuda.empty_cache()  # Else the first try's would count as this one's slack.
+        self._open()
+        self._infer(ignore)
+        self._compile()
 
 
 def _forget_compiled() -> None:

@@ -60,6 +60,7 @@ _KINDS = (
     WarningKind("engine-cache", "a", "a cached engine did not load and was built again"),
     WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
     WarningKind("graph-breaks", "b", "torch.compile left the graph"),
+    WarningKind("eager-first", "E", "call the module once in eager before you compile it"),
     WarningKind("recompiled", "R", "torch.compile compiled again while it ran, though the shapes stayed"),
     WarningKind(NO_CUDA_GRAPH, "n", "no CUDA graph was recorded, though one was asked for"),
     WarningKind("no-layers", "y", "the layers could not be profiled"),

@@ -33,6 +33,25 @@ def test_a_branch_on_a_value_is_enqueued_at_every_call(tmp_path: Path, profiler:
         assert all("y.sum() > 0" in warning for warning in told)
 
 
+def test_what_a_model_keeps_of_its_first_call_alone_is_made_in_eager(tmp_path: Path, profiler: Profiler) -> None:
+    (tmp_path / "kept.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass First(nn.Module):\n    bias = None\n\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(8, 8)\n\n"
+        "    def forward(self, x):\n        if self.bias is None:\n            self.bias = self.layer.weight.sum(0)\n"
+        "        return self.layer(x) + self.bias\n"
+    )
+    job = (
+        "models:\n  - {name: first, factory: 'kept:First', input: [8]}\nengines: [compiled]\nbatch_sizes: [2, 4]\n"
+        "device: cuda\nbudget: {seconds: 0.2}\n"
+    )
+    rows = pl.read_parquet(run_job(profiler, tmp_path, job) / "results.parquet").to_dicts()
+    assert [row["batch_size"] for row in rows] == [2, 4]
+    for row in rows:
+        assert row["status"] == "ok", row["reason"]
+        assert [warning.partition(":")[0] for warning in row["warnings"]].count("eager-first") == 1, row["case_id"]
+        assert row["rel_l2_error"] < 1e-2, row["case_id"]
+
+
 def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(tmp_path: Path, profiler: Profiler) -> None:
     shapes = ["batch", 3, 3], ["batch"]  # Its CUDA provider has no Det.
     values = [helper.make_tensor_value_info(*each) for each in zip("xy", [TensorProto.FLOAT] * 2, shapes, strict=True)]
