@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
@@ -86,15 +85,6 @@ PLAIN = Training()
 """A forward and a backward pass of the loss, and nothing else."""
 
 
-def parse_batches(text: str) -> tuple[int, int, int]:
-    """Parse a batch size, "16", or a range, "1:8:32" (least, most likely, largest). Raises ValueError."""
-    sizes = [int(word) for word in text.split(":")] if re.fullmatch(r"\d+(:\d+:\d+)?", text) else [0]
-    least, likely, largest = sizes * 3 if len(sizes) == 1 else sizes
-    if not 1 <= least <= likely <= largest:
-        raise ValueError(f"'{text}' is neither a batch size such as 16 nor a range min:opt:max such as 1:8:32")
-    return least, likely, largest
-
-
 @dataclass(frozen=True)
 class Option:
     """One option of an engine, as written next to its name in the YAML."""
@@ -173,12 +163,6 @@ class OrtTrtOptions(Options):
 @dataclass(frozen=True)
 class TrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
-    batch_range: str = option(
-        "",
-        'an optimization profile for a range, "min:opt:max"; if empty, for one batch size only',
-        devices=CUDA,
-        check=parse_batches,
-    )
     rebuild: bool = option(False, "build even what the engine cache has", devices=CUDA)
 
 

@@ -22,7 +22,7 @@ from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, 
 from engines.catalog import ENGINES
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.device import capture
-from engines.options import TrtOptions, parse_batches
+from engines.options import TrtOptions
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
 from engines.trt_reports import (
@@ -36,7 +36,7 @@ from engines.trt_reports import (
 )
 from exporters.cache import Cache
 from exporters.flops import computes, graph_weights
-from exporters.inputs import BATCH, TensorSpec, graph_specs
+from exporters.inputs import graph_specs
 from exporters.onnx_files import read_onnx
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -311,21 +311,8 @@ class TrtSession:
 
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
-    specs = graph_specs(job.source, job.graph)
-    shapes = batch_shapes(specs, _batches(job, specs))
-    return BuildRequest(job.graph, job.precision, shapes, job.options, **built_for(library, *current_gpu()))
-
-
-def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
-    text, batch = job.options.batch_range, job.batch_size
-    if not text:
-        return batch, batch, batch
-    batches = parse_batches(text)
-    if not batches[0] <= batch <= batches[2]:
-        raise Unsupported(f"batch size {batch} lies outside of batch_range {text}")
-    if not any(BATCH in spec.shape for spec in specs):
-        raise Unsupported(f"{job.source.name} has a fixed batch of {batch}: leave out batch_range")
-    return batches
+    shapes = batch_shapes(graph_specs(job.source, job.graph), job.batch_size)
+    return BuildRequest(job.graph, job.precision, shapes, **built_for(library, *current_gpu()))
 
 
 def current_gpu() -> tuple[str, str]:

@@ -11,13 +11,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
-from engines.options import TrtOptions
 from engines.trt_reports import forget, logged, logger_of, new_monitor, reasons
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
@@ -47,7 +46,6 @@ class BuildRequest:
     """tf32 sets the TF32 flag, every other clears it."""
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     """By input: the least, the most likely and the largest shape that the engine is for."""
-    options: TrtOptions = field(default_factory=TrtOptions)
     target: str | None = None
     """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
@@ -62,15 +60,13 @@ class Built(Building):
     warnings: tuple[Warning, ...] = ()
 
 
-def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Give every input's shape at the least, the most likely and the largest batch: an optimization profile.
+def batch_shapes(specs: Sequence[TensorSpec], batch: int) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """Give every input's shape at a batch size: an optimization profile.
 
     Dimensions that the job varies go from their least to their largest size, for which the engine is optimized.
     """
-    least, likely, largest = batches
-    return {
-        s.name: (s.end(least, largest=False), s.end(likely, largest=True), s.end(largest, largest=True)) for s in specs
-    }
+    largest = {spec.name: spec.end(batch, largest=True) for spec in specs}
+    return {spec.name: (spec.end(batch, largest=False), largest[spec.name], largest[spec.name]) for spec in specs}
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:

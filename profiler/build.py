@@ -17,7 +17,6 @@ from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
-from engines.options import TrtOptions, parse_batches
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for
 from exporters.cache import Cache, default_root
@@ -33,7 +32,7 @@ from profiler.options import Build as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
-from profiler.run.model_job import named_entry
+from profiler.run.model_job import named_entry, numbers
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import Display, open_display
 from profiler.tables.numbers import decimals
@@ -43,26 +42,15 @@ _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a jo
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """Name the engine of a case, by the case's options.
-
-    `target` is None for the GPU here; `onnx` is None until the graph is there.
-    """
+    """Name the engine of a case: `target` is None for the GPU here, `onnx` until the graph is there."""
 
     case: Case
     target: str | None = None
     onnx: Path | None = None
 
     @property
-    def options(self) -> TrtOptions:
-        return TrtOptions(**self.case.options)
-
-    @property
-    def batches(self) -> str:
-        return self.options.batch_range or str(self.case.batch_size)
-
-    @property
     def name(self) -> str:
-        return f"{self.case.model} {self.case.precision} batch {self.batches}"
+        return f"{self.case.model} {self.case.precision} batch {self.case.batch_size}"
 
 
 def execute(options: Options, console: Console) -> int:
@@ -118,25 +106,19 @@ def find_engine(word: str, target: str | None, option: str = "--engine") -> tupl
 
 def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
     """Return every model in every precision at every batch. Raises ConfigError."""
-    sizes = options.batches.split(",")
-    for batches in sizes:
-        try:
-            parse_batches(batches)
-        except ValueError as error:
-            raise ConfigError(f"--batch: {error}") from None
     models = [named_entry(word) for word in options.models]
     job = {"models": models, "engines": [engine.name], "precisions": [*options.precisions] or ["fp32"]}
+    job["batch_sizes"] = numbers(options.batches)
     typed: dict[Location, str] = {("models", number): "--model" for number in range(len(models))}
-    config = config_of(job, typed | {("precisions",): "--precision"})
+    config = config_of(job, typed | {("precisions",): "--precision", ("batch_sizes",): "--batch"})
     tasks = []
     for entry in config.models:
         source = entry.source()
-        for precision, batches in product(precisions_of(source, config.precisions), sizes):
+        for precision, batch in product(precisions_of(source, config.precisions), config.batch_sizes):
             cannot = not_made(source, precision) or unsupported(engine, "inference", "cuda", precision, source.kind)
             if cannot:
                 raise ConfigError(f"--precision {precision}: {cannot}")
-            own = {"batch_range": batches}
-            case = Case(entry.name, engine.name, engine.name, "inference", precision, 1, "cuda", 0, source, own)
+            case = Case(entry.name, engine.name, engine.name, "inference", precision, batch, "cuda", 0, source)
             tasks.append(BuildTask(case=case, target=options.target))
     return tasks
 
@@ -154,16 +136,15 @@ def build_one(task: BuildTask, report: Report) -> Built:
     from engines.trt import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
-    module, batches, options = library(task.case.engine), parse_batches(task.batches), task.options
+    module, batch = library(task.case.engine), task.case.batch_size
     if task.case.source.kind == "onnx":
         check_onnx(task.onnx)
     specs = graph_specs(task.case.source, task.onnx)
     fixed = fixed_batch(specs)
-    if fixed is not None and batches != (fixed,) * 3:
+    if fixed is not None and batch != fixed:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}: use --batch {fixed}")
     device = {"target": task.target} if task.target else built_for(module, *current_gpu())
-    shapes = batch_shapes(specs, batches)
-    request = BuildRequest(task.onnx, task.case.precision, shapes, options, **device)
+    request = BuildRequest(task.onnx, task.case.precision, batch_shapes(specs, batch), **device)
     report(Entered(Phase.BUILD))
     return build_engine(module, request, Cache(), lambda text: report(Progress(text)))
 

@@ -96,9 +96,7 @@ class Build:
     models: Sequence[str] = _option(
         "resnet50, model.onnx, hf:BertModel or another model; may be repeated", "--model", default=MISSING
     )
-    batches: str = _option(
-        "Sizes and ranges, an engine each: 1,16,1:8:32 (a range is min:opt:max)", "--batch", default=MISSING
-    )
+    batches: str = _option("Batch sizes, an engine each: 1,16", "--batch", default=MISSING)
     precisions: Sequence[str] = _several(
         "fp32 (if left out), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision"
     )

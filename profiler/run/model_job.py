@@ -131,7 +131,7 @@ def model_job(word: str, options: Options) -> ModelJob:
         "engines": [name for text in options.engine for name in _words(text)],
         "passes": options.pass_ and _words(options.pass_),
         "precisions": options.precision and _words(options.precision),
-        "batch_sizes": options.batch and _numbers(options.batch),
+        "batch_sizes": options.batch and numbers(options.batch),
         "shapes": shapes,
     }
     job = {"models": [entry], **{key: values for key, values in lists.items() if values}}
@@ -166,7 +166,7 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _numbers(text: str) -> list[int | str]:
+def numbers(text: str) -> list[int | str]:
     return [int(word) if word.isdigit() else word for word in _words(text)]
 
 
@@ -177,7 +177,7 @@ def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, sizes = (part.strip() for part in text.partition("="))
         if not equals or not name or not _words(sizes):
             raise ConfigError(f"--shapes {text}: is not of the form NAME=SIZES, such as sequence=32,128")
-        shapes.setdefault(name, []).extend(_numbers(sizes))
+        shapes.setdefault(name, []).extend(numbers(sizes))
     return shapes
 
 
@@ -187,11 +187,11 @@ def _taken(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, words = text.rpartition("=")
         if not equals:
-            taken["input"] = _numbers(words)
+            taken["input"] = numbers(words)
         elif words.endswith(".npy"):
             taken.setdefault("inputs", {})[name] = {"data": words}
         else:
-            taken.setdefault("inputs", {})[name] = {"range": _numbers(words)}
+            taken.setdefault("inputs", {})[name] = {"range": numbers(words)}
     return taken
 
 

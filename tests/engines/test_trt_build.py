@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
 from engines.base import Unsupported, Warning
-from engines.options import parse_batches
 from engines.trt import library
 from engines.trt_build import (
     BuildRequest,
@@ -93,7 +92,7 @@ def small(tmp_path: Path) -> BuildRequest:
     path = write_graph(
         tmp_path / "small.onnx", nodes, {"w1": random_weight(8, 3, 3, 3), "w2": random_weight(8, 8, 3, 3)}
     )
-    return BuildRequest(path, "fp32", at_batches("4"), target="sm89")
+    return BuildRequest(path, "fp32", at_batch(4), target="sm89")
 
 
 @pytest.fixture
@@ -101,8 +100,8 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def at_batches(text: str) -> Any:
-    return batch_shapes([TensorSpec("x", ("batch", 3, 16, 16), "float32")], parse_batches(text))
+def at_batch(size: int) -> Any:
+    return batch_shapes([TensorSpec("x", ("batch", 3, 16, 16), "float32")], size)
 
 
 def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) -> Built:
@@ -121,7 +120,7 @@ normalization ahead of a convolution. The others of the catalog have the same bl
 def test_canonical_network(name: str, precision: str, rtx: Any, cache: Cache, exports: Cache) -> None:
     source = thin_source(name)
     path = export_onnx(source, precision, exports).path
-    request = BuildRequest(path, precision, batch_shapes(input_specs(source), (4, 4, 4)), target="sm89")
+    request = BuildRequest(path, precision, batch_shapes(input_specs(source), 4), target="sm89")
     ctypes.CDLL(None).malloc_trim(0)  # Where this process has memory free, a small network needs no more.
     first, second = built(rtx, request, cache), built(rtx, request, cache)
     assert (first.cached, second.cached) == (False, True)
@@ -160,7 +159,7 @@ def test_static_graph_needs_no_profile(rtx: Any, tmp_path: Path, cache: Cache) -
     onnx.save(model, path)
     assert not built(rtx, BuildRequest(path, "native", {}, target="sm89"), cache).cached
     with pytest.raises(ModelError, match=r"not .*4, 3, 16, 16"):
-        built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+        built(rtx, BuildRequest(path, "native", at_batch(4), target="sm89"), cache)
 
 
 @pytest.mark.parametrize(("precision", "on"), [("fp32", False), ("tf32", True), ("fp16", False), ("native", False)])
@@ -202,7 +201,7 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
     """Turing has no fp32 matrix product."""
     nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
     path = write_graph(tmp_path / "product.onnx", nodes, {"w": random_weight(768, 8)})
-    request = BuildRequest(path, "fp32", at_batches("4"), target="sm75")
+    request = BuildRequest(path, "fp32", at_batch(4), target="sm75")
     with pytest.raises(Unsupported, match=r"cannot build product.onnx for sm75: .*SM75"):
         built(rtx, request, cache)
     assert not built(rtx, replace(request, target="sm89"), cache).cached
@@ -218,7 +217,7 @@ def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, c
     nodes[-1].output[0] = "y"
     path = write_graph(tmp_path / "unknown.onnx", nodes, {})
     with pytest.raises(ModelError) as raised:
-        built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+        built(rtx, BuildRequest(path, "native", at_batch(4), target="sm89"), cache)
     message = str(raised.value)
     assert message.startswith(f"{path}: refused by TensorRT for RTX ")
     assert "node 1 'odd_0' (Wobble): " in message
@@ -279,7 +278,7 @@ def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: P
         small,
         replace(small, onnx=other),
         replace(small, precision="tf32"),
-        replace(small, shapes=at_batches("5")),
+        replace(small, shapes=at_batch(5)),
         replace(small, target="sm80"),
         replace(small, target=None, gpu="one, compute capability 8.9"),
         replace(small, target=None, gpu="other, compute capability 8.9"),
@@ -299,7 +298,7 @@ def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
             save_as_external_data=True, location="m.data",
         )  # fmt: skip
         assert path.stat().st_size < weight.nbytes < path.with_name("m.data").stat().st_size + 1
-        return built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+        return built(rtx, BuildRequest(path, "native", at_batch(4), target="sm89"), cache)
 
     first, other, same = build("a", 1), build("b", 2), build("c", 1)
     assert first.path != other.path

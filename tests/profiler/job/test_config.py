@@ -64,7 +64,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     (engines("{name: eager, label: nhwc, chanels_last: true}"), 3, "'chanels_last' mean 'channels_last'?"),
     (engines("name: ort\n    label: two\n    thread: 2"), 5, "'thread' mean 'threads'?"),
     (engines("{name: ort, label: x, threads: many}"), 3, "threads: number 'many'"),
-    (engines("{name: trt, label: x, batch_range: '8:1'}"), 3, "'8:1' min:opt:max"),
     (engines("{name: ort, threads: 1}"), 3, "engines[0] label: ort-"),
     (engines("{name: ort, label: a/b}"), 3, "engines[0].label: 'a/b' '/'"),
     (engines("{name: ort, label: eager, threads: 1}"), 3, "eager preset another"),
