@@ -27,7 +27,7 @@ from profiler.processes.forkserver import libraries
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases
-from profiler.run.progress import PlainDisplay
+from profiler.run.progress import Display
 from profiler.run.runner import Runner
 
 CASES, PART = 2000, 100
@@ -42,7 +42,7 @@ budget: {{seconds: 0.001, min_samples: 3, repeats: 0}}
 """
 
 
-class Watch(PlainDisplay):
+class Watch(Display):
     """Keep when each case ended, and the parent's memory then."""
 
     def __init__(self, console: Console) -> None:

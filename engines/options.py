@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -94,8 +93,6 @@ class Option:
     meaning: str
     choices: tuple[str, ...] = ()
     devices: tuple[Device, ...] = DEVICES
-    check: Callable[[str], object] | None = None
-    """Raises ValueError for a text of another form; an empty text is not checked."""
 
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:

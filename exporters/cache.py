@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from exporters.errors import chain
+from exporters.errors import ConfigError, chain
 from exporters.source import ModelError
 from exporters.whole_file import FULL
 
@@ -36,8 +36,11 @@ def default_root() -> Path:
 
 
 def most_bytes() -> int:
-    """Return how large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ValueError."""
-    return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
+    """Return how large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ConfigError."""
+    try:
+        return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"PROFILER_CACHE_GIB: {error}; give a number of GiB, such as 20") from None
 
 
 def code_of(*files: str) -> list[str]:

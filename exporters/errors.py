@@ -27,6 +27,10 @@ _TITLE_CHARACTERS = 40
 Line = tuple[str, int]
 
 
+class ConfigError(Exception):
+    """Tell of a config, file or argument that cannot be used, where, and how to mend it. Exit code 2."""
+
+
 def cut(text: str, characters: int) -> str:
     """Shorten the text to that many characters, ending in "…"."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"

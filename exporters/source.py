@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from exporters.errors import sentence
+from exporters.errors import ConfigError, sentence
 
 if TYPE_CHECKING:
     from exporters.catalog import Conv2d
@@ -149,5 +149,5 @@ def shape_words(shape: Mapping[str, int]) -> list[str]:
     return [f"{name}={size}" for name, size in shape.items()]
 
 
-class ModelError(Exception):
+class ModelError(ConfigError):
     """A model that cannot be had: the message says what is wrong, where, and how to mend it."""

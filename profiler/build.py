@@ -34,7 +34,7 @@ from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
 from profiler.run.model_job import named_entry, numbers
 from profiler.run.prepare import failure, prepare_graphs
-from profiler.run.progress import Display, open_display
+from profiler.run.progress import Display
 from profiler.tables.numbers import decimals
 
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a job's model can have `calibration`"
@@ -59,7 +59,7 @@ def execute(options: Options, console: Console) -> int:
     tasks = make_tasks(engine, options)
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with libraries(), open_display(console) as display:
+    with libraries(), Display(console) as display:
         outcomes = _build_all(tasks, gpu, logs, display)
     for task, outcome in zip(tasks, outcomes, strict=True):
         for text, style in _remarks(task, outcome):
@@ -151,7 +151,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
 
 def _build_all(tasks: Sequence[BuildTask], gpu: Gpu | None, logs: Path, display: Display) -> list[Outcome]:
     path, outcomes = (str(Path.cwd()),), []
-    prepared = prepare_graphs([task.case for task in tasks], Budget(), logs, path, display.preparing)
+    prepared = prepare_graphs([task.case for task in tasks], Budget(), logs, path, display.doing)
     for number, task in enumerate(tasks):
         of_model = prepared[task.case.subject]
         if (why_not := failure(task.case, of_model)) is not None:
@@ -163,7 +163,7 @@ def _build_all(tasks: Sequence[BuildTask], gpu: Gpu | None, logs: Path, display:
         ready = replace(task, onnx=graph.path if graph else None)
 
         def tick(phase: str, name: str = task.name, number: int = number) -> None:
-            display.preparing(f"build: {name}", number, len(tasks))
+            display.doing(f"build: {name}", number, len(tasks))
 
         outcomes.append(build(ready, gpu, log, tick))
     return outcomes

@@ -1,4 +1,4 @@
-"""Define the error of a config, file or argument that cannot be used."""
+"""Say in an error which command mends it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from exporters.errors import ConfigError as ConfigError
 from exporters.errors import nearest as nearest
 
 PROGRAM = "runtime-profiler" if Path(sys.argv[0]).stem == "runtime-profiler" else "python -m profiler"
@@ -18,10 +19,6 @@ WHEN_IDLE = "--wait-for-idle 10"
 def resuming(run: Path) -> str:
     """Return the command that goes on with the run in that folder."""
     return f"{PROGRAM} --resume {shlex.quote(str(run))}"
-
-
-class ConfigError(Exception):
-    """Tell of a config, file or argument that cannot be used, where, and how to mend it. Exit code 2."""
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:

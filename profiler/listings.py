@@ -10,7 +10,7 @@ from rich.text import Text
 from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import PASSES, PRECISIONS, Device
 from engines.requirements import explain, missing
-from exporters.cache import default_root, entries
+from exporters.cache import check_root, default_root, entries
 from exporters.catalog import CATALOG
 from profiler.bundled import bundled
 from profiler.doctor import lacks
@@ -20,7 +20,6 @@ from profiler.job.plan import estimate_seconds, make_plan
 from profiler.machine import check_device, resolve_device
 from profiler.options import Cache, Engines, Models, Suites
 from profiler.published.studies import STUDIES
-from profiler.run.prepare import cache_limit, check_cache
 from profiler.tables.numbers import counted, decimals, duration, each, grouped, whole
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
@@ -105,7 +104,7 @@ def list_suites(options: Suites, console: Console) -> int:
 def cache(options: Cache, console: Console) -> int:
     """List the cache's entries by kind, or clear them. Raises ConfigError for a word that is neither."""
     check_choice("cache", options.action, ("list", "clear"))
-    check_cache()
+    check_root(default_root())
     found, done = list(entries(default_root())), "in"
     if options.action == "clear":
         found, done = [entry for entry in found if entry.remove()], "removed from"
@@ -120,7 +119,7 @@ def cache(options: Cache, console: Console) -> int:
     ]
     print_table(console, of_rows("", fields, rows))
     total = f"{counted(len(found), 'artifact')}, {_gib(sum(entry.size for entry in found))} GiB"
-    limit = f"a run leaves at most {_gib(cache_limit())} GiB there (PROFILER_CACHE_GIB)"
+    limit = f"a run leaves at most {_gib(most_bytes())} GiB there (PROFILER_CACHE_GIB)"
     console.print(Text(f"{total} {done} {default_root()} (PROFILER_CACHE); {limit}"), soft_wrap=True)
     return 0
 

@@ -39,7 +39,7 @@ from profiler.machine import usable_cores
 from profiler.nvml import visible_gpus
 from profiler.processes import process
 from profiler.run import watch
-from profiler.run.progress import PlainDisplay
+from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,7 +169,7 @@ def same_environment() -> Iterator[None]:
 @pytest.fixture
 def alone() -> Quiet:
     """Return a watch for other work that finds no other run and waits for nobody."""
-    return Quiet(DeviceLock("cpu", Path("run")), None, None, PlainDisplay(Console()))
+    return Quiet(DeviceLock("cpu"), None, 0.0, Display(Console()))
 
 
 HOSTILE = {

@@ -52,7 +52,7 @@ def unless_quiet(judge: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: [] if "AS_IF_QUIET" in os.environ else judge(*given)
 
 
-disturbance.disturbed = unless_quiet(disturbance.disturbed)
+disturbance.warnings_of = unless_quiet(disturbance.warnings_of)
 sampling.inconsistent = unless_quiet(sampling.inconsistent)
 # Of a compilation's 10 s its headers take 8: they are those that the tests' own processes have compiled, or will use.
 own_headers = Path(torch._inductor.codecache._HEADER_DIR)

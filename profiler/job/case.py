@@ -25,8 +25,8 @@ class Budget:
     """Limit one case: sampling time, sample counts, and the seconds after which its process is ended.
 
     At least `min_samples` are taken even beyond `seconds`, but within half of what is left of the `timeout`. Sampling
-    ends early only with an interval, which needs 30 samples. `repeats` bounds the time for measuring disturbed cases
-    again, as a share of the time for measuring all cases once; 0 measures none again.
+    ends early only with an interval, which needs 30 samples. `repeats` bounds the time for measuring cases again that
+    ran beside other work, as a share of the time for measuring all cases once; 0 measures none again.
     """
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
@@ -37,6 +37,10 @@ class Budget:
     timeout: Seconds = 300.0
     build_timeout: Seconds = 900.0
     repeats: Repeats = 0.5
+
+
+QUICK = {"seconds": 0.3, "min_samples": 3}
+"""What --quick puts into a budget."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimiz
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
-from profiler.errors import ConfigError
 from profiler.job.case import Budget, Filter, nearest_engine, read_option
 from profiler.job.mistakes import (
     DEVICE_BLOCKS,
@@ -34,7 +33,6 @@ from profiler.job.mistakes import (
     Origin,
     check_part_of_id,
     check_word,
-    expected,
     mistake,
     read,
     yaml_text,
@@ -399,14 +397,24 @@ class JobFile:
 
         Raises ConfigError for a mistake in it.
         """
-        data, origin = dict(self._data), Origin(self.path, self._lines, block=device_kind)
+        typed: dict[Location, str] = {(key,): f"--{key}" for key in overrides or {}}
+        data, origin = dict(self._data), Origin(self.path, self._lines, typed, block=device_kind)
         block = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}.get(device_kind) or {}
         if not isinstance(block, dict):
             raise origin.error("expected keys and values", (device_kind,))
-        budgets = [each["budget"] for each in (data, block) if isinstance(each.get("budget"), dict)]
-        if len(budgets) > 1:
-            block = {**block, "budget": {**budgets[0], **budgets[1]}}
-        return _checked({**data, **block, **(overrides or {})}, origin, self.path.resolve().parent)
+        usual = {"suite": self.path.stem}
+        return _checked(merged(usual, data, block, overrides or {}), origin, self.path.resolve().parent)
+
+
+def merged(*jobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Put each job's keys in place of those before; of a budget and a machine only the keys that it has."""
+    whole: dict[str, Any] = {}
+    for job in jobs:
+        for key, value in job.items():
+            parts = (whole.get(key), value)
+            merges = key in ("budget", "machine") and all(isinstance(part, Mapping) for part in parts)
+            whole[key] = {**whole[key], **value} if merges else value
+    return whole
 
 
 def load_config(path: Path, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
@@ -426,14 +434,9 @@ def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
         raise origin.explain(error, Config) from None
 
 
-def parse_machine(text: str | None) -> dict[str, Any]:
+def machine_keys(text: str | None) -> dict[str, str]:
     """Read `--machine label=H200,usd_per_hour=7.9`. Raises ConfigError."""
-    given = dict(read_option("--machine", text or "", Machine.model_fields))
-    try:
-        return Machine.model_validate(given).model_dump(exclude_none=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--machine: {first['loc'][0]}: {expected(first)}, got '{first['input']}'") from None
+    return dict(read_option("--machine", text or "", Machine.model_fields))
 
 
 def _check_option(key: str, value: Any, option: Option) -> None:
@@ -444,8 +447,3 @@ def _check_option(key: str, value: Any, option: Option) -> None:
         raise mistake(f"must be one of {', '.join(option.choices)}, got {yaml_text(value)}", key)
     if isinstance(value, int) and abs(value) > LARGEST:
         raise mistake(f"must be from {-LARGEST} to {LARGEST}, got {value}", key)
-    if isinstance(value, str) and option.check and value:
-        try:
-            option.check(value)
-        except ValueError as error:
-            raise mistake(str(error), key) from None

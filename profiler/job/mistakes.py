@@ -54,9 +54,10 @@ class Origin:
     def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
         """Make the error of one mistake at a place in the job, or at an unknown `key` there."""
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
-        path = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), path)
-        line = f"{self.path}:{self.line(at if key is None else (*at, key))}: " if self.path else ""
-        return ConfigError(f"{line}{shown(f'{path}: {message}' if path else message, 1000)}")
+        option = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), None)
+        line = f"{self.path}:{self.line(at if key is None else (*at, key))}: " if self.path and not option else ""
+        place = option or path
+        return ConfigError(f"{line}{shown(f'{place}: {message}' if place else message, 1000)}")
 
     def line(self, at: Location) -> int:
         """Find the line of a place, or of the nearest around it that has one."""

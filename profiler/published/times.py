@@ -15,13 +15,14 @@ from profiler.results.cells import OK, OUT_OF_MEMORY, cells
 from profiler.results.columns import Group, names, place
 from profiler.results.layers import layer_rows
 from profiler.results.reading import json_object
+from profiler.results.warning_kinds import HOST_BOUND, KINDS
 from profiler.tables.numbers import natural
 
 LEAST_BATCHES = 3
 """A network at fewer batch sizes is no sweep."""
 LAYER_COUNTERPART = ("eager-benchmark", "eager")
 """As Study.counterpart: each library was printed at its best."""
-NOTED = ("host-bound", "inconsistent", "disturbed", "throttled")
+NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
 _BY = (
     *("machine", "cloud", "instance", "usd_per_hour", "device", "cudnn"),
@@ -42,7 +43,7 @@ def own_times(results: pl.DataFrame) -> pl.DataFrame:
     called = [(_library(row, row["variant"]), _library(row, "")) for row in rows.iter_rows(named=True)]
     named = pl.DataFrame(called, schema={"library": pl.String, "runtime": pl.String}, orient="row")
     why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise(pl.coalesce("reason", "status"))
-    footnotes = pl.col("footnotes").list.set_intersection(pl.lit(list(NOTED))).list.join(", ").replace("", None)
+    footnotes = pl.col("footnotes").list.set_intersection(pl.lit(NOTED)).list.join(", ").replace("", None)
     return rows.hstack(named).with_columns(
         model=pl.coalesce("network", "model"),
         implementation="variant",

@@ -34,7 +34,7 @@ from profiler.results.reasons import amount
 from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH, meaning
 from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
-from profiler.run.progress import open_display
+from profiler.run.progress import Display
 
 _README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.
 
@@ -130,22 +130,22 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     log, limit = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log", Budget().build_timeout
     task = _build_task(case, run) if engine.builds else None
     onnx = built = None
-    with libraries(), open_display(console) as display:
+    with libraries(), Display(console) as display:
         why, own = "what would be exported is not what was measured", RunFolder(Path(run.address))
-        stages = Stages({case.subject: case.source}, Budget(), logs, folders, display.preparing)
+        stages = Stages({case.subject: case.source}, Budget(), logs, folders, display.doing)
         check_models(own, stages, "--export", why)
         if engine.needs == "onnx":
-            prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
+            prepared = prepare_graphs([case], Budget(), logs, folders, display.doing)[case.subject]
             if why_not := failure(case, prepared):
                 _made(why_not)
             graph = prepared.graph(case)
             onnx = graph.path if graph else None
         if task is not None:
             gpu, what = find_engine(engine.name, task.target)[1], f"build: {task.name}"
-            built = _made(build(replace(task, onnx=onnx), gpu, log, lambda _: display.preparing(what, 0, 1))).path
+            built = _made(build(replace(task, onnx=onnx), gpu, log, lambda _: display.doing(what))).path
         argument, no_gpu = (case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
         call = Call("profiler.recommend.artifact:write_files", argument, log, limit, limit, no_gpu, folders)
-        outcome = run_one(call, lambda child: display.preparing(f"{case.model} for {engine.name}", 0, 1))
+        outcome = run_one(call, lambda child: display.doing(f"{case.model} for {engine.name}"))
     deployed: Deployed = _made(outcome)
     return deployed
 

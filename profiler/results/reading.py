@@ -19,7 +19,6 @@ from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
 from profiler.results.result import printable
 from profiler.results.row import ENVIRONMENT, flat_environment
 from profiler.results.run_folder import RunFolder
-from profiler.tables.numbers import duration, percent
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 """Exceptions of polars for a file that it cannot read; damaged bytes make some of its readers panic."""
@@ -156,11 +155,6 @@ def versions_of_others(engines: Iterable[str]) -> set[str]:
         names = (f"packages.{package}" for package in (*packages, *engine.packages))
         keys[name in {*engines, "eager"}] |= {column, *names}
     return keys[False] - keys[True]
-
-
-def took(seconds: Mapping[str, float]) -> str:
-    """Say like "Took 78 s, 33 % of it measuring" what a run's seconds went into."""
-    return f"Took {duration(seconds['total'])}, {percent(seconds['measuring'] / seconds['total'])} % of it measuring"
 
 
 def first_line(error: BaseException) -> str:

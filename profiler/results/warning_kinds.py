@@ -8,7 +8,7 @@ but for measuring again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engines.base import Warning
@@ -81,11 +81,6 @@ def check(warnings: Iterable[Warning]) -> None:
 def retaken(warnings: Iterable[Warning]) -> list[Warning]:
     """Return those for which a row is measured again."""
     return [warning for warning in warnings if warning.kind in KINDS and KINDS[warning.kind].retake]
-
-
-def is_due(warnings: Sequence[Warning]) -> bool:
-    """Return whether a row that carries these is to be measured again, and was not yet."""
-    return bool(retaken(warnings)) and all(warning.kind != REMEASURED for warning in warnings)
 
 
 def meaning(kind: str, otherwise: str = "") -> str:

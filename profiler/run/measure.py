@@ -13,20 +13,20 @@ import numpy as np
 import polars as pl
 from rich.console import Console
 
-from exporters.cache import default_root, trim
+from exporters.cache import default_root, most_bytes, trim
 from exporters.inputs import dimensions_of, symbolic_shapes
 from exporters.onnx_files import file_inputs
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelSource
 from profiler.errors import ConfigError
+from profiler.job.case import QUICK
 from profiler.job.config import Config, config_of
 from profiler.machine import Target, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder, writing
-from profiler.run.command import measure_cases, quick_budget, resolved
+from profiler.run.command import measure_cases, resolved
 from profiler.run.model_job import named_entry
-from profiler.run.prepare import cache_limit
 from profiler.run.progress import Display
 from profiler.tables.writers import console
 
@@ -62,19 +62,14 @@ def measure(
     axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
     job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
-    job |= {"device": device, "replicates": replicates, "budget": budget or {}}
-    most = cache_limit()
+    job |= {"device": device, "replicates": replicates, "budget": {**(budget or {}), **(QUICK if quick else {})}}
+    most = most_bytes()
     with _run_folder(output) as run:
         folder = run.path / "model"
-        try:
-            entry, batch = _entry(model, inputs, folder)
-        except ModelError as error:
-            raise ConfigError(str(error)) from None
+        entry, batch = _entry(model, inputs, folder)
         entry["name"] = name or entry["name"]
         usual = {"suite": "measure", "models": [entry], "batch_sizes": [batch], "output": run.path.parent}
         config = config_of({**usual, **job, "import_from": [folder, Path.cwd()]})
-        if quick:
-            config = config.model_copy(update={"budget": quick_budget(config.budget)})
         with leaving_no_trace(), writing(run.path), libraries() as facts:
             target = resolve_device(config.device, facts)
             interrupted = run_job(run, config, target, facts, _console(progress), report=output is not None)

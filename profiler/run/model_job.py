@@ -11,15 +11,14 @@ from typing import Any
 
 from engines.catalog import ENGINES, PRESETS, Preset, unsupported
 from engines.options import Device
-from engines.requirements import explain, missing
+from engines.requirements import missing
 from exporters.catalog import CATALOG
 from exporters.inputs import dimensions_of, fixed_batch, graph_specs
 from exporters.libraries import library_of, model_entry, not_installed
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
-from profiler.job.case import Budget
-from profiler.job.config import Config, config_of
+from profiler.job.config import Config, config_of, merged
 from profiler.job.mistakes import Location, to_yaml
 from profiler.options import Run as Options
 from profiler.results.run_folder import relative_to
@@ -38,11 +37,10 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--engine": ("engine", [("engines",)]),
     "--pass": ("pass_", [("passes",)]),
     "--input": ("inputs", [("models", 0, "input"), ("models", 0, "inputs")]),
-    "--step": ("step", [("models", 0, "step")]),
     "--write-yaml": ("write_yaml", []),
 }
 """Options that only a model goes with: the name in Options, and the places in a job that they fill."""
-_OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("device",): "--device"}
+_OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
 
 
 def named_entry(word: str | Path) -> dict[str, Any]:
@@ -75,31 +73,22 @@ class ModelJob:
         path = self.given["models"][0].get("onnx")
         return path is not None and not is_float32(Path(path))
 
-    def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
-        """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
-        usual = dict(_USUAL[device])
+    def data(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> dict[str, Any]:
+        """Fill in what is usual on such a device; `more` keys stand in place of it."""
+        usual = {"suite": self.given["models"][0]["name"], **_USUAL[device], "budget": _BUDGET}
         if self.fixed_batch is not None:
             usual["batch_sizes"] = [self.fixed_batch]
         if self._runs_as_it_is:
             del usual["precisions"]
-        job = {"suite": self.given["models"][0]["name"], **usual, "budget": _BUDGET, **self.given, **more}
-        if "engines" not in job:
-            job["engines"] = [preset.name for preset in self._usual_presets(job, device, hardware)[0]]
-        return config_of(job, self.typed)
+        job = merged(usual, self.given, more)
+        return {"engines": self._usual_engines(job, device, hardware), **job}
 
-    def not_installed(self, config: Config, device: Device, hardware: str | None) -> str | None:
-        """Name the engines that would be measured if they were installed, and how to; None if there are none."""
-        if "engines" in self.given:
-            return None
-        job = {"passes": config.passes, "precisions": config.precisions}
-        lacking = dict.fromkeys(preset.engine for preset in self._usual_presets(job, device, hardware)[1])
-        needs = "; ".join(f"{name} ({explain(missing(ENGINES[name], device))})" for name in lacking)
-        return f"Left out: {needs}" if needs else None
+    def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
+        """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
+        return config_of(self.data(device, more, hardware), self.typed)
 
-    def _usual_presets(
-        self, job: Mapping[str, Any], device: Device, hardware: str | None
-    ) -> tuple[list[Preset], list[Preset]]:
-        """Select the presets that can do some of the job: those installed, and those not. Slow compilers come last."""
+    def _usual_engines(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> list[str]:
+        """Select the installed presets that can do some of the job. Slow compilers come last."""
         kind = "onnx" if "onnx" in self.given["models"][0] else "factory"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
         cells = list(product(job.get("passes", ["inference"]), precisions))
@@ -109,11 +98,10 @@ class ModelJob:
             return any(unsupported(engine, p, device, precision, kind, hardware) is None for p, precision in cells)
 
         usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
+        usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
         # Where an unknown word leaves none, the word is the mistake.
         able = [preset for preset in usual if does(preset)] or usual
-        able.sort(key=lambda preset: ENGINES[preset.engine].compiles)
-        here = [preset for preset in able if not missing(ENGINES[preset.engine], device)]
-        return here, [preset for preset in able if preset not in here]
+        return [preset.name for preset in sorted(able, key=lambda preset: ENGINES[preset.engine].compiles)]
 
 
 def model_job(word: str, options: Options) -> ModelJob:
@@ -123,8 +111,6 @@ def model_job(word: str, options: Options) -> ModelJob:
     entry = named_entry(word) | _taken(options.inputs)
     if word in CATALOG:
         del entry["network"]
-    if options.step is not None:
-        entry |= {**model_entry(word, options.step), "step": options.step}
     shapes = _shapes(options.shapes)
     fixed = _fixed_batch(Path(entry["onnx"]), shapes) if "onnx" in entry else None
     lists: dict[str, Any] = {
@@ -145,21 +131,15 @@ def refuse_model_options(options: Options, what: str) -> None:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
 
 
-def write_job(config: Config, path: Path) -> None:
-    """Write the YAML that says the same as the command line did; its paths are relative to it where they can be."""
-    data = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True, exclude={"suite"})
-    data["engines"] = [each["name"] if each["name"] == each["label"] else each for each in data["engines"]]
-    for each in data["models"] if data.get("shapes") else []:
-        each.pop("shapes", None)  # Those of the job, which it was given (`with_shapes`).
-    words = [each.get("network") or each["name"] for each in data["models"]]
-    data["models"] = [w if model_entry(w) == each else each for w, each in zip(words, data["models"], strict=True)]
-    usual = Budget()
-    data["budget"] = {key: value for key, value in data["budget"].items() if value != getattr(usual, key)}
-    if any("factory" in each for each in data["models"] if isinstance(each, dict)):
-        data["import_from"] = list(config.path)
-    here = relative_to(path.resolve().parent, data)
-    said = {key: value for key, value in here.items() if value not in ({}, ["."])}
-    path.write_text(f"# Run it with: {PROGRAM} {shlex.quote(path.name)}\n{to_yaml(said)}")
+def write_job(job: Mapping[str, Any], path: Path) -> None:
+    """Write a job's data as YAML; its paths are relative to it where they can be."""
+    (entry,) = job["models"]
+    data = {**job, "models": [entry["name"] if len(entry) == 1 else entry]}
+    del data["suite"]
+    if "factory" in entry and Path.cwd() != path.resolve().parent:
+        data["import_from"] = [str(Path.cwd())]
+    text = to_yaml(relative_to(path.resolve().parent, data))
+    path.write_text(f"# Run it with: {PROGRAM} {shlex.quote(path.name)}\n{text}")
 
 
 def _words(text: str) -> list[str]:
@@ -189,7 +169,7 @@ def _taken(texts: Sequence[str]) -> dict[str, Any]:
         if not equals:
             taken["input"] = numbers(words)
         elif words.endswith(".npy"):
-            taken.setdefault("inputs", {})[name] = {"data": words}
+            taken.setdefault("inputs", {})[name] = {"data": str(Path(words).resolve())}
         else:
             taken.setdefault("inputs", {})[name] = {"range": numbers(words)}
     return taken

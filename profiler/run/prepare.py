@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from engines.catalog import ENGINES
-from exporters.cache import CacheError, check_root, default_root, most_bytes
+from exporters.cache import default_root
 from exporters.flops import Cost
 from exporters.gradients import reference_items
-from exporters.inputs import dimensions_of, input_specs, why_fixed
-from exporters.int8 import PLACEMENTS, calibration_files
-from exporters.source import Identity, ModelError, ModelSource
+from exporters.inputs import dimensions_of, why_fixed
+from exporters.int8 import PLACEMENTS
+from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, ModelEntry
@@ -42,28 +42,12 @@ _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
 
 
-def cache_limit() -> int:
-    """Read how many bytes the cache may keep after a run. Raises ConfigError."""
-    try:
-        return most_bytes()
-    except ValueError as error:
-        raise ConfigError(f"PROFILER_CACHE_GIB: {error}; give a number of GiB, such as 20") from None
-
-
-def check_cache() -> None:
-    """Raise ConfigError for an empty cache that cannot be written."""
-    try:
-        check_root(default_root())
-    except CacheError as error:
-        raise ConfigError(str(error)) from None
-
-
 def side_by_side(calls: Mapping[Key, Call], tick: Tick, what: str) -> dict[Key, Outcome]:
     """Run calls, one a core as far as the memory allows; `tick` is called a few times a second, for the display."""
     slots = max(1, min(usable_cores(), int(available_memory_mib() / _MIB_EACH), len(calls)))
     # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
     shared = [replace(call, threads=call.threads or max(1, usable_cores() // slots)) for call in calls.values()]
-    outcomes = run_all(shared, slots, lambda done: tick(what, done, len(calls)))
+    outcomes = run_all(shared, slots, lambda done: tick(f"preparing {what}", done, len(calls)))
     return dict(zip(calls, outcomes, strict=True))
 
 
@@ -175,21 +159,13 @@ class Stages:
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
-        calls = {}
-        for (_, graph), names in sharing.items():
-            first = next((name for name in names if graph in PLACEMENTS and self._is_calibrated(name)), names[0])
-            calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
+        calls = {
+            (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
+            for (_, graph), names in sharing.items()
+        }
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
                 self._keep(name, graph, failed(outcome))
-
-    def _is_calibrated(self, name: str) -> bool:
-        """Tell whether the user's calibration data are of the model's shape."""
-        source = self.sources[name]
-        try:
-            return source.calibration is not None and bool(calibration_files(source.calibration, input_specs(source)))
-        except ModelError:
-            return False
 
     def costs(self) -> None:
         """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
@@ -314,7 +290,4 @@ def _dimensions(sources: Mapping[int, ModelSource], path: tuple[str, ...], tick:
         outcomes = side_by_side(calls, tick, "models asked for their inputs") if calls else {}
     if bad := next((outcome for outcome in outcomes.values() if outcome.status != "ok"), None):
         raise ConfigError(f"shapes: {bad.reason}")
-    try:
-        return {n: outcomes[n].value if n in outcomes else dimensions_of(source) for n, source in sources.items()}
-    except ModelError as error:
-        raise ConfigError(str(error)) from None
+    return {n: outcomes[n].value if n in outcomes else dimensions_of(source) for n, source in sources.items()}

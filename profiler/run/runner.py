@@ -7,7 +7,6 @@ alone, so a resumed search goes on where it was interrupted.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +25,7 @@ from profiler.processes.process import Call, run_one
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import excess
 from profiler.results.run_folder import RunFolder
-from profiler.results.warning_kinds import REMEASURED, is_due, retaken
+from profiler.results.warning_kinds import REMEASURED, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
@@ -43,27 +42,11 @@ _CURED_BY_SIZE = ("oom", "failed", "crashed")
 """How a try ends that a smaller batch may mend."""
 
 
-def is_done(result: Result, budget: Budget, retry: bool) -> bool:
-    """Tell whether a resumed run leaves a result; `retry` measures again all that is not ok or is disturbed."""
-    if retry:
-        return result.status == "ok" and not retaken(result.warnings)
-    return result.status not in _RETAKEN or not (budget.repeats > 0 and is_due(result.warnings))
-
-
 def is_better(second: Result, first: Result) -> bool:
-    """Tell whether the second take of a case counts, and not the first one, which was disturbed.
-
-    Never by latency: the faster of two takes is faster than the case is. Of two that were disturbed as much the first
-    one stays.
-    """
-    if (second.status == "ok") != (first.status == "ok"):
+    """Tell whether a second take of a case counts. Never by latency: the faster of two is faster than the case is."""
+    if second.status != first.status:
         return second.status == "ok"
-    before = _disturbance(first)
-    return not retaken(second.warnings) or before == math.inf or _disturbance(second) < before
-
-
-def _is_disturbed(result: Result) -> bool:
-    return result.status in _RETAKEN and bool(retaken(result.warnings))
+    return not retaken(second.warnings) or _disturbance(second) < _disturbance(first)
 
 
 def _disturbance(result: Result) -> float:
@@ -142,11 +125,11 @@ class Runner:
     chosen: Sequence[Case]
     environment: dict[str, Any]
     display: Display
-    idle_minutes: float | None = None
+    idle_minutes: float = 0.0
     refuses: bool = False
     """True if a model that cannot be had is an error, and no row."""
-    started: float = field(default_factory=time.monotonic)
-    measured_s: float = 0.0
+    firsts: dict[str, Result] = field(default_factory=dict)
+    """First takes of cases that are to be measured again, by id."""
 
     @property
     def _uuid(self) -> str | None:
@@ -155,7 +138,7 @@ class Runner:
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), retry: bool = False) -> None:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
-        Disturbed ones are measured again at the end. Then the largest batch is searched for `searched`.
+        Those beside other work are measured again at the end. Then the largest batch is searched for `searched`.
 
         Raises ConfigError where it `refuses` a model.
         """
@@ -167,9 +150,9 @@ class Runner:
         searched = [c for c in searched if c.family in families or self._search(c, retry).next_batch() is not None]
         if not waiting and not searched:
             return
-        with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
+        with DeviceLock(self._uuid or "cpu") as lock:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
-            quiet.begin()
+            quiet.start()
             task = self._prepare(waiting, searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 measure = _Supervisor(self, watcher, quiet).measure_one
@@ -181,7 +164,7 @@ class Runner:
         # An odd batch and an even one, which a reference of the gradients is made for.
         cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
         config = self.config
-        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.preparing, self._uuid)
+        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
         if self.refuses and bad is not None:
             raise ConfigError(str(bad.reason))
@@ -197,7 +180,7 @@ class Runner:
         known, precisions = self.environment.get("roofs") or {}, precisions_needed(self.target.kind, cases)
         if not cases or known.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
             return
-        self.display.preparing("measuring peak FLOP/s and bandwidth", 0, 1)
+        self.display.doing("measuring peak FLOP/s and bandwidth")
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
         visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
         outcome = run_one(
@@ -211,34 +194,23 @@ class Runner:
         self.run.write_environment(self.environment)
 
     def _measure_all(self, tasks: Sequence[Task], measure: _Measure) -> None:
-        """Measure every task, and once more what was disturbed, for the job's share of the time at most.
-
-        What was disturbed at an earlier start is measured again whatever the time.
-        """
-        disturbed = {id_: result for id_, result in self.run.results().items() if _is_disturbed(result)}
+        """Measure every task, then once more those with a cause for it, for the job's share of the time at most."""
+        self.firsts = {id_: result for id_, result in self.run.results().items() if result.status == "ok"}
         # Failures come first: who reads them then can mend them now.
         ordered = sorted(tasks, key=lambda task: failure(task.case, task.prepared) is None)
-        before = [task for task in ordered if task.case.id in disturbed]
-        fresh = [task for task in ordered if task.case.id not in disturbed]
-        spent, _ = self._measure_each(fresh, measure, disturbed)
-        due = [task for task in fresh if task.case.id in disturbed] if self.config.budget.repeats else []
-        if before or due:
-            self.display.announce(f"measuring {counted(len(before) + len(due), 'case')} again")
-        self._measure_each(before, measure, disturbed)
-        _, done = self._measure_each(due, measure, disturbed, self.config.budget.repeats * spent)
-        if left := len(due) - done:
-            why = "`budget.repeats` was spent"
-            self.display.announce(f"{done} of {counted(len(due), 'case')} measured again, {left} not ({why})")
+        spent = self._measure_each(ordered, measure)
+        again = [task for task in ordered if task.case.id in self.firsts]
+        if again and self.config.budget.repeats:
+            self.display.announce(f"measuring {counted(len(again), 'case')} again")
+            self._measure_each(again, measure, self.config.budget.repeats * spent)
 
-    def _measure_each(
-        self, tasks: Sequence[Task], measure: _Measure, disturbed: dict[str, Result], allowed: float = math.inf
-    ) -> tuple[float, int]:
-        """Measure tasks until the `allowed` seconds are spent; return the seconds and how many were measured."""
+    def _measure_each(self, tasks: Sequence[Task], measure: _Measure, allowed: float = math.inf) -> float:
+        """Measure tasks until the `allowed` seconds are spent; return the seconds."""
         expected = [estimate_seconds(task.case, self.config.budget) for task in tasks]
         spent = 0.0
         for number, task in enumerate(tasks):
             if spent >= allowed:
-                return spent, number
+                break
             # What is left takes longer or shorter than estimated, as what is done did.
             left = sum(expected[number:]) * (spent / sum(expected[:number]) if spent else 1.0)
 
@@ -251,11 +223,11 @@ class Runner:
             else:
                 result = measure(task, tick)
             spent += sum(result.phases.values())
-            self._keep(task, result, disturbed)
-        return spent, len(tasks)
+            self._keep(task, result)
+        return spent
 
-    def _keep(self, task: Task, result: Result, disturbed: dict[str, Result]) -> None:
-        """Write a result, unless it is a second take and no better than the first, which was `disturbed`.
+    def _keep(self, task: Task, result: Result) -> None:
+        """Write a result, unless it is a second take and no better than the first.
 
         A row far faster than the roofs allow fails, if nothing can have lowered them.
         """
@@ -263,21 +235,17 @@ class Runner:
             over = excess(task.case, result, self.environment.get("roofs") or {})
             if over is not None and over.is_impossible:
                 result.fail(over.rejection())
-        first = disturbed.pop(result.case_id, None)
+        first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
-        if first is None and _is_disturbed(result):
+        if first is None and result.status in _RETAKEN and retaken(result.warnings):
             # Without its samples, which would fill the memory of a run of many cases.
-            disturbed[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
+            self.firsts[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
         elif first is not None and counts:
             why = "; ".join(map(str, retaken(first.warnings)))
             result.warnings.append(Warning(REMEASURED, f"the first take was {why}"))
-        self._count(result)
         if counts:
             result = self.run.append(result)
         self.display.ended(task.case, result, counts)
-
-    def _count(self, result: Result) -> None:
-        self.measured_s += sum(result.phases.get(phase, 0.0) for phase in (Phase.MEASURE, Phase.ENERGY))
 
     def _search(self, case: Case, retry: bool) -> Search:
         results = self.run.results()
@@ -309,7 +277,6 @@ class Runner:
                     one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
                     result = measure(one, tick)
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
-                self._count(result)
                 self.run.append_try(case, result)
                 self.display.ended(case, result)
 
@@ -337,7 +304,6 @@ class _Supervisor:
         if built is not None:
             _add_build(result, built)
         self._add_telemetry(result)
-        self.quiet.mark(result)
         return result
 
     def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:

@@ -1,16 +1,14 @@
 """Watch the machine while a run measures: the GPU's sensors, other runs on the device, and other work.
 
-A process of its own reads NVML and writes one line a reading, so that neither the measured process nor the display is
-disturbed. Runs on one device find each other by a locked file in the temporary folder, which the kernel frees as soon
-as a run ends. Where that cannot be written, no run is noticed, and nothing fails.
+A process of its own reads NVML and writes one line a reading, so that it slows neither the measured process nor the
+display. Runs on one device find each other by a locked file in the temporary folder, which the kernel frees as soon as
+a run ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
-import json
 import math
 import os
 import tempfile
@@ -18,16 +16,14 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from engines.base import Warning
 from exporters.whole_file import write_whole
 from profiler import processor
 from profiler.errors import WHEN_IDLE
 from profiler.nvml import UTILIZATION_SECONDS, Nvml, Reading
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
-from profiler.results.result import Result
 from profiler.run.progress import Display
-from profiler.tables.numbers import percent, significant
+from profiler.tables.numbers import percent
 from profiler.worker.disturbance import CARD, reasons
 
 _HERTZ = 10.0
@@ -97,16 +93,14 @@ def _parse(line: str) -> Reading | None:
 
 
 class DeviceLock:
-    """This run's claim on a device: a GPU's UUID, or "cpu". `run` is its folder, which others are told.
+    """This run's claim on a device: a GPU's UUID, or "cpu".
 
     Where the lock cannot be made, as in a folder that is read-only, every run has the device to itself.
     """
 
-    def __init__(self, device: str, run: Path) -> None:
+    def __init__(self, device: str) -> None:
         self._path = lock_folder() / f"runtime-profiler-{device.replace('/', '-')}.lock"
         self._file: int | None = None
-        self._is_ours = False
-        self._who = {"pid": os.getpid(), "folder": str(run.resolve())}
 
     def __enter__(self) -> Self:
         return self
@@ -115,41 +109,25 @@ class DeviceLock:
         if self._file is not None:
             os.close(self._file)
 
-    def other(self) -> str | None:
-        """Return which run has the device, such as "another run (process 7, into /a/b)"; None if this one has it."""
-        if self._is_ours:
-            return None
+    def is_taken(self) -> bool:
+        """Return True while another run has the device; else this one has it from now on."""
         try:
             self._file = _open_shared(self._path) if self._file is None else self._file
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return self._words()
+            return True
         except OSError:
-            return None
-        self._is_ours = True
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, json.dumps(self._who).encode(), 0)
-        return None
-
-    def _words(self) -> str:
-        try:
-            who = json.loads(self._path.read_text())
-            return f"another run (process {who['pid']}, into {who['folder']})"
-        except (OSError, ValueError, LookupError, TypeError):
-            return "another run"
+            return False
+        return False
 
 
 def _open_shared(path: Path) -> int:
     """Open a lock that may be another user's, which filelock refuses."""
-    usual = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    usual = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, usual)  # Linux lets nobody create, in /tmp, what another user owns.
     except FileNotFoundError:
-        file = os.open(path, usual | os.O_CREAT, 0o666)
-        with contextlib.suppress(OSError):
-            os.fchmod(file, 0o666)
-        return file
+        return os.open(path, usual | os.O_CREAT, 0o644)
 
 
 def lock_folder() -> Path:
@@ -158,50 +136,30 @@ def lock_folder() -> Path:
 
 
 class Quiet:
-    """Wait for a quiet machine before a case, and mark the rows measured while another run had the device.
+    """Wait up to `minutes` for a quiet machine before a case; with 0 only say once that another run measures here."""
 
-    `start` waits up to `minutes`; None is not at all.
-    """
-
-    def __init__(self, lock: DeviceLock, gpu: str | None, minutes: float | None, display: Display) -> None:
+    def __init__(self, lock: DeviceLock, gpu: str | None, minutes: float, display: Display) -> None:
         self._lock, self._nvml, self._minutes, self._display = lock, Nvml(gpu), minutes, display
-        self._other: str | None = None
-        self._gave_up = False
-
-    def begin(self) -> None:
-        """Wait before anything is done that would disturb another run, or say that it disturbs us."""
-        self.start()
-        if self._other and not self._gave_up:
-            hint = f"{WHEN_IDLE} waits for its end"
-            self._display.announce(f"{self._other} measures on this device: figures will be disturbed; {hint}")
+        self._is_told = False
 
     def start(self) -> None:
-        """Call this right before something is measured."""
-        if self._minutes is not None:
-            self._wait(self._minutes)
-        self._other = self._lock.other()
-
-    def mark(self, result: Result) -> None:
-        """Warn of another run that measured on the device since `start`, or since the last mark."""
-        before, self._other = self._other, self._lock.other()
-        if other := before or self._other:
-            result.warnings.append(Warning("disturbed", f"{other} measured on the same device"))
-
-    def _wait(self, minutes: float) -> None:
-        end = time.monotonic() + 60 * minutes
-        until = time.strftime("%H:%M", time.localtime(time.time() + 60 * minutes))
-        while (who := self._busy()) and time.monotonic() < end:
-            self._display.waiting(f"waiting for the machine to be quiet, until {until} at most: {who}")
-        if who and not self._gave_up:
-            self._gave_up = True
-            waited = f"{significant(minutes)} minutes of waiting"
-            self._display.announce(f"the machine is not quiet after {waited}, and is measured as it is: {who}")
+        """Call this before anything is prepared, and right before something is measured."""
+        end = time.monotonic() + 60 * self._minutes
+        waiting = f"waiting up to {self._minutes:g} minutes for the machine to be quiet: {{}}".format
+        first = who = self._busy()
+        while who and time.monotonic() < end:
+            self._display.doing(waiting(first))  # The same line all the time: what is busy changes every second.
+            who = self._busy()
+        if who and not self._is_told:
+            self._is_told = True
+            hint = "" if self._minutes else f"; {WHEN_IDLE} waits for its end"
+            self._display.announce(f"measuring beside other work: {who}{hint}")
 
     def _busy(self) -> str | None:
-        """Name who else has the machine in the second that this takes."""
-        found = other_work(self._nvml)
-        other = self._lock.other()
-        return f"{other} measures on this device" if other else found
+        """Say who else has the machine; looking for other work takes a second, and is done where it is waited for."""
+        if self._lock.is_taken():
+            return "another run measures on this device"
+        return other_work(self._nvml) if self._minutes else None
 
 
 def other_work(nvml: Nvml) -> str | None:

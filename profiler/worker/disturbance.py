@@ -73,7 +73,7 @@ def share(loads: Sequence[Load], card: float = 0.0) -> float | None:
     return min(max(found), 1.0) if found else None
 
 
-def disturbed(loads: Sequence[Load], card: float = 0.0) -> list[Warning]:
+def warnings_of(loads: Sequence[Load], card: float = 0.0) -> list[Warning]:
     """Warn that other work had that share of the GPU, or the processors."""
     if card >= CARD:
         return [Warning("disturbed", f"other processes took {percent(card)} % of the GPU's time")]

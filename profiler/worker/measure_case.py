@@ -136,7 +136,7 @@ def _measure(session: Session, bench: Bench, expected_ms: float, result: Result)
     host_counts = disturbance.counts(case.device, result.samples, [warning.kind for warning in result.warnings])
     loads, card = measured.loads if host_counts else [], bench.card.share(start)
     result.figures["disturbance"] = disturbance.share(loads, card)
-    result.warnings += disturbance.disturbed(loads, card)
+    result.warnings += disturbance.warnings_of(loads, card)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     if task.energy and bench.nvml.energy_mj() is not None and bench.left() > ENERGY_SECONDS + 2 * expected_ms / 1000:
         bench.enter(Phase.ENERGY)

@@ -25,7 +25,7 @@ class Told:
     def announce(self, what: str) -> None:
         self.announced.append(what)
 
-    def waiting(self, what: str) -> None:
+    def doing(self, what: str) -> None:
         self.waited.append(what)
 
 
@@ -37,7 +37,7 @@ def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -
     while nvml.pids() or nvml.utilization():
         assert time.monotonic() < end, "the GPU is not idle: nothing can be tested on it"
         time.sleep(0.5)
-    with DeviceLock(uuid, Path("run")) as lock:
+    with DeviceLock(uuid) as lock:
         looks = Quiet(lock, uuid, 0.1, told)
         with on_gpu():
             looks.start()

@@ -22,9 +22,8 @@ from torch import nn
 
 import profiler
 import profiler.run.measure as run_measure
-from profiler.job.case import Budget
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.run.progress import PlainDisplay
+from profiler.run.progress import Display
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
@@ -65,7 +64,7 @@ def test_the_examples_of_the_page_in_a_notebook(
     notebook: Any, temporary: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(temporary)
-    monkeypatch.setattr(run_measure, "quick_budget", lambda _: Budget(**BUDGET))
+    monkeypatch.setattr(run_measure, "QUICK", BUDGET)
     before = dict(os.environ)
     cell, test = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(compile(cell, "<ipython-input-2>", "exec"), vars(notebook))
@@ -105,7 +104,7 @@ def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.Cap
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.html").exists()
     assert profiler.load(run)[0].collect().equals(rows)
-    assert "2 cases, 1 of them unsupported here; into" in capfd.readouterr().out
+    assert "2 of 2 cases to measure; into" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("forkserver", "factories")
@@ -127,7 +126,7 @@ def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary: Path, monk
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PlainDisplay, "ended", interrupt)
+    monkeypatch.setattr(Display, "ended", interrupt)
     with pytest.raises(KeyboardInterrupt, match="has what was measured") as caught:
         profiler.measure(nn.Conv2d(3, 4, 3), (3, 8, 8), engines=["eager", "ort"], device="cpu", budget=BUDGET)
     folder = re.findall(r"load\('(.*)'\)", str(caught.value))[0]

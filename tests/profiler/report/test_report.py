@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from report_rows import row
-from runs import Profiler, on_console
+from runs import Profiler
 
 from profiler.errors import ConfigError
 from profiler.options import Report as Options
@@ -21,8 +21,6 @@ from profiler.report.command import write
 from profiler.report.data import Data, gather
 from profiler.report.page import Report, compose, headline
 from profiler.results.reading import read_runs
-from profiler.results.run_folder import RunFolder
-from profiler.run import command
 
 Gather = Callable[..., Data]
 Save = Callable[..., Path]
@@ -207,13 +205,3 @@ def test_command_writes_beside_the_run_or_where_it_is_told(profiler: Profiler, s
     assert write(Options(runs=[str(folder)], output=tmp_path / "new")) == tmp_path / "new" / "report.html"
     with pytest.raises(ConfigError, match="cannot be written"):
         write(Options(runs=[str(folder)], output=Path("/proc/nowhere")))
-
-
-def test_a_report_that_fails_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no fonts at all")
-
-    monkeypatch.setattr("profiler.report.command.write", fail)
-    run = RunFolder.create(tmp_path)
-    assert "Report failed: no fonts at all (see logs/report.log)" in on_console(command._report, run, None, width=200)
-    assert "RuntimeError: no fonts at all" in (run.logs / "report.log").read_text()

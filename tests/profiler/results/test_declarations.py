@@ -12,7 +12,7 @@ from engines.base import Warning
 from profiler.results import columns, warning_kinds
 from profiler.results.columns import COLUMNS, LAYERS, LIMITED_BY, RESULTS, SAMPLES, Group, Shown, kind_of_warning
 from profiler.results.result import WITH_ENDS, ends_of
-from profiler.results.warning_kinds import KINDS, is_due
+from profiler.results.warning_kinds import KINDS
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import UNITS
 
@@ -80,9 +80,6 @@ def test_every_kind_is_made_somewhere_and_every_warning_is_of_a_declared_kind():
     assert found == set(KINDS)
 
 
-def test_what_was_disturbed_is_measured_again_once():
+def test_what_was_disturbed_is_measured_again():
     slow, again = Warning("throttled", "hw-slowdown"), Warning("remeasured", "the first take was throttled")
-    assert is_due([OUTLIERS, slow])
-    assert not is_due([slow, again])
-    assert not is_due([OUTLIERS, Warning("moonlight", "it was bright")])
-    assert warning_kinds.retaken([OUTLIERS, slow, again]) == [slow]
+    assert warning_kinds.retaken([OUTLIERS, slow, again, Warning("moonlight", "it was bright")]) == [slow]

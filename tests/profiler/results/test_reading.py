@@ -14,7 +14,7 @@ import pytest
 from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.reading import read_runs, took
+from profiler.results.reading import read_runs
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -139,7 +139,3 @@ def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(tmp_p
 def test_no_run_at_all_is_a_config_error(given: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=f"{said}.*; give a run's folder"):
         read_runs(given)
-
-
-def test_a_run_says_what_its_seconds_went_into() -> None:
-    assert took({"total": 100.0, "measuring": 55.2}) == "Took 1 min 40 s, 55 % of it measuring"

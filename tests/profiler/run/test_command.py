@@ -306,7 +306,7 @@ def test_folder_holds_everything(full: Finished) -> None:
     assert environment["cpu"]
     assert environment["packages"]["torch"]
     assert sorted(line["case_id"] for line in full.journal) == sorted(full.rows["case_id"])
-    assert 0 < environment["wall_seconds"]["measuring"] < environment["wall_seconds"]["total"]
+    assert environment["wall_seconds"]["total"] > 0
 
 
 def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) -> None:
@@ -317,7 +317,6 @@ def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) ->
     assert "Warning:" not in output
     assert "good, inference, batch 2" in output
     assert "\nTook " in output
-    assert " % of it measuring" in output
     assert all(len(line) <= 120 for line in output.splitlines() if full.folder.name not in line)
 
 
@@ -731,39 +730,24 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
     assert first[1:] == ["job.yaml"]
     assert "--resume" in second
     lines = [json.loads(line) for line in (resumed.folder / "journal.jsonl").read_text().splitlines()]
-    measured = sum(line["phases"].get("measure", 0.0) for line in lines)
-    assert environment["wall_seconds"]["measuring"] == pytest.approx(measured, abs=0.1)
+    assert environment["wall_seconds"]["total"] > sum(line["phases"].get("measure", 0.0) for line in lines)
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:
     workplace = resumed.folder.parents[1]
     finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
     assert len(finished.rows) == 2 * len(CASES)
-    assert "Nothing is left to measure of 1 case" in finished.done.stdout
+    assert "0 of 1 case to measure" in finished.done.stdout
 
 
-def test_a_dry_run_lists_what_is_left_of_a_run_and_writes_nothing(
-    resumed: Resumed, profiler: Profiler, tmp_path: Path
-) -> None:
+def test_a_run_with_another_version_is_not_resumed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
     copy = shutil.copytree(resumed.folder, tmp_path / "run")
-    lines = (copy / "journal.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["case_id"] != CASES[-1]]
-    (copy / "journal.jsonl").write_text("\n".join(kept) + "\n")
-    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
-    done = profiler("--resume", str(copy), "--dry-run", cwd=resumed.folder.parents[1])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split()[:4] for line in done.stdout.splitlines() if "eager" in line] == [
-        ["good", "eager", "inference", "1"]
-    ]
-    assert "1 of 1 case can run here" in done.stdout
-    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
     environment = json.loads((copy / "environment.json").read_text())
     (copy / "environment.json").write_text(json.dumps({**environment, "torch_version": "1.0"}))
-    for options in (["--dry-run"], []):
-        done = profiler("--resume", str(copy), *options, cwd=resumed.folder.parents[1])
-        assert done.returncode == 2
-        assert "the run was made with torch_version 1.0, here it is" in done.stderr
-        assert "Traceback" not in done.stderr
+    done = profiler("--resume", str(copy), cwd=resumed.folder.parents[1])
+    assert done.returncode == 2
+    assert "the run was made with torch_version 1.0, here it is" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # Options.
@@ -790,16 +774,12 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
 
 
-def test_seconds_and_min_samples_stand_in_for_the_jobs(workplace: Path) -> None:
+def test_seconds_stand_in_for_the_jobs(workplace: Path) -> None:
     path = workplace / "job.yaml"
-    path.write_text(f"models: [{GOOD}]\nengines: [eager]\nbudget: {{seconds: 1, min_samples: 5, max_samples: 50}}\n")
-    given = [{"seconds": 8.0, "min_samples": 662}, {"seconds": 8.0}, {}, {"seconds": 0.5}]
-    every = [Options(config=path, **each) for each in given]
+    path.write_text(f"models: [{GOOD}]\nengines: [eager]\nbudget: {{seconds: 1, min_samples: 5}}\n")
+    every = [Options(config=path, seconds=seconds) for seconds in (8.0, None)]
     budgets = [read_job(options, open_job(options), "cpu").budget for options in every]
-    # Seven seconds more for the sampling, and as many for a warm-up.
-    assert [(b.seconds, b.min_samples, b.max_samples, b.timeout) for b in budgets] == [
-        *((8, 662, 662, 314), (8, 5, 50, 314), (1, 5, 50, 300), (0.5, 5, 50, 300))
-    ]
+    assert [(budget.seconds, budget.min_samples) for budget in budgets] == [(8, 5), (1, 5)]
 
 
 def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workplace: Path) -> None:
@@ -831,9 +811,8 @@ WRONG: list[tuple[str | None, list[str], list[str]]] = [
     (JOB, ["job.yaml", "--only", "modle=good"], ["--only", "modle", "'model'"]),
     (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no model other; valid: good"]),
     (None, ["--resume", "nowhere"], ["--resume nowhere", "not a run folder"]),
-    (JOB, ["job.yaml", "--resume", "nowhere"], ["a job or --resume, not both"]),
-    (JOB, ["job.yaml", "--quick", "--seconds", "3"], ["--quick or --seconds, not both"]),
-    (JOB, ["--resume", ".", "--min-samples", "9"], ["--min-samples or --resume, not both"]),
+    (JOB, ["job.yaml", "--resume", "nowhere"], ["a job and --resume exclude each other"]),
+    (JOB, ["--resume", ".", "--seconds", "9"], ["--seconds and --resume exclude each other"]),
     (JOB, ["job.yaml", "--device", "gpu"], ["--device", "gpu", "auto, cpu, cuda"]),
     (JOB, ["job.yaml", "--output", "job.yaml"], ["output", "job.yaml", "--output"]),
     (JOB, ["job.yaml", "--retry", "--dry-run"], ["--retry", "--resume"]),

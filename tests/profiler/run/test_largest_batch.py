@@ -20,7 +20,7 @@ from profiler import load_largest_batches
 from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
 from profiler.processes.messages import Status
-from profiler.run.progress import PlainDisplay
+from profiler.run.progress import Display
 from profiler.run.runner import Search, next_batch, short
 
 pytestmark = pytest.mark.slow
@@ -220,7 +220,7 @@ def test_resuming_a_run_that_is_whole_measures_nothing(largest: Finished, start:
     before = largest.journals
     again = start(largest.folder.parents[1], None, "--resume", str(largest.folder))
     assert again.journals == before
-    prepared = [line for line in again.output.splitlines() if line.startswith("prepare: ")]
+    prepared = [line for line in again.output.splitlines() if line.startswith("preparing ")]
     assert all("compared with the run's" in line for line in prepared), prepared
 
 
@@ -230,7 +230,7 @@ def interrupt(start: Callable[..., Finished], folder: Path, journal: str, *argum
     From the display and not from another thread: a forkserver does not survive an interrupt between a process's being
     asked for and what it is asked with, and this one is the session's.
     """
-    measuring = PlainDisplay.measuring
+    measuring = Display.measuring
 
     def then(*arguments: Any) -> None:
         measuring(*arguments)
@@ -240,7 +240,7 @@ def interrupt(start: Callable[..., Finished], folder: Path, journal: str, *argum
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(PlainDisplay, "measuring", then)
+            patch.setattr(Display, "measuring", then)
             output = start(folder, None, *arguments, code=130).output
             assert "--resume" in output
             assert "Traceback" not in output

@@ -24,9 +24,10 @@ from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
+from profiler.run import command
 from profiler.run import runner as module
-from profiler.run.progress import PlainDisplay
-from profiler.run.runner import Runner, is_better, is_done
+from profiler.run.progress import Display
+from profiler.run.runner import Runner, is_better
 from profiler.run.watch import Quiet
 from profiler.worker.prepare_model import build_ahead
 from profiler.worker.roofline import Measured
@@ -39,7 +40,7 @@ SECONDS = 2.0
 QUIET = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}, "roofs_quiet": True}
 
 
-class Told(PlainDisplay):
+class Told(Display):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ def take(
         (take(0.4), take(None), False),
         (take(1.0), take(1.0), False),
         (take(None), take(0.4), True),
-        (take(None), take(None), True),
+        (take(None), take(None), False),
         (take(0.4), take(0.0, "failed", kind=""), False),
         (take(0.4, "failed"), take(0.9), True),
     ],
@@ -92,29 +93,23 @@ def test_the_less_disturbed_take_counts_and_never_the_faster_one(first: Result, 
 
 
 @pytest.mark.parametrize(
-    ("status", "kinds", "repeats", "retry", "done"),
+    ("status", "kinds", "retry", "waits"),
     [
-        ("ok", ["outliers"], 0.5, False, True),
-        ("ok", ["throttled"], 0.5, False, False),
-        ("ok", ["throttled"], 0, False, True),
-        ("ok", ["throttled", "remeasured"], 0.5, False, True),
-        ("failed", [], 0.5, False, True),
-        ("failed", ["throttled"], 0.5, False, True),
-        ("failed", [], 0.5, True, False),
-        ("ok", [], 0.5, True, True),
-        ("ok", ["throttled", "remeasured"], 0.5, True, False),
-        ("ok", ["throttled"], 0, True, False),
-        ("ok", ["outliers", "remeasured"], 0.5, True, True),
+        ("ok", ["throttled"], False, False),
+        ("failed", [], False, False),
+        ("failed", [], True, True),
+        ("ok", ["outliers", "remeasured"], True, False),
+        ("ok", ["throttled", "remeasured"], True, True),
     ],
 )
-def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
-    status: Status, kinds: list[str], repeats: float, retry: bool, done: bool
+def test_retry_measures_what_failed_or_was_slowed_down(
+    status: Status, kinds: list[str], retry: bool, waits: bool
 ) -> None:
     result = Result(case().id, status, warnings=[Warning(kind, "as it was") for kind in kinds])
-    assert is_done(result, Budget(repeats=repeats), retry) == done
+    assert command._waiting({case().id: result}, [case()], retry) == [case()] * waits
 
 
-Run = Callable[..., tuple[RunFolder, Told, float]]
+Run = Callable[..., tuple[RunFolder, Told, int]]
 
 
 @pytest.fixture
@@ -126,10 +121,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         repeats: float = 0.5,
         folder: RunFolder | None = None,
         environment: dict[str, Any] = QUIET,
-    ) -> tuple[RunFolder, Told, float]:
+    ) -> tuple[RunFolder, Told, int]:
+        measured: list[str] = []
         folder, display, cases = folder or RunFolder.create(tmp_path), Told(), [case(name) for name in takes]
 
         def measure_one(_: object, task: Task, *__: object) -> Result:
+            measured.append(task.case.id)
             return replace(takes[task.case.variant].pop(0), case_id=task.case.id, phases={"measure": SECONDS})
 
         monkeypatch.setattr(module._Supervisor, "measure_one", measure_one)
@@ -138,7 +135,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(environment), display)
         with contextlib.suppress(KeyboardInterrupt):
             runner.measure(cases)
-        return folder, display, runner.measured_s
+        return folder, display, len(measured)
 
     return go
 
@@ -152,17 +149,18 @@ def cool(ms: float) -> Result:
 
 
 def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_end(run: Run) -> None:
-    folder, display, measured = run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)], "c": [*hot(7.0, 6.0)]}, repeats=9)
+    cooler = [take(0.5, ms=7.0), take(0.4, ms=6.0)]
+    folder, display, measured = run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)], "c": cooler}, repeats=9)
     a, b, c = (case(name).id for name in "abc")
     assert display.told == [a, b, c, a, c]
     assert display.announced == ["measuring 2 cases again"]
     found = folder.results()
     assert {id_: found[id_].samples["host"] for id_ in (a, b, c)} == {a: [5.0], b: [3.0], c: [6.0]}
     assert [[warning.kind for warning in found[id_].warnings] for id_ in (a, b, c)] == [
-        *(["remeasured"], [], ["throttled", "remeasured"])
+        *(["remeasured"], [], ["disturbed", "remeasured"])
     ]
     assert len(folder.journal.read_text().splitlines()) == 5
-    assert measured == 5 * SECONDS
+    assert measured == 5
     first, *later = display.left[:3]
     assert first > 3 * SECONDS, "as estimated"
     assert later == pytest.approx([2 * SECONDS, SECONDS]), "as the cases so far"
@@ -170,11 +168,8 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
 
 @pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 4)])
 def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repeats: float, again: int) -> None:
-    _, display, measured = run({name: hot(9.0, 8.0, 7.0) for name in "abcd"}, repeats)
-    assert measured == (4 + again) * SECONDS
-    if 0 < again < 4:
-        left = f"{again} of 4 cases measured again, {4 - again} not (`budget.repeats` was spent)"
-        assert display.announced[-1] == left
+    _, _, measured = run({name: hot(9.0, 8.0, 7.0) for name in "abcd"}, repeats)
+    assert measured == 4 + again
 
 
 @pytest.mark.parametrize("status", ["failed", "crashed", "unsupported"])
@@ -187,7 +182,7 @@ def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
     folder, display, _ = run({"a": [*hot(9.0), take(status="timeout", kind="")], "b": hot(9.0)}, repeats=0)
     assert len(display.told) == 2
     takes = {"a": [take(status="timeout", kind="")], "b": [cool(5.0)]}
-    folder, display, _ = run(takes, repeats=0, folder=folder)  # What a resumed run still has to measure again.
+    folder, display, _ = run(takes, repeats=0, folder=folder)  # As --retry does.
     assert (display.told, display.stayed) == ([case("b").id], [case("a").id])
     found = folder.results()
     assert [found[case(name).id].samples["host"] for name in "ab"] == [[9.0], [5.0]]

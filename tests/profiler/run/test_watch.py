@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import polars as pl
 import pytest
 from rich.console import Console
 from runs import Profiler
@@ -28,7 +26,7 @@ from profiler.results.result import Result
 from profiler.results.run_folder import read_lines
 from profiler.results.warning_kinds import retaken
 from profiler.run import watch
-from profiler.run.progress import LiveDisplay, PlainDisplay
+from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,8 +93,8 @@ import sys
 from pathlib import Path
 from profiler.run import watch
 watch.lock_folder = lambda: Path(sys.argv[1])
-with watch.DeviceLock("cpu", Path("/a/run")) as lock:
-    print(lock.other(), flush=True)
+with watch.DeviceLock("cpu") as lock:
+    print(lock.is_taken(), flush=True)
     sys.stdin.read()
 """
 
@@ -115,39 +113,37 @@ def other_run(locks: Path) -> Iterator[subprocess.Popen[str]]:
     """Another run on the CPU, which holds the lock until it is ended."""
     command = [sys.executable, "-c", HOLDER, str(locks)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "None\n"
+        assert process.stdout is not None and process.stdout.readline() == "False\n"
         yield process
         process.kill()
 
 
 @pytest.mark.slow
-def test_a_run_on_the_device_is_noticed_until_it_is_killed(
-    locks: Path, other_run: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(locks)
-    with DeviceLock("cpu", Path("results/run")) as lock, DeviceLock("GPU-1", Path("/x")) as gpu:
-        assert lock.other() == f"another run (process {other_run.pid}, into /a/run)"
-        assert gpu.other() is None
+def test_a_run_on_the_device_is_noticed_until_it_is_killed(other_run: subprocess.Popen[str]) -> None:
+    with DeviceLock("cpu") as lock, DeviceLock("GPU-1") as gpu:
+        assert lock.is_taken()
+        assert not gpu.is_taken()
         other_run.kill()
         other_run.wait()
-        assert [lock.other(), lock.other()] == [None, None]
-        with DeviceLock("cpu", Path("/second")) as second:
-            assert second.other() == f"another run (process {os.getpid()}, into {locks}/results/run)"
+        assert [lock.is_taken(), lock.is_taken()] == [False, False]
+        with DeviceLock("cpu") as second:
+            assert second.is_taken()
 
 
 def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(watch, "lock_folder", lambda: tmp_path / "file" / "is" / "no" / "folder")
-    with DeviceLock("cpu", Path("/my/run")) as lock:
-        assert lock.other() is None
+    with DeviceLock("cpu") as lock:
+        assert not lock.is_taken()
 
 
 # Waiting.
 
-WAITING = "waiting for the machine to be quiet, until HH:MM at most"
+WAITING = "waiting up to 10 minutes for the machine to be quiet"
+OTHER_RUN = "another run measures on this device"
 
 
-class Told(PlainDisplay):
+class Told(Display):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -158,20 +154,20 @@ class Told(PlainDisplay):
     def announce(self, what: str) -> None:
         self.announced.append(what)
 
-    def waiting(self, what: str) -> None:
-        self.waited.append(re.sub(r"until \d\d:\d\d at", "until HH:MM at", what))
+    def doing(self, what: str, done: int = 0, total: int = 1) -> None:
+        self.waited.append(what)
 
 
 Waiting = Callable[..., tuple[Quiet, Told]]
 
 
 @pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Waiting]:
+def waiting() -> Iterator[Waiting]:
     """`waiting(minutes)` is what looks at the machine for a run."""
     locks: list[DeviceLock] = []
 
-    def make(minutes: float | None, gpu: str | None = None) -> tuple[Quiet, Told]:
-        locks.append(DeviceLock("cpu", tmp_path / "run"))
+    def make(minutes: float, gpu: str | None = None) -> tuple[Quiet, Told]:
+        locks.append(DeviceLock("cpu"))
         told = Told()
         return Quiet(locks[-1], gpu, minutes, told), told
 
@@ -192,22 +188,21 @@ def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
 @pytest.mark.slow
 def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors: list[int], waiting: Waiting) -> None:
     looks, told = waiting(0.03)
-    looks.begin()
+    looks.start()
     looks.start()
     assert told.waited
-    assert all(f"{WAITING}: " in what and " processes took " in what for what in told.waited), told.waited
+    assert all(what.startswith("waiting up to 0.03 minutes") and " took " in what for what in told.waited), told.waited
     (said,) = told.announced
-    assert said.startswith("the machine is not quiet after 0.0300 minutes of waiting, and is measured as it is: ")
+    assert said.startswith("measuring beside other work: ")
 
 
 def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch, waiting: Waiting) -> None:
     left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
     looks, told = waiting(10.0)
     looks.start()
-    start = f"{WAITING}: other processes took"
-    assert told.waited == [f"{start} 48 % of 2 processors", f"{start} 11 % of 2 processors"]
-    looks, told = waiting(None)  # Nobody waits who was not asked to.
-    looks.begin()
+    assert told.waited == [f"{WAITING}: other processes took 48 % of 2 processors"] * 2
+    looks, told = waiting(0.0)  # Nobody waits who was not asked to.
+    looks.start()
     assert (left, told.waited, told.announced) == ([0.9], [], [])
 
 
@@ -218,8 +213,7 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
     monkeypatch.setattr(watch, "Nvml", lambda uuid: nvml)
     looks, told = waiting(10.0, gpu="GPU-1")
     looks.start()
-    whys = ("other processes on the GPU: 2", "other processes on the GPU: 1", "the GPU is busy for 37 % of the time")
-    assert told.waited == [f"{WAITING}: {why}" for why in whys]
+    assert told.waited == [f"{WAITING}: other processes on the GPU: 2"] * 3
     assert (users, utilization) == ([], [])
 
 
@@ -231,13 +225,13 @@ def test_another_run_is_waited_for(
     looks, told = waiting(10.0)
 
     def end_it(what: str) -> None:
-        Told.waiting(told, what)
+        Told.doing(told, what)
         other_run.kill()
         other_run.wait()
 
-    monkeypatch.setattr(told, "waiting", end_it)
-    looks.begin()
-    assert told.waited == [f"{WAITING}: another run (process {other_run.pid}, into /a/run) measures on this device"]
+    monkeypatch.setattr(told, "doing", end_it)
+    looks.start()
+    assert told.waited == [f"{WAITING}: {OTHER_RUN}"]
     assert told.announced == []
 
 
@@ -266,33 +260,26 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
-    place: Path, cache: str, other_run: subprocess.Popen[str], profiler: Profiler
-) -> None:
+@pytest.mark.usefixtures("other_run")
+def test_a_run_beside_another_says_so(place: Path, cache: str, profiler: Profiler) -> None:
     done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
-    who = f"another run (process {other_run.pid}, into /a/run)"
-    assert f"{who} measures on this device: figures will be disturbed; " in done.stdout
-    (run,) = (place / "results").iterdir()
-    rows = pl.read_parquet(run / "results.parquet")
-    assert rows["status"].to_list() == ["ok", "ok"]
-    for warnings in rows["warnings"]:
-        assert f"disturbed: {who} measured on the same device" in warnings
+    assert f"measuring beside other work: {OTHER_RUN}; " in done.stdout
 
 
 @pytest.mark.slow
 def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
     place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, busy_processors: list[int], profiler: Profiler
 ) -> None:
-    announce = PlainDisplay.announce
+    announce = Display.announce
 
-    def end_other_work(display: PlainDisplay, what: str) -> None:
+    def end_other_work(display: Display, what: str) -> None:
         announce(display, what)
         for pid in busy_processors if " again" in what else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.setattr(PlainDisplay, "announce", end_other_work)
+    monkeypatch.setattr(Display, "announce", end_other_work)
     (place / "job.yaml").write_text(JOB.replace("seconds: 0.05", "seconds: 0.3, repeats: 3"))
     done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -320,28 +307,25 @@ CASE = Case("alexnet", "ort", "ort", "inference", "fp32", 1, "cpu", 0, ModelSour
 
 def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
     output = io.StringIO()
-    display = PlainDisplay(Console(file=output, width=120))
-    for case in (1, 2):
-        display.measuring(CASE, "start", case, 16, 0.0)
-        for share in (48, 47, 12):
-            display.waiting(f"waiting: other processes took {case}{share} %")
+    display = Display(Console(file=output, width=120))
+    for _ in range(2):
+        display.doing("waiting: other processes took 48 %")
+    display.measuring(CASE, "start", 2, 16, 0.0)
     display.ended(CASE, Result(CASE.id, "ok", clock="host", samples={"host": [4.0, 1.0, 2.0, 3.0]}))
     display.ended(CASE, Result(CASE.id, "failed", ["no luck"], log="a.log"))
-    display.ended(CASE, Result(CASE.id, "ok", clock="host", samples={"host": [4.0]}), counts=False)
     display.ended(CASE, Result(CASE.id, "timeout", ["too long"]), counts=False)
     assert output.getvalue().splitlines() == [
-        *(f"waiting: other processes took {case}48 %" for case in (1, 2)),
+        "waiting: other processes took 48 %",
         f"[3/16] ok          {CASE.id}  2.500 ms, 4 samples",
         f"[3/16] failed      {CASE.id}  no luck (log: a.log)",
-        f"[3/16] disturbed   {CASE.id}  no less disturbed: the earlier measurement stays",
         f"[3/16] timeout     {CASE.id}  too long: the earlier measurement stays",
     ]
 
 
 def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced() -> None:
     output = io.StringIO()
-    with LiveDisplay(Console(file=output, width=120, force_terminal=True)) as display:
-        display.waiting("waiting: other processes took 48 %")
+    with Display(Console(file=output, width=120, force_terminal=True)) as display:
+        display.doing("waiting: other processes took 48 %")
         display.announce("measuring 3 cases again")
     assert "waiting: other processes took 48 %" in output.getvalue()
     assert "measuring 3 cases again\n" in output.getvalue().replace("\r", "")

@@ -7,7 +7,7 @@ import pytest
 from engines.base import Warning
 from profiler.nvml import Nvml
 from profiler.processor import Load
-from profiler.worker.disturbance import Card, counts, disturbed, reasons, share
+from profiler.worker.disturbance import Card, counts, reasons, share, warnings_of
 
 QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01)
 
@@ -53,13 +53,13 @@ STOLE = "the hypervisor took 3 % of the processors' time"
 def test_what_disturbs_and_by_how_much(given: Load, texts: list[str], most: float | None) -> None:
     assert reasons(given) == texts
     assert share([given]) == (most if most is None else pytest.approx(most))
-    assert disturbed([given]) == [Warning("disturbed", " and ".join(texts))] * bool(texts)
+    assert warnings_of([given]) == [Warning("disturbed", " and ".join(texts))] * bool(texts)
 
 
 def test_it_is_said_of_the_headline_clock_first() -> None:
     busy, quiet = load(others=0.48), load()
-    assert disturbed([busy, busy]) == [Warning("disturbed", TOOK.format(48))]
-    assert disturbed([quiet, busy]) == disturbed([busy, busy])
+    assert warnings_of([busy, busy]) == [Warning("disturbed", TOOK.format(48))]
+    assert warnings_of([quiet, busy]) == warnings_of([busy, busy])
     assert share([quiet, busy]) == share([busy, quiet]) == 0.48
 
 
@@ -119,7 +119,7 @@ def test_who_else_had_the_gpu(pids, used, busy, says) -> None:
     slept: list[float] = []
     card = Card(Recorded(pids, used, busy), slept.append)
     card.opened()
-    assert [warning.text for warning in disturbed([], card.share(0.0))] == says
+    assert [warning.text for warning in warnings_of([], card.share(0.0))] == says
     assert sum(slept) < 1.3
 
 
