@@ -40,8 +40,6 @@ from profiler.job.mistakes import (
 from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
-KINDS = ("models", "layers")
-
 
 def _word(valid: Iterable[str], what: str) -> BeforeValidator:
     return BeforeValidator(lambda word: check_word(word, valid, what))
@@ -324,10 +322,9 @@ class Config(_Strict):
     """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
 
     suite: str = ""
-    kind: Annotated[str, _word(KINDS, "kind")] = "models"
-    """Networks or single layers."""
     models: list[ModelEntry] = []
     layers: list[LayerEntry] = []
+    """Single layers, in place of models."""
     engines: Annotated[list[EngineEntry], _Some]
     passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
     precisions: Annotated[list[Precision], _Some] = ["fp32"]
@@ -358,18 +355,10 @@ class Config(_Strict):
 
     @model_validator(mode="after")
     def _check_subjects(self) -> Config:
-        wanted, other = ("layers", "models") if self.kind == "layers" else ("models", "layers")
-        if not getattr(self, wanted):
-            raise mistake(f"kind {self.kind} needs at least one entry here", wanted)
-        if getattr(self, other):
-            raise mistake(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", other)
-        names = [entry.name for entry in self.models]
-        for number, name in enumerate(self.largest_batch.models if self.largest_batch else []):
-            check_word(name, names, "model", at=("largest_batch", "models", number))
-        with_input = self.training.input_gradient
-        for number, name in enumerate([] if isinstance(with_input, bool) else with_input):
-            # A device's block may leave out some of the networks.
-            check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
+        if not self.subjects:
+            raise mistake("must have at least one entry", "models")
+        if self.models and self.layers:
+            raise mistake("leave this out: a job has models, or layers in place of them", "models")
         return self
 
     @property
@@ -380,7 +369,7 @@ class Config(_Strict):
     @property
     def subjects(self) -> Sequence[ModelEntry | LayerEntry]:
         """The measured models or layers."""
-        return self.layers if self.kind == "layers" else self.models
+        return self.layers or self.models
 
 
 class JobFile:

@@ -100,7 +100,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if conclude is not None and start.config.kind != "layers":
+    if conclude is not None and not start.config.layers:
         conclude(run.path, results, console)
     statuses = set(results["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))

@@ -20,7 +20,7 @@ from exporters.int8 import PLACEMENTS
 from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
-from profiler.job.config import Config, ModelEntry
+from profiler.job.config import Config
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.forkserver import own_folder
 from profiler.processes.messages import Outcome
@@ -259,26 +259,19 @@ def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
 def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
     """Give each model those of the job's `shapes` that its inputs have, so that the run writes down what it measures.
 
-    Raises ConfigError for a name that no model has, and for one that a model with `shapes` of its own lacks.
+    Raises ConfigError for a name that no model has.
     """
-    asking = {n: e for n, e in enumerate(config.models) if e.shapes or (e.shapes is None and config.shapes)}
-    models, every = list(config.models), list[str]()
-    for number, own in _dimensions({n: entry.source() for n, entry in asking.items()}, config.path, tick).items():
-        entry = asking[number]
-        for name in entry.shapes or ():
-            if name not in own:
-                raise ConfigError(f"models[{number}].shapes.{name}: {_lacks(entry, name, own)}")
-        given = config.shapes if entry.shapes is None else entry.shapes
-        models[number] = entry.model_copy(update={"shapes": {name: given[name] for name in given if name in own}})
-        every += own if entry.shapes is None else given
-    for name in config.shapes if asking else ():
-        if name not in every:
-            raise ConfigError(f"shapes.{name}: {_lacks(next(iter(asking.values())), name, every)}")
+    own = (config.shapes if entry.shapes is None else entry.shapes for entry in config.models)
+    given = {n: shapes for n, shapes in enumerate(own) if shapes}
+    every = _dimensions({n: config.models[n].source() for n in given}, config.path, tick)
+    known, models = {name for names in every.values() for name in names}, list(config.models)
+    for n, shapes in given.items():
+        for name in shapes.keys() - known:
+            lacks = f"no model's inputs have a dimension '{name}'{nearest(name, known)}"
+            raise ConfigError(f"shapes.{name}: {lacks if known else why_fixed(models[n].source())}")
+        kept = {name: sizes for name, sizes in shapes.items() if name in every[n]}
+        models[n] = models[n].model_copy(update={"shapes": kept})
     return config.model_copy(update={"models": models})
-
-
-def _lacks(entry: ModelEntry, name: str, own: Sequence[str]) -> str:
-    return f"{entry.name}'s inputs have no dimension '{name}'{nearest(name, own)}" if own else why_fixed(entry.source())
 
 
 def _dimensions(sources: Mapping[int, ModelSource], path: tuple[str, ...], tick: Tick) -> dict[int, list[str]]:

@@ -106,7 +106,6 @@ def test_the_listing_names_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 JOB = """
-kind: layers
 published: convnet-benchmarks
 layers: [L4, L5]
 engines: [eager]

@@ -17,7 +17,6 @@ from profiler.job.plan import make_plan
 from profiler.results.layers import layer_rows
 
 JOB = """
-kind: layers
 layers: [L4, {name: L5, batch_sizes: [2]}]
 engines: [eager, eager-channels-last, eager-nocudnn, ort]
 passes: [inference, training]

@@ -87,10 +87,14 @@ def test_inputs_have_the_shape_and_know_which_axes_vary():
 @pytest.mark.parametrize(
     ("models", "shapes", "expected"),
     [
-        ([TEXT], {"sequense": [8], "sequence": [8]}, "words's inputs have no dimension 'sequense'; did you mean"),
-        ([TEXT, IMAGE], {"heigth": [8], "sequence": [8]}, "no dimension 'heigth'; did you mean 'height'?"),
+        ([TEXT], {"sequense": [8], "sequence": [8]}, "no model's inputs have a dimension 'sequense'; did you mean"),
+        ([TEXT, IMAGE], {"heigth": [8], "sequence": [8]}, "a dimension 'heigth'; did you mean 'height'?"),
         (["vgg16"], {"width": [64]}, "shapes.width: vgg16 is fixed to one shape"),
-        ([{"name": "resnet18", "shapes": {"widht": [64]}}], {}, "models[0].shapes.widht: resnet18's inputs have no"),
+        (
+            [{"name": "resnet18", "shapes": {"widht": [64]}}],
+            {},
+            "shapes.widht: no model's inputs have a dimension 'widht'; did you mean 'width'",
+        ),
     ],
 )
 def test_a_name_that_no_model_has_is_refused(models: list[Any], shapes: dict[str, Any], expected: str):
