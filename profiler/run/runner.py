@@ -33,8 +33,6 @@ from profiler.tables.numbers import count, counted, percent
 from profiler.worker.roofline import Measured, precisions_needed
 from profiler.worker.task import Task
 
-_RETAKEN = ("ok", "oom", "timeout")
-"""Statuses that another take may mend."""
 _ROOFS_SECONDS = 60.0
 _SHARE = 0.8
 """Share of the available main memory that a try may take: a machine that swaps is of no use to its user."""
@@ -44,9 +42,7 @@ _CURED_BY_SIZE = ("oom", "failed", "crashed")
 
 def is_better(second: Result, first: Result) -> bool:
     """Tell whether a second take of a case counts. Never by latency: the faster of two is faster than the case is."""
-    if second.status != first.status:
-        return second.status == "ok"
-    return not retaken(second.warnings) or _disturbance(second) < _disturbance(first)
+    return second.status == "ok" and (not retaken(second.warnings) or _disturbance(second) < _disturbance(first))
 
 
 def _disturbance(result: Result) -> float:
@@ -237,7 +233,7 @@ class Runner:
                 result.fail(over.rejection())
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
-        if first is None and result.status in _RETAKEN and retaken(result.warnings):
+        if first is None and result.status == "ok" and retaken(result.warnings):
             # Without its samples, which would fill the memory of a run of many cases.
             self.firsts[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
         elif first is not None and counts:

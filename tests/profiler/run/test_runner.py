@@ -85,7 +85,6 @@ def take(
         (take(None), take(0.4), True),
         (take(None), take(None), False),
         (take(0.4), take(0.0, "failed", kind=""), False),
-        (take(0.4, "failed"), take(0.9), True),
     ],
 )
 def test_the_less_disturbed_take_counts_and_never_the_faster_one(first: Result, second: Result, counts: bool) -> None:
@@ -172,7 +171,7 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repe
     assert measured == 4 + again
 
 
-@pytest.mark.parametrize("status", ["failed", "crashed", "unsupported"])
+@pytest.mark.parametrize("status", ["failed", "timeout"])
 def test_what_failed_is_not_measured_again_though_it_was_disturbed(run: Run, status: Status) -> None:
     _, display, _ = run({"a": [take(0.5, status)]}, repeats=9)
     assert (display.told, display.announced) == ([case().id], [])
