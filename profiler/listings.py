@@ -10,7 +10,7 @@ from rich.text import Text
 from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import PASSES, PRECISIONS, Device
 from engines.requirements import explain, missing
-from exporters.cache import check_root, default_root, entries
+from exporters.cache import check_root, default_root, entries, most_bytes
 from exporters.catalog import CATALOG
 from profiler.bundled import bundled
 from profiler.doctor import lacks

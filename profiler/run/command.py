@@ -41,7 +41,7 @@ from profiler.run.summary import print_plan, print_results
 from profiler.tables.numbers import counted, duration
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
-_ALL_RUNS_KEYS = ("roofs", "roofs_quiet", "wall_seconds", "spread")
+_ALL_RUNS_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
 
@@ -249,9 +249,7 @@ def measure_cases(
             interrupted = True
     results = _write_results(runner, console)
     if waiting or to_search:
-        seconds = environment.get("wall_seconds", {}).get("total", 0.0) + time.monotonic() - started
-        runner.run.write_environment({**environment, "wall_seconds": {"total": round(seconds, 3)}})
-        console.print(Text(f"\nTook {duration(seconds)}"))
+        console.print(Text(f"\nTook {duration(time.monotonic() - started)}"))
     if report and not results.is_empty():
         from profiler.report.command import write as write_report  # altair takes half a second
 

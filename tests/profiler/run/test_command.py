@@ -306,7 +306,6 @@ def test_folder_holds_everything(full: Finished) -> None:
     assert environment["cpu"]
     assert environment["packages"]["torch"]
     assert sorted(line["case_id"] for line in full.journal) == sorted(full.rows["case_id"])
-    assert environment["wall_seconds"]["total"] > 0
 
 
 def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) -> None:
@@ -728,8 +727,6 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
     first, second = environment["earlier_commands"][:2]
     assert first[1:] == ["job.yaml"]
     assert "--resume" in second
-    lines = [json.loads(line) for line in (resumed.folder / "journal.jsonl").read_text().splitlines()]
-    assert environment["wall_seconds"]["total"] > sum(line["phases"].get("measure", 0.0) for line in lines)
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:
