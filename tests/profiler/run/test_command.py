@@ -419,8 +419,8 @@ def write_onnx(path: Path, batch: int | str = "batch", external: str | None = No
 
 BROKEN: dict[str, tuple[str, list[str]]] = {
     "raising": ("failed", ["ValueError", "no luck with this one", "tiny:raising"]),
-    "dying": ("crashed", ["SIGSEGV", "warming up"]),
-    "hanging": ("timeout", ["600 s", "warming up"]),
+    "dying": ("crashed", ["SIGSEGV", "warm-up"]),
+    "hanging": ("timeout", ["600 s", "warm-up"]),
     "hungry": ("oom", ["allocate"]),
     "dying_at_once": ("crashed", ["SIGSEGV"]),
     "hanging_at_once": ("timeout", ["500 s"]),
