@@ -30,11 +30,9 @@ from engines.base import Phase
 from profiler.job import plan
 from profiler.job.config import load_config
 from profiler.nvml import visible_gpus
-from profiler.options import Run as Options
 from profiler.processes.process import Child
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import ends_of
-from profiler.run.command import open_job, read_job
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -348,18 +346,6 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     texts = [finished.done.stdout, asked.stdout, title[1]]
     assert len({tuple(re.findall(r"Deploy (\S+ \S+?)[,:]? ", f"{text} ")) for text in texts}) == 1, texts
     assert "Deploy " in title[1]
-
-
-def test_resolved_config_can_be_run_again(full: Finished, profiler: Profiler, tmp_path: Path) -> None:
-    # From elsewhere: the paths in it are absolute.
-    shutil.copy(full.folder / "bench.yaml", tmp_path)
-    done = profiler("bench.yaml", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = full.rows.filter(pl.col("status") != "unsupported").group_by("variant", "pass").len().rows()
-    lines = [line.split() for line in done.stdout.splitlines()]
-    for variant, pass_, count in rows:
-        assert any(line[:4] == ["good", variant, pass_, str(count)] for line in lines)
-    assert load_config(full.folder / "bench.yaml").output == full.folder.parent
 
 
 def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None:
@@ -736,16 +722,6 @@ def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> No
     assert "0 of 1 case to measure" in finished.done.stdout
 
 
-def test_a_run_with_another_version_is_not_resumed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
-    copy = shutil.copytree(resumed.folder, tmp_path / "run")
-    environment = json.loads((copy / "environment.json").read_text())
-    (copy / "environment.json").write_text(json.dumps({**environment, "torch_version": "1.0"}))
-    done = profiler("--resume", str(copy), cwd=resumed.folder.parents[1])
-    assert done.returncode == 2
-    assert "the run was made with torch_version 1.0, here it is" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 # Options.
 
 
@@ -768,14 +744,6 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert resolved.device == "cpu"
     assert resolved.budget.seconds < 3600, "what --resume adds must be sampled as long as the rest"
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
-
-
-def test_seconds_stand_in_for_the_jobs(workplace: Path) -> None:
-    path = workplace / "job.yaml"
-    path.write_text(f"models: [{GOOD}]\nengines: [eager]\nbudget: {{seconds: 1, min_samples: 5}}\n")
-    every = [Options(config=path, seconds=seconds) for seconds in (8.0, None)]
-    budgets = [read_job(options, open_job(options), "cpu").budget for options in every]
-    assert [(budget.seconds, budget.min_samples) for budget in budgets] == [(8, 5), (1, 5)]
 
 
 def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workplace: Path) -> None:

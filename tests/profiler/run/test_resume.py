@@ -157,7 +157,7 @@ def test_another_network_than_was_measured_is_not_exported(
     assert not (place / "out").exists()
 
 
-MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torch_threads": 1000, "device": "cuda"}
+MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torch_version": "1.0", "device": "cuda"}
 
 
 @pytest.mark.parametrize("key", MACHINES)

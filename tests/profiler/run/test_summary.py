@@ -133,20 +133,6 @@ def test_columns_are_there_where_their_figures_are() -> None:
     assert "net, training, batch 1, optimizer sgd" in step and "0.750" in words(step, "eager ")
 
 
-def test_a_narrow_terminal_does_without_the_least_important_columns() -> None:
-    order, kept = ["peak %", "Device", "Items/s", "Rel.", "Memory"], []
-    results, _ = handmade.run(*(one for one in LADDER if one["pass"] == "inference"))
-    merged = cells(results)
-    for width in range(120, 70, -2):
-        text = on_console(print_results, results, merged, width=width)
-        titles = f" {heads(text)} "
-        kept.append([head for head in order if f" {head} " in titles])
-        assert ("Left out for the width: " in " ".join(text.split())) == (kept[-1] != order)
-    assert (kept[0], kept[-1]) == (order, [])
-    for left in kept:
-        assert left == order[len(order) - len(left) :]
-
-
 def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells() -> None:
     text = printed(
         row("eager"),
@@ -163,13 +149,6 @@ def test_what_was_not_measured_is_listed_once_a_reason_with_its_cells() -> None:
     failed = printed(row("ort", ms=None, reason="no luck"))
     assert "no luck" in failed and "Latency" not in failed and "In parentheses" not in failed
     assert "Not measured" not in printed(row("eager"), row("ort"))
-
-
-@pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])
-@pytest.mark.parametrize("place", ["model", "variant", "reason"])
-def test_names_that_look_like_markup_are_printed_as_they_are(name: str, place: str) -> None:
-    own = {"variant": "ort", "ms": None if place == "reason" else 1.0, place: name}
-    assert name in printed(row("eager"), row(**own), row("trt"))
 
 
 # Single layers: one table a layer
@@ -196,10 +175,9 @@ def test_a_layer_has_one_table_for_all_its_passes() -> None:
     assert "×" not in text, "there are no factors"
 
 
-# The plan: what cannot run and why, and how long the rest takes, with times of earlier runs.
+# The plan: what cannot run and why, and how long the rest takes.
 
 CASE = Case("a-model-with-a-longer-name", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
-MACHINE = {"device": "cpu", "gpu": None, "cpu": "EPYC", "cpu_cores": 2, "sampling_seconds": 3.0}
 
 
 def planned(cases: list[Case]) -> tuple[int, list[str]]:

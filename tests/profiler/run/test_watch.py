@@ -217,24 +217,6 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
     assert (users, utilization) == ([], [])
 
 
-@pytest.mark.slow
-def test_another_run_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, other_run: subprocess.Popen[str], waiting: Waiting
-) -> None:
-    play(monkeypatch, *[0.0] * 99)
-    looks, told = waiting(10.0)
-
-    def end_it(what: str) -> None:
-        Told.doing(told, what)
-        other_run.kill()
-        other_run.wait()
-
-    monkeypatch.setattr(told, "doing", end_it)
-    looks.start()
-    assert told.waited == [f"{WAITING}: {OTHER_RUN}"]
-    assert told.announced == []
-
-
 # Real runs.
 
 JOB = """
