@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,8 +25,6 @@ from exporters.source import ModelError, ModelSource
 
 CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
-_GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
-"""Name that torch gives in its refusal of a file (2.13)."""
 _FAULT_CHARACTERS = 400
 """Longest quotation of torch's list of keys."""
 _SMALL = 0.01
@@ -103,8 +100,11 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
     try:
         content = _opened(path)
     except Exception as error:
+        why = ": ".join(filter(None, (type(error).__name__, text_of(error, 200))))
+        if isinstance(error, pickle.UnpicklingError):  # Without torch's advice to unpickle the file all the same.
+            why = "it holds more than tensors; only tensors are read: others could run code"
         raise ModelError(
-            f"weights {path}: not a readable state dict ({_why_unreadable(error)}); save one by "
+            f"weights {path}: not a readable state dict ({why}); save one by "
             "torch.save(model.state_dict(), path) or safetensors.torch.save_file"
         ) from error
     parts = content if isinstance(content, Mapping) else {}
@@ -118,14 +118,6 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
         hint = f"add `key: {names[0]}` next to weights" if names else "save one by torch.save(model.state_dict(), path)"
         raise ModelError(f"weights {path}: no state dict of tensors; {hint}")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-
-
-def _why_unreadable(error: Exception) -> str:
-    """Say why, without torch's advice to unpickle the file all the same."""
-    if isinstance(error, pickle.UnpicklingError):
-        named = _GLOBAL.search(str(error))
-        return f"it holds {named[1] if named else 'more than tensors'}; only tensors are read: others could run code"
-    return ": ".join(filter(None, (type(error).__name__, text_of(error, 200))))
 
 
 def _opened(path: Path) -> Any:
@@ -148,10 +140,8 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     own = model.state_dict()
     for key in [key for key in own if key in state and state[key].is_floating_point() != own[key].is_floating_point()]:
         raise ModelError(f"weights {path}: {key} is {state[key].dtype}, not {own[key].dtype}; convert and save it")
-    # Counted in training only, and absent from checkpoints made before torch 0.4.1.
-    counters = {key: torch.zeros_like(own[key]) for key in own if key.endswith("num_batches_tracked")}
     try:
-        model.load_state_dict({**counters, **state})
+        model.load_state_dict(state)
     except RuntimeError as error:
         what = " ".join(str(error).split())[:_FAULT_CHARACTERS]
         raise ModelError(f"weights {path}: keys do not fit the model: {what}") from error
@@ -167,11 +157,7 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
         assign(model, read_weights(state_path), state_path)
         return model
     model = empty(source)
-    try:
-        model.load_state_dict(_opened(state_path), assign=True)
-    except Exception as error:
-        cause = str(error).strip().partition("\n")[0]
-        raise source.error(f"{state_path} cannot be restored ({cause}); delete it") from error
+    model.load_state_dict(_opened(state_path), assign=True)
     return model
 
 

@@ -229,7 +229,7 @@ def _is_there(manifest: Path) -> bool:
             hashed = size <= _HASHED_BYTES or manifest.parent.name in _COMPARED or status.st_mtime_ns != modified
             if status.st_size != size or (hashed and file_sha256(file) != sha256):
                 return False
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
     with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
         manifest.touch()

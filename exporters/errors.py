@@ -18,8 +18,6 @@ _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
 """As Python writes a frame, and torch those of the code that it traced or compiled."""
 _LINE_CHARACTERS = 80
-_WORD_CHARACTERS = 200
-"""Longest word that is compared with others, which takes the square of its length."""
 _MESSAGE_CHARACTERS = 100_000
 """Some messages hold a tensor or a file: 48 MB took ten seconds to look through."""
 _TITLE_CHARACTERS = 40
@@ -43,7 +41,7 @@ def shown(text: str, characters: int = 120) -> str:
 
 def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
     """Return the nearest valid words, `count` at most."""
-    return difflib.get_close_matches(word[:_WORD_CHARACTERS], list(dict.fromkeys(valid)), n=count, cutoff=0.7)
+    return difflib.get_close_matches(word, list(dict.fromkeys(valid)), n=count, cutoff=0.7)
 
 
 def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count: int = 1) -> str:

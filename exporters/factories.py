@@ -81,8 +81,6 @@ def call_factory(source: ModelSource) -> tuple[nn.Module, *tuple[Any, ...]]:
     if source.library is not None:
         return (build_from_library(source),)
     module_name, _, function_name = source.factory.partition(":")
-    if not module_name or not function_name:
-        raise source.error(f"factory {source.factory!r} is not 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)

@@ -151,19 +151,16 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 def _classes(name: str) -> tuple[Any, Any]:
     """The model's class, None for a configuration's name, and the configuration's."""
     found = getattr(transformers, name, None)
-    if found is None or not inspect.isclass(found):
-        if "/" in name or Path(name).exists():
-            raise ModelError(
-                f"{name} is no folder with a config.json (nothing is downloaded: give a local folder, or a model class)"
-            )
-        models = [each for each in dir(transformers) if "Model" in each or "For" in each]
-        raise ModelError(f"transformers has no such class{similar(name, models)}")
-    if issubclass(found, transformers.PreTrainedConfig):
+    if inspect.isclass(found) and issubclass(found, transformers.PreTrainedConfig):
         return None, found
-    config_class = getattr(found, "config_class", None)
-    if config_class is None:
-        raise ModelError(f"{name} is no model with a configuration of its own; give a class such as BertModel")
-    return found, config_class
+    if (config_class := getattr(found, "config_class", None)) is not None:
+        return found, config_class
+    if "/" in name or Path(name).exists():
+        raise ModelError(
+            f"{name} is no folder with a config.json (nothing is downloaded: give a local folder or a class)"
+        )
+    models = [each for each in dir(transformers) if "Model" in each or "For" in each]
+    raise ModelError(f"transformers has no such class{similar(name, models)}")
 
 
 class Step(nn.Module):

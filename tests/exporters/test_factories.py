@@ -53,7 +53,6 @@ def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path: Path) 
         ("small_factories:zzz", "small_factories has no 'zzz'; valid: .*Branching, branching$"),
         ("absent:f", "'absent:f': there is no module 'absent'; add its folder to import_from"),
         ("lacking:f", "raised ModuleNotFoundError: No module named 'absent' at .*lacking.py:1"),
-        ("small_factories", "is not 'package.module:function'"),
     ],
 )
 def test_factory_errors(factories: Path, factory: str, words: str) -> None:
