@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +75,13 @@ def cached_cost(
     cache: Cache,
     graph: Path | None = None,
     trains: bool = False,
-    report: Callable[[Cost], None] = lambda cost: None,
     of_input: bool = False,
 ) -> Cost:
-    """Count each pass once for all runs; `report` gets what is known after each, should the next one never end.
+    """Count each pass once for all runs; what cannot be counted stays None.
 
-    `of_input` tells whether training computes the gradient of a network's input. What cannot be counted stays None.
+    `of_input` tells whether training computes the gradient of a network's input.
     """
-    source, cost = identified(source), Cost()
+    source, counted = identified(source), dict[str, int]()
     passes: dict[str, tuple[Any, Callable[[], dict[str, int]]]] = {
         "inference": (graph and graph.name, lambda: _inference(source, specs, source.onnx or graph))
     }
@@ -96,12 +95,10 @@ def cached_cost(
 
         key = digest([source_key(source), code_of("flops.py", "inputs.py"), versions("torch", "onnx"), name, own])
         try:
-            counted = json.loads(cache.entry("cost", key, ".json", checked(source, produce))[0].read_text())
-            cost = replace(cost, **counted)
+            counted |= json.loads(cache.entry("cost", key, ".json", checked(source, produce))[0].read_text())
         except Exception as error:
             print(f"model {source.name!r}: {name} not counted: {sentence(error)}", file=sys.stderr)
-        report(cost)
-    return cost
+    return Cost(**counted)
 
 
 def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None) -> dict[str, int]:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import logging
-import sys
 import time
 import warnings
 from collections import Counter
@@ -20,9 +19,7 @@ from exporters.errors import sentence
 from exporters.inputs import (
     BATCH,
     TensorSpec,
-    described,
     fixed_batch,
-    graph_specs,
     input_specs,
     seeded_inputs,
     symbolic_shapes,
@@ -41,7 +38,6 @@ OPSETS = {"fp32": 20, "fp16": 20, "bf16": 22}
 MAX_BATCH = 1024
 # protobuf's limit is 2 GiB for the whole file; the rest is room for the graph.
 INLINE_BYTES = 1_900_000_000
-_WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
 _FAULT_CHARACTERS = 160
 """Longest quotation of torch in a row; its log has all of it."""
 
@@ -68,14 +64,6 @@ class Export:
 def note(path: Path, seconds: float, how: str, kept: str = "") -> None:
     """Write next to the graph what `Export.read` reads."""
     path.with_suffix(".json").write_text(json.dumps({"seconds": seconds, "how": how, "kept": kept}))
-
-
-class ExportError(ModelError):
-    """An export that failed; `why` says at what, without the model's name."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"{what}: {why}")
-        self.why = why
 
 
 def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | None = None) -> Export:
@@ -116,7 +104,7 @@ def write_onnx(
 ) -> str:
     """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
 
-    Raises ExportError.
+    Raises ModelError.
     """
     import torch
 
@@ -129,15 +117,16 @@ def write_onnx(
     named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
     sizes = f"batch {only} only" if only else ", ".join(["any batch", *named])
     try:
-        way = _write(model.to(dtype), example, specs, precision, path, batch)
+        _write(model.to(dtype), example, specs, precision, path, batch)
     except CacheError:
         raise
     except Exception as error:
-        print(f"torch.export, {sizes}: {sentence(error)}", file=sys.stderr)
-        why = f"{sentence(error, _FAULT_CHARACTERS)}; change that line, or give a graph of your own (`onnx: FILE`)"
         at = f" at batch size {batch}" if batch else ""
-        raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", why) from error
-    return f"{way}, {sizes}"
+        raise ModelError(
+            f"model {name!r}: the export to ONNX in {precision}{at} failed: {sentence(error, _FAULT_CHARACTERS)}; "
+            "change that line, or give a graph of your own (`onnx: FILE`)"
+        ) from error
+    return f"torch.export, {sizes}"
 
 
 def _write(
@@ -147,8 +136,8 @@ def _write(
     precision: str,
     path: Path,
     batch: int | None,
-) -> str:
-    """Export the model, traced with `example`, and check the file; returns by which way it was traced."""
+) -> None:
+    """Export the model, traced with `example`, and check the file."""
     import onnx
     import torch
 
@@ -177,8 +166,6 @@ def _write(
         onnx.checker.check_model(str(path), full_check=True)
         if batch is None:
             check_free(specs, path)
-    # Kept by torch for its own tests (2.13); without it nobody knows.
-    return _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
@@ -303,27 +290,3 @@ def _write_fp16(graph: Path, path: Path) -> str:
     ir.save(converted, path, external_data=f"{path.name}.data" if is_large else None)
     onnx.checker.check_model(str(path), full_check=True)
     return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(kept.items()))
-
-
-def refused_graphs(source: ModelSource, specs: Sequence[TensorSpec]) -> dict[str, str]:
-    """Say by precision why a file of `source.graphs` cannot stand for the model whose inputs are `specs`."""
-    reasons = {}
-    for precision, path in source.graphs.items():
-        try:
-            check_onnx(path)
-            theirs = {spec.name: spec for spec in graph_specs(source, path)}
-        except ModelError as error:
-            reasons[precision] = str(error)
-            continue
-        names = [spec.name for spec in specs]
-        # By name where they are called so, else in their own order.
-        ordered = [theirs[name] for name in (names if set(theirs) == set(names) else theirs)]
-        if len(ordered) != len(specs) or not all(map(_alike, ordered, specs)):
-            why = f"{path.name} has {described(ordered)}, and the model {described(specs)}"
-            reasons[precision] = f"model {source.name!r} at {precision}: {why}; export it again with the same"
-    return reasons
-
-
-def _alike(theirs: TensorSpec, own: TensorSpec) -> bool:
-    pairs = zip(theirs.shape, own.shape, strict=False)
-    return len(theirs.shape) == len(own.shape) and all(a == b or BATCH in (a, b) for a, b in pairs)

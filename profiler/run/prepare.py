@@ -175,7 +175,7 @@ class Stages:
             arguments = self.prepared[name], name in trained, name in to_input
             calls[name] = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
         for name, outcome in self._run(calls, "counts of FLOPs").items():
-            cost: Cost = (outcome.value if outcome.status == "ok" else outcome.salvage) or Cost()
+            cost: Cost = outcome.value if outcome.status == "ok" else Cost()
             self.prepared[name] = replace(self.prepared[name], cost=cost)
             if outcome.status != "ok":
                 reason = f"{outcome.status}: {outcome.reason}"

@@ -24,6 +24,7 @@ from exporters.gradients import (
     Gradients,
     deviation,
     is_input,
+    own_name,
     reference_items,
     tiled,
     unlike,
@@ -179,7 +180,7 @@ def _check_gradients(
         return
     found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
-    own = reference.own_at(case.precision, case.batch_size)
+    own = reference.own[own_name(case.precision, case.batch_size)]
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
@@ -285,7 +286,7 @@ def _exported(task: Task) -> list[Warning]:
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
     only = " ".join([f"batch size {task.case.batch_size}", *shape_words(task.case.shape)])
-    return [Warning("static-graph", f"the graph is for {only} only, since with free sizes {why.salvage or why.reason}")]
+    return [Warning("static-graph", f"the graph is for {only} only, since with free sizes {why.reason}")]
 
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:

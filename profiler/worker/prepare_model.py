@@ -34,11 +34,11 @@ from exporters.inputs import (
     seeded_inputs,
 )
 from exporters.int8 import PLACEMENTS, quantize
-from exporters.onnx_export import Export, ExportError, export_onnx, fp32_graph, refused_graphs, to_fp16
+from exporters.onnx_export import Export, export_onnx, fp32_graph, to_fp16
 from exporters.onnx_files import check_onnx
 from exporters.source import Identity, ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, identified, identify, source_key
-from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
+from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.worker import parity
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
@@ -77,7 +77,12 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     specs = source.specs or ()
     state = None if source.kind == "onnx" else cached_state(source, cache)
     reference = cached_reference(source, specs, state, cache)
-    failures = {name: Outcome("failed", why) for name, why in refused_graphs(source, specs).items()}
+    failures = {}
+    for precision, path in source.graphs.items():
+        try:
+            check_onnx(path)
+        except ModelError as error:
+            failures[precision] = Outcome("failed", str(error))
     return Prepared(
         specs,
         state,
@@ -105,7 +110,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
     # FLOPs are the same in every precision's graph.
     free = {name: export.path for name, export in prepared.onnx.items() if not is_for_one_batch(name)}
     graph = free.get("fp32") or next(iter(free.values()), None)
-    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)), of_input)
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input)
 
 
 def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:
@@ -126,11 +131,7 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
     if graph in PLACEMENTS:
         return quantize(source, cache, graph)
     if source.own_graph is None:
-        try:
-            return export_onnx(source, graph, cache, batch)
-        except ExportError as error:
-            report(Salvage(error.why))  # What a row says that several tries came to.
-            raise
+        return export_onnx(source, graph, cache, batch)
     return to_fp16(source, cache) if graph == "fp16" else fp32_graph(source, cache)
 
 

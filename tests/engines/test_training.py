@@ -17,7 +17,7 @@ from engines.base import Job, Trainable
 from engines.options import EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Deviation, Gradients, deviation, reference_items, tiled
+from exporters.gradients import Deviation, Gradients, deviation, own_name, reference_items, tiled
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
@@ -90,7 +90,7 @@ def compared(
     assert truth.target is not None
     output, found = session.gradients(inputs, tiled(truth.target, batch, is_gradient=head == "logits"))
     assert all(sample.dtype == np.float32 for sample in found.values())
-    return deviation(output[:items] if output.ndim else output, found, truth), reference.own_at(precision, batch)
+    return deviation(output[:items] if output.ndim else output, found, truth), reference.own[own_name(precision, batch)]
 
 
 def weights(session: Any) -> list[torch.Tensor]:

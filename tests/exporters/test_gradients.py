@@ -230,11 +230,10 @@ INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_places_are_counted_by_what_both_sides_have(dtype: type) -> None:
+def test_places_are_counted_where_one_side_is_not_finite(dtype: type) -> None:
     ours = np.array([1, NAN, INF, -INF, NAN, INF, 5], dtype)
     reference = np.array([1, NAN, INF, -INF, 2, -INF, NAN], dtype)
-    assert unlike(ours, reference) == {("NaN", "a number"): 1, ("+inf", "−inf"): 1, ("a number", "NaN"): 1}
-    assert unlike(ours, ours) == {}
+    assert (unlike(ours, reference), unlike(ours, ours)) == (3, 0)
 
 
 def test_only_places_where_both_are_finite_have_a_distance() -> None:
