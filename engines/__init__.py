@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engines.catalog import ENGINES
@@ -19,13 +19,13 @@ __all__ = ["build", "deploy", "open_session"]
 
 def open_session(engine: str, job: Job[Any]) -> Session:
     """Open `job` in an engine. Raises engines.base.Unsupported and whatever the runtime itself raises."""
-    session: Session = importlib.import_module(ENGINES[engine].module).open_session(replace(job, engine=engine))
+    session: Session = import_module(ENGINES[engine].module).open_session(replace(job, engine=engine))
     return session
 
 
 def build(engine: str, job: Job[Any]) -> BuiltAhead:
     """Have an engine that builds (`Engine.builds`) do so, into its cache. Raises as `open_session` does."""
-    made: BuiltAhead = importlib.import_module(ENGINES[engine].module).build(replace(job, engine=engine))
+    made: BuiltAhead = import_module(ENGINES[engine].module).build(replace(job, engine=engine))
     return made
 
 
@@ -34,8 +34,6 @@ def deploy(engine: str, job: Job[Any], folder: Path, built: Path | None) -> Depl
 
     `built` is the file of an engine that builds. Raises exporters.source.ModelError where the model cannot be written.
     """
-    deployment = ENGINES[engine].deployment
-    assert deployment is not None, "the caller asks for engines that can be deployed"
-    module, _, function = deployment.write.partition(":")
-    deployed: Deployed = getattr(importlib.import_module(module), function)(replace(job, engine=engine), folder, built)
+    module = import_module(ENGINES[engine].module)
+    deployed: Deployed = module.deploy(replace(job, engine=engine), folder, built)
     return deployed

@@ -48,16 +48,6 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Deployment:
-    """How `recommend --export` writes a folder that runs without this project."""
-
-    write: str
-    """"module:function", which writes the model's files and run.py: see engines/deployment.py."""
-    requirements: Mapping[Device, tuple[str, ...]]
-    """Lines of requirements.txt; {release} becomes "==" and the measured version or nothing."""
-
-
-@dataclass(frozen=True)
 class LibraryVersion:
     """Column with the version of an engine's library."""
 
@@ -72,7 +62,7 @@ class LibraryVersion:
 class Reference:
     """How an engine makes the outputs that parity is relative to."""
 
-    names: Mapping[Device, str]
+    name: str
     """In the results' column `reference`."""
     precision: str
     options: Options
@@ -86,7 +76,7 @@ class Engine:
 
     name: str
     module: str
-    """Has `open_session(job)`; engines/base.py says what a session is."""
+    """Has `open_session(job)`, which returns a session of engines/base.py; with `deployment` also `deploy`."""
     library: str
     """The runtime's name in tables."""
     summary: str
@@ -111,11 +101,12 @@ class Engine:
     """The graph of exporters/qdq_placement.py that it runs at int8."""
     layers_are_modules: bool = False
     """Its profiled layers are named by the paths of PyTorch's modules."""
-    hardware: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
-    """Compute capabilities of GPUs that it runs on; without an entry the library decides."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities of GPUs that it runs on; empty where the library decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Machine on which `python -m profiler build` can build an engine ahead of time."""
-    deployment: Deployment | None = None
+    deployment: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
+    """Lines of an exported folder's requirements.txt; {release} becomes "==" and the measured version or nothing."""
     reference: Reference | None = None
     """Set by one engine that needs torch modules, and by one that needs graphs."""
 
@@ -195,13 +186,10 @@ _torch_engine = partial(
     quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)", least="0.18")),
     version=LibraryVersion("torch_version", ("torch",)),
     uses_cudnn=True,
-    deployment=Deployment(
-        "engines.eager:write_program",
-        {
-            "cpu": ("# PyTorch's own index has a build for the CPU only, which is far smaller.", "torch{release}"),
-            "cuda": ("torch{release}",),
-        },
-    ),
+    deployment={
+        "cpu": ("# PyTorch's own index has a build for the CPU only, which is far smaller.", "torch{release}"),
+        "cuda": ("torch{release}",),
+    },
 )
 _ort_engine = partial(
     Engine,
@@ -231,9 +219,7 @@ ENGINES: dict[str, Engine] = {
             requirements=(_TORCH,),
             options=EagerOptions,
             packages=("torchao",),
-            reference=Reference(
-                {"cpu": "eager-fp32-cpu", "cuda": "eager-fp32-cuda"}, "fp32", EagerOptions(), module="torch"
-            ),
+            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions(), module="torch"),
         ),
         _torch_engine(
             name="compiled",
@@ -264,16 +250,9 @@ ENGINES: dict[str, Engine] = {
             requirements=(replace(_ORT, devices=CPU), _ORT_ON_CUDA, _provider("cuda")),
             options=OrtOptions,
             uses_cudnn=True,
-            deployment=Deployment(
-                "engines.ort:write_graph",
-                {"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
-            ),
-            # With all graph optimizations off; on a GPU by one algorithm of cuDNN's, the same every time.
-            reference=Reference(
-                {"cpu": "ort-cpu-unoptimized", "cuda": "ort-cuda-unoptimized"},
-                *("native", OrtOptions(optimize=False, conv_search="DEFAULT")),
-                module="onnxruntime",
-            ),
+            deployment={"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
+            # With all graph optimizations off.
+            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False), module="onnxruntime"),
         ),
         _ort_engine(
             name="ort-trt",
@@ -304,7 +283,7 @@ ENGINES: dict[str, Engine] = {
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
             builds="with a GPU",
-            deployment=Deployment("engines.trt:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}),
+            deployment={"cuda": ("tensorrt{release}", "cuda-python")},
         ),
         _trt_engine(
             name="trt-rtx",
@@ -322,12 +301,11 @@ ENGINES: dict[str, Engine] = {
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
             packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs"),
-            hardware={"cuda": _RTX_CARDS},
+            capabilities=_RTX_CARDS,
             builds="anywhere",
-            deployment=Deployment(
-                "engines.trt:write_engine",
-                {"cuda": ("tensorrt-rtx-cu13-bindings{release}", "tensorrt-rtx-cu13-libs{release}", "cuda-python")},
-            ),
+            deployment={
+                "cuda": ("tensorrt-rtx-cu13-bindings{release}", "tensorrt-rtx-cu13-libs{release}", "cuda-python")
+            },
         ),
         Engine(
             name="openvino",
@@ -340,7 +318,7 @@ ENGINES: dict[str, Engine] = {
             requirements=(Requirement("openvino", "pip install 'openvino>=2026.0'"),),
             options=OpenVinoOptions,
             version=LibraryVersion("openvino_version", ("openvino",)),
-            deployment=Deployment("engines.openvino_cpu:write_graph", {"cpu": ("openvino{release}",)}),
+            deployment={"cpu": ("openvino{release}",)},
         ),
         Engine(
             name="jax",
@@ -447,7 +425,7 @@ def unsupported(
 
 def foreign_hardware(engine: Engine, device: Device, hardware: str | None) -> str | None:
     """Return why `engine` does not run on this compute capability; None if it does or nobody knows."""
-    supported = engine.hardware.get(device)
-    if supported is None or hardware is None or hardware in supported:
+    able = engine.capabilities
+    if device == "cpu" or not able or hardware is None or hardware in able:
         return None
-    return f"{engine.name} does not support this GPU's compute capability {hardware}; it has {', '.join(supported)}"
+    return f"{engine.name} does not support this GPU's compute capability {hardware}; it has {', '.join(able)}"

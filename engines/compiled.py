@@ -12,6 +12,7 @@ from torch._dynamo.utils import clear_compilation_metrics, counters, get_compila
 
 from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, Warning, ignore
 from engines.eager import EagerSession
+from engines.eager import deploy as deploy
 from engines.layers import median_layers, record
 from engines.options import CompiledOptions
 from engines.training import LayerStep

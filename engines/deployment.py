@@ -20,7 +20,7 @@ _TEMPLATES = Path(__file__).with_name("deployed")
 
 @dataclass(frozen=True)
 class Deployed:
-    """Result of an engine's `Deployment.write`."""
+    """Result of an engine's `deploy`."""
 
     config: dict[str, Any]
     """Its part of config.json: `inputs`, `settings` and, of a graph, `outputs`."""

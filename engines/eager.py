@@ -336,7 +336,7 @@ def _rows(layers: Iterable[nn.Module], infer: Callable[[], object]) -> dict[nn.M
     return fewest
 
 
-def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
+def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
     """Write model.pt2, a program for the job's batch size, and the weights for other uses. Raises ModelError."""
     from safetensors.torch import save_model
 

@@ -97,7 +97,7 @@ class OpenVinoSession:
         del self.request, self.compiled
 
 
-def write_graph(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
+def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
     """Write a folder that runs the graph with the settings that were measured."""
     copy_run("run_openvino.py", folder)
     return Deployed(

@@ -312,7 +312,7 @@ def symbol_sizes(job: Job[Any]) -> dict[str, int]:
     return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
 
 
-def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
+def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
     """Write model.onnx and the settings with which it gets the figures that were measured."""
     provider = PROVIDERS[job.engine, job.device]
     settings = {

@@ -82,7 +82,7 @@ def build(job: Job[TrtOptions]) -> BuiltAhead:
     return BuiltAhead(built.cached, built.warnings)
 
 
-def write_engine(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
+def deploy(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
     """Write model.engine, which has been built, and the graph that it was made of."""
     assert built is not None, "an engine that builds gets what it built"
     graph = copy_graph(job, folder)

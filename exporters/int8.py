@@ -122,10 +122,7 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
         )
     files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
     if not files:
-        raise ModelError(
-            f"calibration {folder}: no .npy file there; save some inputs of the model by numpy.save, each one item or "
-            "a batch of them"
-        )
+        raise ModelError(f"calibration {folder}: no .npy file there; save inputs of the model by numpy.save")
     for file in files:
         opened(file, specs[0])
     return files
@@ -140,10 +137,8 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
         raise ModelError(f"calibration {file}: no .npy array, or a truncated one ({error}); save it again") from error
     batch: NDArray[Any] = array[None] if array.shape == item else array
     if array.dtype != np.float32 or batch.shape[1:] != item or not batch.size:
-        raise ModelError(
-            f"calibration {file}: {array.dtype} of shape {array.shape}, but an item is float32 of shape {item}, and a "
-            "batch of them has one dimension more in front; save inputs as the model gets them, cropped and normalized"
-        )
+        given = f"{array.dtype} of shape {array.shape}, but an item is float32 of shape {item}"
+        raise ModelError(f"calibration {file}: {given}; save items, or batches of them, as the model gets them")
     return batch
 
 

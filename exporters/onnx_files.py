@@ -13,10 +13,10 @@ from exporters.source import WEIGHTS, ModelError, ModelSource
 
 if TYPE_CHECKING:
     import onnx
+    from onnx.external_data_helper import ExternalDataInfo
 
 MADE = ("fp32", "tf32", "fp16", "int8")
 """Precisions to which a float32 file can be converted."""
-_MOST_BYTES = 2**31
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 
 
@@ -26,8 +26,6 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
-    if path.stat().st_size >= _MOST_BYTES:
-        raise ModelError(f"{path}: larger than protobuf's limit of 2 GiB; save it with its weights in other files")
     mend = "export or copy it again"
     if path.suffix in WEIGHTS:
         mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"
@@ -64,44 +62,28 @@ def graphs_of(node: Any) -> list[Any]:
     return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs) if graph.node]
 
 
-def _every_graph_of(model: Any) -> Iterator[Any]:
-    return (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer))
-
-
-def tensors(graph: Any) -> Iterator[Any]:
-    """Yield the TensorProtos of one graph or function; those of graphs inside it are theirs."""
-    yield from getattr(graph, "initializer", ())
-    for sparse in getattr(graph, "sparse_initializer", ()):
-        yield from (sparse.values, sparse.indices)
-    for each in (*getattr(graph, "attribute_proto", ()), *(own for node in graph.node for own in node.attribute)):
-        yield from (each.t, *each.tensors, each.sparse_tensor.values, each.sparse_tensor.indices)
-
-
-def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
-    """Return the tensors whose data are in other files of the folder, and where (`location`, `offset`, `length`).
+def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInfo]]:
+    """Return the tensors whose data are in other files of the folder, and where.
 
     Raises ModelError for an unreadable file, and for data outside the folder: a model must not read other files.
     """
+    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+
     found, folder = [], path.parent.resolve()
-    for tensor in (each for graph in _every_graph_of(read_onnx(path)) for each in tensors(graph) if each.external_data):
-        # Of several locations readers disagree on which one counts.
-        for location in {entry.value for entry in tensor.external_data if entry.key == "location"}:
-            try:
-                is_inside = (folder / location).resolve().is_relative_to(folder)
-            except (OSError, ValueError):  # a NUL, a name that is too long
-                is_inside = False
-            if not is_inside:
-                raise ModelError(
-                    f"{path}: tensor {tensor.name!r} keeps its data at {location[:200]!r}, outside the model's folder; "
-                    "put the data next to the model and save it again with a relative location"
-                )
-        found.append((tensor, {"location": "", **{entry.key: entry.value for entry in tensor.external_data}}))
+    for tensor in filter(uses_external_data, _get_all_tensors(read_onnx(path))):
+        place = ExternalDataInfo(tensor)
+        if not (folder / place.location).resolve().is_relative_to(folder):
+            raise ModelError(
+                f"{path}: tensor {tensor.name!r} keeps its data at {place.location[:200]!r}, outside the model's "
+                "folder; put the data next to the model and save it again with a relative location"
+            )
+        found.append((tensor, place))
     return found
 
 
 def graph_files(path: Path) -> dict[str, Path]:
     """Return an ONNX file and those with its data, present or not, by their places next to it. Raises ModelError."""
-    locations = sorted({place["location"] for _, place in external_tensors(path)})
+    locations = sorted({place.location for _, place in external_tensors(path)})
     return {path.name: path, **{location: path.parent / location for location in locations}}
 
 
@@ -111,12 +93,13 @@ def check_onnx(path: Path) -> None:
     import onnx
 
     for tensor, place in external_tensors(path):
-        data = path.parent / place["location"]
-        where = f"{path}: tensor {tensor.name!r} keeps its data in {place['location']!r}"
+        data, where = (
+            path.parent / place.location,
+            f"{path}: tensor {tensor.name!r} keeps its data in {place.location!r}",
+        )
         if not data.is_file():
             raise ModelError(f"{where}, which is missing; copy it next to the model")
-        length = int(place.get("length") or 0) or min(math.prod(tensor.dims), 1)
-        end, has = int(place.get("offset") or 0) + length, data.stat().st_size
+        end, has = (place.offset or 0) + (place.length or min(math.prod(tensor.dims), 1)), data.stat().st_size
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
     try:
@@ -136,16 +119,16 @@ def is_float32(path: Path) -> bool:
 @lru_cache(maxsize=64)
 def _is_float32(path: Path, changed: int) -> bool:
     from onnx import TensorProto
+    from onnx.external_data_helper import _get_all_tensors
 
     model = read_onnx(path)
     types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    for graph in _every_graph_of(model):
-        # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
-        types |= {t.data_type for t in tensors(graph) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
-        casts = {a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
-        types |= casts - {TensorProto.DOUBLE}
-        if any(node.op_type.startswith(_INTEGER_OPERATORS) for node in graph.node):
+    # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
+    types |= {t.data_type for t in _get_all_tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
+    for node in (node for outer in (model.graph, *model.functions) for g in every_graph(outer) for node in g.node):
+        if node.op_type.startswith(_INTEGER_OPERATORS):
             return False
+        types |= {a.i for a in node.attribute if node.op_type == "Cast" and a.name == "to"} - {TensorProto.DOUBLE}
     exact = {getattr(TensorProto, name) for name in ("INT64", "INT32", "UINT8", "BOOL", "STRING", "UNDEFINED")}
     return TensorProto.FLOAT in types and types <= {TensorProto.FLOAT, *exact}
 

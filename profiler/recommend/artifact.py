@@ -83,7 +83,7 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
 def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     """Return the case as the run's job has it, and where its factories are found."""
     path = Path(run.address) / "bench.yaml"
-    if known(row["engine"]).deployment is None:
+    if not known(row["engine"]).deployment:
         raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if not path.is_file():
@@ -172,7 +172,6 @@ def _made(outcome: Outcome) -> Any:
 def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None:
     """Write config.json, requirements.txt and README.txt of the measured cell `row`."""
     engine = ENGINES[case.engine]
-    assert engine.deployment is not None
     config = {
         **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
         "options": dict(case.options),
@@ -182,7 +181,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     proof = json_object(row["proof"])
     version = row[engine.version.column] if engine.version else str(proof.get("library")).rpartition(" ")[2]
-    lines = [line.format(release=_release(version)) for line in engine.deployment.requirements[case.device]]
+    lines = [line.format(release=_release(version)) for line in engine.deployment[case.device]]
     (folder / "requirements.txt").write_text("\n".join([*lines, "numpy"]) + "\n")
     notes = [f"{kind}: {meaning(kind)}" for kind in row["footnotes"]]
     drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None

@@ -188,7 +188,7 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
 
 def _print_export(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
     winner = choice.winner
-    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment is not None:
+    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment:
         command = shlex.join([*runs, *request.words(), "--export", "deploy/"])
         console.print(Text(f"Export: {PROGRAM} recommend {command}"), soft_wrap=True)
 

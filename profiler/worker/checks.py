@@ -123,7 +123,7 @@ def _check_outputs(
     if differences:
         usual = usual_items(model.specs)
         few = f", {reference.items} of {usual} items" if reference.items < usual else ""
-        result.reference = reference_of(case.source.kind)[1].names["cpu"] + few
+        result.reference = reference_of(case.source.kind)[1].name + few
         result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct_items(model.specs))
 
 

@@ -23,7 +23,7 @@ from onnx import helper
 from engines.base import Job
 from engines.deployment import copy_run, described_inputs
 from engines.options import OrtOptions
-from engines.ort import write_graph
+from engines.ort import deploy
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.source import ModelSource
 
@@ -121,7 +121,7 @@ def test_onnx_runtime_gets_the_options_that_were_measured(tmp_path: Path) -> Non
     source = ModelSource("net", onnx=tmp_path / "graph.onnx")
     job = Job(source, "inference", "tf32", 2, "cuda", options, (), onnx=tmp_path / "graph.onnx", engine="ort")
     (tmp_path / "out").mkdir()
-    deployed = write_graph(job, tmp_path / "out", None)
+    deployed = deploy(job, tmp_path / "out", None)
     assert {file.name for file in (tmp_path / "out").iterdir()} >= {"model.onnx", "run.py", "frame.py"}
     assert deployed.config["inputs"] == [{"name": "values", "shape": [2, 6], "dtype": "float32"}]
     (name, settings), other = deployed.config["settings"]["providers"]
