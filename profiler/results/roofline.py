@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engines.base import Warning
+from engines.options import Device
 from profiler.job.case import Case
 from profiler.results.result import Result
 from profiler.tables.numbers import milliseconds, times
@@ -28,6 +29,22 @@ multiplications (https://arxiv.org/abs/1509.09308)."""
 _ROUNDING = 1 + 1e-9
 """A row that has set its own roof is at it, whatever the last bits of the quotients say."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
+    """Return the precisions whose roofs a run needs, fp32 first: all on a GPU, where they are cheap."""
+    if device == "cuda":
+        return ("fp32", "tf32", "fp16", "bf16")
+    requested = {case.precision.removeprefix("amp-") for case in cases}
+    return ("fp32", *(precision for precision in ("fp16", "bf16") if precision in requested))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Roofs; `quiet` is true if the counters could be read and show neither other work nor a slowdown meanwhile."""
+
+    roofs: dict[str, float]
+    quiet: bool
 
 
 @dataclass(frozen=True)

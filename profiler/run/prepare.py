@@ -26,7 +26,7 @@ from profiler.processes.forkserver import own_folder
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.results.run_folder import RunFolder
-from profiler.worker.task import Prepared, Step, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
+from profiler.worker.task import Prepared, Step, graph_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
@@ -228,8 +228,8 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
         return prepared.failures["model"]
     if ENGINES[case.engine].needs != "onnx" or prepared.graph(case) is not None:
         return None
-    names = reversed(graphs_of(graph_of(case), case.batch_size))
-    return next((prepared.failures[name] for name in names if name in prepared.failures), None)
+    graph = graph_of(case)
+    return prepared.failures.get(static_graph(graph, case.batch_size)) or prepared.failures.get(graph)
 
 
 def failed(outcome: Outcome) -> Outcome:

@@ -23,14 +23,13 @@ from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_one
 from profiler.results.result import Result, log_name, result_of
-from profiler.results.roofline import excess
+from profiler.results.roofline import Measured, excess, precisions_needed
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import REMEASURED, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
 from profiler.tables.numbers import count, counted, percent
-from profiler.worker.roofline import Measured, precisions_needed
 from profiler.worker.task import Task
 
 _ROOFS_SECONDS = 60.0

@@ -61,8 +61,6 @@ try:
 
     # None of that is garbage: a collection in a worker would visit and so copy it all, which takes 0.4 s.
     gc.freeze()
-    if torch.cuda.is_initialized():
-        raise RuntimeError("the forkserver has initialized CUDA, so no process that it forks could use it")
 except Exception:
     ERROR = traceback.format_exc()
     traceback.print_exc(file=sys.stderr)

@@ -47,7 +47,6 @@ from profiler.worker.task import (
     Step,
     Task,
     check_inputs,
-    is_for_one_batch,
     make_job,
     own_graphs,
     usual_items,
@@ -108,7 +107,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
     the gradient of its input if the fourth does."""
     source, prepared, trains, of_input, root = argument
     # FLOPs are the same in every precision's graph.
-    free = {name: export.path for name, export in prepared.onnx.items() if not is_for_one_batch(name)}
+    free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}
     graph = free.get("fp32") or next(iter(free.values()), None)
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input)
 

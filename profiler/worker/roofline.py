@@ -5,45 +5,25 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from engines.options import Device
 from profiler import processor
-from profiler.job.case import Case
 from profiler.machine import available_memory_mib
 from profiler.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_gpus
 from profiler.processes.messages import Report
-from profiler.results.roofline import MIB, widened
+from profiler.results.roofline import MIB, Measured, widened
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Run
 from profiler.worker.disturbance import CARD, reasons
-
-if TYPE_CHECKING:
-    import torch
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
 """Time for a kernel; a case's own sampling time if that is shorter. A kernel of which two calls do not fit is not
 tried."""
-
-
-def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
-    """Return the precisions whose roofs a run needs, fp32 first: all on a GPU, where they are cheap."""
-    if device == "cuda":
-        return ("fp32", "tf32", "fp16", "bf16")
-    requested = {case.precision.removeprefix("amp-") for case in cases}
-    return ("fp32", *(precision for precision in ("fp16", "bf16") if precision in requested))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Roofs; `quiet` is true if the counters could be read and show neither other work nor a slowdown meanwhile."""
-
-    roofs: dict[str, float]
-    quiet: bool
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
@@ -68,7 +48,9 @@ def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[st
     roofs: dict[str, float] = {}
     measures: dict[str, Callable[[], float]] = {
         **{f"{each}_tflops": partial(_tflops, clock, device, each, seconds) for each in precisions},
-        "cache_mib": _gpu_cache_mib if device == "cuda" else cpu_cache_mib,
+        "cache_mib": cpu_cache_mib
+        if device == "cpu"
+        else lambda: torch.cuda.get_device_properties(0).L2_cache_size / MIB,
         "copy_gb_s": lambda: _copy_gb_s(clock, device, roofs.get("cache_mib", 0.0), seconds),
     }
     for name, measure in measures.items():
@@ -81,8 +63,6 @@ def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[st
 
 def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> float:
     """Return the best rate over kernels of growing size; a kind's rate so far tells which would take too long."""
-    import torch
-
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     best = {"product": 0.0, "convolution": 0.0}
@@ -100,7 +80,6 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
     convolutions in NHWC reach 510, which is the two cores' peak. A GPU's products come within a few percent of its
     fastest convolutions, and those may be Winograd's, whose rate is none of the processor.
     """
-    import torch
 
     def product(side: int) -> Run:
         # Random, since zeros take a GPU less power and so run faster.
@@ -122,8 +101,6 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
 
 def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -> float:
     """Copy between two buffers, each far larger than the cache: 1 GiB on a GPU, at most an eighth of what is free."""
-    import torch
-
     free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib()
     largest = 1024.0 if device == "cuda" else min(1024.0, max(256.0, 4 * cache_mib))
     source = torch.randn(MIB // 4, device=device).repeat(int(min(largest, free / 8)))
@@ -136,12 +113,6 @@ def _best_ms(clock: Clock, run: Run, seconds: float) -> float:
     warm = clock.time_calls(run, 1)[clock.headline][0]
     calls = max(_FEWEST, min(_MOST, int(seconds * 1000 / max(warm, 1e-6))))
     return min(clock.time_calls(run, calls)[clock.headline])
-
-
-def _gpu_cache_mib() -> float:
-    import torch
-
-    return float(torch.cuda.get_device_properties(0).L2_cache_size) / MIB
 
 
 def cpu_cache_mib(root: Path = Path("/sys/devices/system/cpu")) -> float:

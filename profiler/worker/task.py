@@ -12,7 +12,7 @@ from engines.catalog import ENGINES
 from engines.options import EIGHT_BITS, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs
+from exporters.inputs import TensorSpec, fixed_batch, seeded_inputs
 from exporters.onnx_export import Export
 from exporters.source import Identity, ModelSource
 from profiler.job.case import Budget, Case
@@ -44,8 +44,8 @@ class Prepared:
 
     def graph(self, case: Case) -> Export | None:
         """Return the graph that the case runs, for its batch size."""
-        names = graphs_of(graph_of(case), case.batch_size)
-        return next((self.onnx[name] for name in names if name in self.onnx), None)
+        graph = graph_of(case)
+        return self.onnx.get(graph) or self.onnx.get(static_graph(graph, case.batch_size))
 
 
 class Step(NamedTuple):
@@ -103,33 +103,17 @@ def static_graph(graph: str, batch: int) -> str:
     return f"{graph} at batch {batch}"
 
 
-def graphs_of(graph: str, batch: int) -> tuple[str, ...]:
-    """Return the names of a graph that a case of this batch size can run, the freest first."""
-    return graph, static_graph(graph, batch)
-
-
-def is_for_one_batch(graph: str) -> bool:
-    """Tell whether that is the name of a graph for one batch size."""
-    return " at batch " in graph
-
-
 def has_checked_gradients(case: Case) -> bool:
     """Tell whether the case's gradients are compared with a reference: with dropout they differ in every iteration."""
     return case.pass_ == "training" and not case.training.dropout
 
 
 def check_inputs(task: Task) -> None:
-    """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
+    """Raise Unsupported where the model's batch is fixed to another size."""
     case, specs = task.case, task.prepared.specs
     fixed = fixed_batch(specs)
     if fixed is not None and fixed != case.batch_size:
         raise Unsupported(f"{case.model} has a fixed batch of {fixed}, and runs at no other size")
-    whole = next((spec for spec in specs if numpy_dtype(spec.dtype).kind in "biu"), None)
-    if case.training.input_gradient and whole is not None:
-        raise Unsupported(
-            f"input {whole.name} is {whole.dtype} and has no gradient; leave {case.model} out of "
-            "training's input_gradient"
-        )
 
 
 def make_job(

@@ -23,6 +23,7 @@ from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.results.result import Result
+from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
 from profiler.run import runner as module
@@ -30,7 +31,6 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner, is_better
 from profiler.run.watch import Quiet
 from profiler.worker.prepare_model import build_ahead
-from profiler.worker.roofline import Measured
 from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow

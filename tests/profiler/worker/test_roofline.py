@@ -18,9 +18,10 @@ from engines.options import Pass
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processes.process import Call, run_one
+from profiler.results.roofline import precisions_needed
 from profiler.run.prepare import prepare
 from profiler.worker import roofline
-from profiler.worker.roofline import cpu_cache_mib, measure_roofs, precisions_needed
+from profiler.worker.roofline import cpu_cache_mib, measure_roofs
 from profiler.worker.task import Prepared
 
 pytestmark = pytest.mark.slow
