@@ -56,7 +56,6 @@ _KINDS = (
     WarningKind("unchecked-gradients", "v", "gradients were not compared: dropout is on, or there is no reference"),
     WarningKind("unchecked", "!", "it fitted, and left no memory for the checks of outputs and types"),
     WarningKind("built-here", "z", "memory includes what building took in the same process"),
-    WarningKind("host-peak", "m", "`host_peak_mib` includes the set-up: the kernel does not reset its peak"),
     WarningKind("engine-cache", "a", "a cached engine did not load and was built again"),
     WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
     WarningKind("graph-breaks", "b", "torch.compile left the graph"),

@@ -42,9 +42,6 @@ class Clock:
     def mark(self, name: str) -> None:
         """Note an inner boundary. The first run needs it: a captured graph keeps the boundaries of its capture."""
 
-    def forget(self) -> None:
-        """Forget the boundaries inside a captured graph: what is timed from now on is another session."""
-
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
         raise NotImplementedError
@@ -154,10 +151,6 @@ class CudaClock(Clock):
             event = self._torch.cuda.Event(enable_timing=True)
             self._marks.append((name, event))
         event.record(self.stream)
-
-    def forget(self) -> None:
-        self._marks.clear()
-        self._captured.clear()
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         events = self._pool(2 * calls)

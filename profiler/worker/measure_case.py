@@ -110,10 +110,8 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
     expected_ms, is_steady = warm_up(session, bench.clock, bench.task.budget)
     if not is_steady:
         result.warnings.append(Warning("unsteady", "timings had not settled when measuring began"))
-    result.figures["set_up_peak_mib"] = peak = bench.host.peak_mib()
-    if not bench.host.start_measuring() and peak is not None:
-        reason = "the kernel does not reset its count, so host_peak_mib includes the set-up"
-        result.warnings.append(Warning("host-peak", reason))
+    result.figures["set_up_peak_mib"] = bench.host.peak_mib()
+    bench.host.start_measuring()
     return expected_ms
 
 
@@ -209,12 +207,10 @@ class HostMeter:
     def __init__(self) -> None:
         self._baseline = _status("VmRSS")
 
-    def start_measuring(self) -> bool:
-        """Let the kernel count the peak again from here (proc(5), clear_refs); return whether it did."""
+    def start_measuring(self) -> None:
+        """Let the kernel count the peak again from here, if it does that (proc(5), clear_refs)."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-            return True
-        return False
 
     def peak_mib(self) -> float | None:
         """Return the peak since the start, or since `start_measuring`."""

@@ -82,6 +82,5 @@ def probe(_: None, report: Report) -> dict[str, Any]:
     }
     if facts["cuda_available"]:
         facts["cudnn"] = str(torch.backends.cudnn.version())
-        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(0)))
     return facts

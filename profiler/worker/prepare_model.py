@@ -7,7 +7,7 @@ import importlib
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -163,23 +163,18 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
     usual, least = usual_items(specs), fixed_batch(specs) or 1
     if usual > least:
         with contextlib.suppress(ModelError):  # Some models cannot run a single item.
-            found, seconds = _run(source, specs, state, least, _CPU_SECONDS, lambda took: usual * took > _CPU_SECONDS)
-            if usual * seconds > _CPU_SECONDS:
+            found, are_slow = _run(source, specs, state, least)
+            if are_slow:
                 return found
-    return _run(source, specs, state, usual, _FURTHER_SECONDS)[0]
+    return _run(source, specs, state, usual)[0]
 
 
 def _run(
-    source: ModelSource,
-    specs: Sequence[TensorSpec],
-    state: Path | None,
-    batch: int,
-    allowed: float,
-    goes_on: Callable[[float], bool] = lambda seconds: True,
-) -> tuple[parity.Outputs, float]:
-    """Run a batch in the engine that the catalog names for references; return its seconds, too.
+    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int
+) -> tuple[parity.Outputs, bool]:
+    """Run a batch in the engine that the catalog names for references, and further ones as far as they are affordable.
 
-    Runs further ones for the `allowed` seconds, if it `goes_on` by the first one's.
+    Tell also whether the usual items are too slow to run at once. A smaller batch has no further runs.
     """
     engine, reference = reference_of(source.kind)
     inputs = tuple(seeded_inputs(specs, batch))
@@ -204,18 +199,19 @@ def _run(
         raise _no_reference(source, error, specs, getattr(session, "model", None)) from error
     assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
     runs, size, items = [first], sum(array.nbytes for array in first), distinct_items(specs) or MOST_REFERENCE_ITEMS
-    most = batch * affordable_runs(batch, seconds, size, items, allowed) if goes_on(seconds) else 0
+    usual = usual_items(specs)
+    most = batch * affordable_runs(batch, seconds, size, items) if batch == usual else 0
     try:
         runs += parity.further_runs(session, specs, batch, first, lambda items: items < most)
     except Exception:  # Those of the first run are there.
         traceback.print_exc()
-    return parity.Outputs.of_runs(names, runs, batch), seconds
+    return parity.Outputs.of_runs(names, runs, batch), usual * seconds > _CPU_SECONDS
 
 
-def affordable_runs(batch: int, seconds: float, size: int, items: int, allowed: float) -> int:
+def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
     """Return how many batches of so many seconds and bytes to run, for at most so many `items`."""
     most = min(items, MOST_REFERENCE_ITEMS) // batch
-    return max(1, min(most, int(allowed / seconds), _FURTHER_BYTES // max(size, 1)))
+    return max(1, min(most, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
 
 
 def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], model: object) -> ModelError:

@@ -133,7 +133,7 @@ def open_session(cache: Cache, clock: CudaClock) -> Open:
     """`open_session("amp-fp16", "sgd", cuda_graph=True)`."""
 
     def start(precision: str, optimizer: Any = "none", engine: str = "eager", **options: Any) -> Any:
-        clock.forget()
+        clock._captured.clear()
         job = make_job(MODEL, cache, engine, precision, "training", BATCH, Training(optimizer), "cuda", **options)
         return engines.open_session(engine, job)
 
