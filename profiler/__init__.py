@@ -1,4 +1,3 @@
-# ruff: noqa: F401 -- what is imported for type checkers is what __all__ names.
 """Measure networks in deployment runtimes, and read what runs measured.
 
 The functions here are what other programs may rely on; docs/api.md teaches them.
@@ -7,24 +6,7 @@ The functions here are what other programs may rely on; docs/api.md teaches them
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from profiler.compare.cells import compare as compare_runs
-    from profiler.errors import ConfigError as ConfigError
-    from profiler.query import query as query_runs
-    from profiler.recommend.answer import Request as Request
-    from profiler.recommend.answer import recommend as recommend_runs
-    from profiler.results.cells import cells as cells_of
-    from profiler.results.choice import Choice as Choice
-    from profiler.results.choice import Limit as Limit
-    from profiler.results.reading import load as load
-    from profiler.results.reading import load_largest_batches as load_largest_batches
-    from profiler.results.reading import load_layers as load_layers
-    from profiler.results.reading import read_runs as read_runs
-    from profiler.run.measure import measure as measure
-    from profiler.stats.samples import effective_size as effective_size
-    from profiler.stats.samples import median_interval as median_interval
+from typing import Any
 
 _PLACES = {
     **dict.fromkeys(("load", "load_largest_batches", "load_layers", "read_runs"), "results.reading"),

@@ -6,9 +6,9 @@ that crashes costs only its own engine.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from profiler.run.model_job import named_entry, numbers
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import Display
 from profiler.tables.numbers import decimals
+from profiler.worker.task import Prepared
 
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a job's model can have `calibration`"
 
@@ -56,29 +57,40 @@ class BuildTask:
 def execute(options: Options, console: Console) -> int:
     """Build the engines and print where they are; returns 1 if one could not be built, else 0. Raises ConfigError."""
     engine, gpu = find_engine(options.engine, options.target)
-    tasks = make_tasks(engine, options)
-    logs = default_root() / "logs"
+    tasks, logs = make_tasks(engine, options), default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with libraries(), Display(console) as display:
-        outcomes = _build_all(tasks, gpu, logs, display)
+        cases, path = [task.case for task in tasks], (str(Path.cwd()),)
+        prepared = prepare_graphs(cases, Budget(), logs, path, display.doing)
+        outcomes = []
+        for number, task in enumerate(tasks):
+            tick = partial(display.doing, f"build: {task.name}", number, len(tasks))
+            outcomes.append(_build(task, prepared[task.case.subject], gpu, logs, tick))
     for task, outcome in zip(tasks, outcomes, strict=True):
-        for text, style in _remarks(task, outcome):
-            console.print(Text(f"{task.name}: {text}", style=style), soft_wrap=True)
-    if any(outcome.status != "ok" for outcome in outcomes):
-        console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
-        return 1
-    return 0
+        console.print(Text(f"{task.name}: {_told(task, outcome)}"), soft_wrap=True)
+    if all(outcome.status == "ok" for outcome in outcomes):
+        return 0
+    console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
+    return 1
 
 
-def _remarks(task: BuildTask, outcome: Outcome) -> list[tuple[str, str]]:
-    """Return what came of a task, each text with its style."""
+def _told(task: BuildTask, outcome: Outcome) -> str:
+    """Say what came of a task."""
     if outcome.status != "ok":
-        return [(f"{outcome.status}: {outcome.reason}", "red")]
+        return f"{outcome.status}: {outcome.reason}"
     made, size = outcome.value, decimals(outcome.value.path.stat().st_size / 2**20, 1)
     how = "from the cache" if made.cached else "built"
-    told = [(f"{how}, {decimals(made.seconds, 1)} s, {size} MiB: {made.path}", "")]
     seeded = [_SEEDED] if task.case.calibrated is False else []
-    return told + [(str(text), "yellow") for text in (*made.warnings, *seeded)]
+    notes = "".join(f"; {note}" for note in (*made.warnings, *seeded))
+    return f"{how}, {decimals(made.seconds, 1)} s, {size} MiB: {made.path}{notes}"
+
+
+def _build(task: BuildTask, prepared: Prepared, gpu: Gpu | None, logs: Path, tick: Callable[[], None]) -> Outcome:
+    if (why_not := failure(task.case, prepared)) is not None:
+        return why_not
+    log, graph = logs / f"build-{task.case.engine}-{task.name.replace(' ', '-')}.log", prepared.graph(task.case)
+    log.unlink(missing_ok=True)
+    return build(replace(task, onnx=graph.path if graph else None), gpu, log, tick)
 
 
 def find_engine(word: str, target: str | None, option: str = "--engine") -> tuple[Engine, Gpu | None]:
@@ -123,12 +135,10 @@ def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
     return tasks
 
 
-def build(task: BuildTask, gpu: Gpu | None, log: Path, tick: Callable[[str], None]) -> Outcome:
-    """Build one engine in a process of its own; `tick` is called a few times a second with how far it is."""
-    variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
-    limit = Budget().build_timeout
-    call = Call("profiler.build:build_one", task, log, limit, limit, variables)
-    return run_one(call, lambda child: tick(child.progress or child.phase))
+def build(task: BuildTask, gpu: Gpu | None, log: Path, tick: Callable[[], None]) -> Outcome:
+    """Build one engine in a process of its own; `tick` is called a few times a second."""
+    limit, visible = Budget().build_timeout, {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
+    return run_one(Call("profiler.build:build_one", task, log, limit, limit, visible), lambda child: tick())
 
 
 def build_one(task: BuildTask, report: Report) -> Built:
@@ -147,23 +157,3 @@ def build_one(task: BuildTask, report: Report) -> Built:
     request = BuildRequest(task.onnx, task.case.precision, batch_shapes(specs, batch), **device)
     report(Entered(Phase.BUILD))
     return build_engine(module, request, Cache(), lambda text: report(Progress(text)))
-
-
-def _build_all(tasks: Sequence[BuildTask], gpu: Gpu | None, logs: Path, display: Display) -> list[Outcome]:
-    path, outcomes = (str(Path.cwd()),), []
-    prepared = prepare_graphs([task.case for task in tasks], Budget(), logs, path, display.doing)
-    for number, task in enumerate(tasks):
-        of_model = prepared[task.case.subject]
-        if (why_not := failure(task.case, of_model)) is not None:
-            outcomes.append(why_not)
-            continue
-        log = logs / f"build-{task.case.engine}-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
-        log.unlink(missing_ok=True)
-        graph = of_model.graph(task.case)
-        ready = replace(task, onnx=graph.path if graph else None)
-
-        def tick(phase: str, name: str = task.name, number: int = number) -> None:
-            display.doing(f"build: {name}", number, len(tasks))
-
-        outcomes.append(build(ready, gpu, log, tick))
-    return outcomes

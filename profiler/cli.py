@@ -12,7 +12,7 @@ import inspect
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
 from types import FrameType
@@ -72,11 +72,8 @@ def _command(options: type, function: str) -> Callable[..., None]:
             raise typer.Exit(130) from None
         raise typer.Exit(code)
 
-    hints = get_type_hints(options)
-    # Of the collections typer knows lists.
-    types = {name: list[str] if hint == Sequence[str] else hint for name, hint in hints.items()}
-    told = {field.name: Annotated[types[field.name], field.metadata["typer"]] for field in fields(options)}
-    signature = inspect.signature(options)
+    hints, signature = get_type_hints(options), inspect.signature(options)
+    told = {field.name: Annotated[hints[field.name], field.metadata["typer"]] for field in fields(options)}
     parameters = [given.replace(annotation=told[name]) for name, given in signature.parameters.items()]
     command.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__doc__ = options.__doc__
@@ -85,9 +82,9 @@ def _command(options: type, function: str) -> Callable[..., None]:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from profiler.machine import own_version
+        from exporters.packages import installed_version
 
-        print(f"runtime-profiler {own_version()}")
+        print(f"runtime-profiler {installed_version('runtime-profiler') or 'of a copy that is not installed'}")
         raise typer.Exit
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +29,7 @@ from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.measure import run_job
 from profiler.run.watch import other_work
 from profiler.stats.samples import median
-from profiler.tables.numbers import milliseconds
+from profiler.tables.numbers import grouped, milliseconds
 from profiler.tables.table import Section, name, of_rows, prose
 from profiler.tables.writers import print_section
 
@@ -60,7 +60,7 @@ def execute(options: Options, console: Console) -> int:
             interrupted = run_job(run, config, target, facts, Console(quiet=True), report=False)
         results = run.results()
         cases = make_plan(config, target.kind, target.hardware)
-        engines = of_engines([(case, results[case.id]) for case in cases if case.id in results], target)
+        engines = of_engines(((case, results[case.id]) for case in cases if case.id in results), target)
         _print(console, "Engines, each with a tiny network", engines)
         failed = dict.fromkeys(check.what for check in (*machine, *engines) if check.status == "failed")
         found = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
@@ -76,16 +76,16 @@ def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
-    """Return the job of doctor on the device: every preset that it tries, in fp32 and, where it is cheap, narrower."""
-    able = [preset.name for preset in usual() if not lacks(preset, target)]
-    slow = [name for name in able if PRESETS[name].engine in ("compiled", "jax")]
-    narrow, others = ["fp16", "int8"], [name for name in able if name != "eager"]
-    exclude: list[dict[str, Any]] = [{"pass": "training", "precision": narrow}, {"replicate": [1, 2]}]
-    exclude += [{"pass": "training", "variant": others}] if others else []
-    exclude += [{"precision": narrow, "variant": slow}] if slow else []
+    """Return the job of doctor on the device: the usual presets in fp32 and, where it is cheap, narrower."""
+    known = {preset.engine for preset in PRESETS.values() if preset.usual}
+    usual = [name for name, preset in PRESETS.items() if preset.usual or preset.engine not in known]
+    narrow = ["fp16", "int8"]
+    exclude: list[dict[str, Any]] = [{"replicate": [1, 2]}, {"pass": "training", "precision": narrow}]
+    exclude += [{"pass": "training", "variant": [name for name in usual if name != "eager"]}]
+    exclude += [{"precision": narrow, "engine": ["compiled", "jax"]}]
     network = {"name": "tiny", "factory": "profiler.doctor:tiny_network", "input": [3, 32, 32]}
     budget = {"seconds": 0.1, "min_samples": 3, "repeats": 0, "timeout": 120, "build_timeout": 300}
-    job: dict[str, Any] = {"suite": "doctor", "models": [network], "engines": able, "precisions": ["fp32", *narrow]}
+    job: dict[str, Any] = {"suite": "doctor", "models": [network], "engines": usual, "precisions": ["fp32", *narrow]}
     job |= {"passes": ["inference", "training"], "batch_sizes": [2], "profile": True, "exclude": exclude}
     return config_of(job | {"device": str(target), "output": folder, "budget": budget})
 
@@ -99,12 +99,6 @@ def tiny_network() -> object:
     return nn.Sequential(*first, *second, nn.Linear(32, 10))
 
 
-def usual() -> list[Preset]:
-    """Return the presets that doctor tries: the usual ones, and those of engines that have none."""
-    known = {preset.engine for preset in PRESETS.values() if preset.usual}
-    return [preset for preset in PRESETS.values() if preset.usual or preset.engine not in known]
-
-
 def lacks(preset: Preset, target: Target) -> Check | None:
     """Return why a preset is not tried: it is not for this device, or a library is not installed."""
     engine, device = ENGINES[preset.engine], target.kind
@@ -116,33 +110,26 @@ def lacks(preset: Preset, target: Target) -> Check | None:
     return Check("missing", preset.name, explain(lacking)) if lacking else None
 
 
-def of_engines(results: Sequence[Ran], target: Target) -> list[Check]:
+def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:
     """Return a line a preset; one that only shows to be unsupported once it is tried has failed."""
-    found: list[Check] = []
-    for preset in usual():
-        own = [(case, result) for case, result in results if case.variant == preset.name]
-        ran = [(case, result) for case, result in own if result.status != "unsupported"]
-        if check := lacks(preset, target):
-            found.append(check)
-        elif own:
-            found.append(_of_preset(preset, ran or own))
-    return found
+    by_preset = grouped((case.variant, (case, result)) for case, result in results)
+    return [lacks(PRESETS[name], target) or _of_preset(name, own) for name, own in by_preset.items()]
 
 
-def _of_preset(preset: Preset, results: Sequence[Ran]) -> Check:
+def _of_preset(name: str, results: Sequence[Ran]) -> Check:
+    ran = [(case, result) for case, result in results if result.status != "unsupported"] or results
     figures, bad = [], ""
-    for case, result in results:
+    for case, result in ran:
         ms = median(result.samples.get(result.clock or "", [])) or 0.0
         if result.status == "ok":
             figures.append(f"{'training ' * (case.pass_ == 'training')}{case.precision} {milliseconds(ms)}")
         else:
             bad = bad or f"{result.status} in {case.precision} {case.pass_}: {result.reason}"
-    ran = ", ".join(figures)
     if bad:
-        return Check("failed", preset.name, bad + (f" (ran: {ran})" if ran else ""))
-    told = dict.fromkeys(str(warning) for _, one in results for warning in one.warnings if warning.kind in _TELLING)
-    library = next((one.proof.library for _, one in results if one.proof and one.proof.library), preset.engine)
-    return Check("note" if told else "ok", preset.name, "; ".join([f"{library}: {ran}", *told]))
+        return Check("failed", name, "; ran: ".join([bad, *filter(None, [", ".join(figures)])]))
+    told = dict.fromkeys(str(warning) for _, one in ran for warning in one.warnings if warning.kind in _TELLING)
+    library = next((one.proof.library for _, one in ran if one.proof and one.proof.library), name)
+    return Check("note" if told else "ok", name, "; ".join([f"{library}: {', '.join(figures)}", *told]))
 
 
 def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:

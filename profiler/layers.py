@@ -46,9 +46,6 @@ def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
     row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], layers(cell)
     longest = sorted(rows, key=lambda layer: -max(layer.ms.values()))[:top]
     shown = [layer for layer in rows if layer in longest]
-    if rest := [layer for layer in rows if layer not in longest]:
-        sums = {variant: sum(layer.ms.get(variant, 0.0) for layer in rest) for variant in variants}
-        shown.append(Layer(f"{len(rest)} more", None, sums))
     totals = {"all layers": {case.row["variant"]: case.ms for case in cell}}
     for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
         totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.console import Console
 from rich.text import Text
 
@@ -17,32 +15,27 @@ from profiler.doctor import lacks
 from profiler.errors import PROGRAM, check_choice
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, make_plan
-from profiler.machine import check_device, resolve_device
+from profiler.machine import resolve_device
 from profiler.options import Cache, Engines, Models, Suites
 from profiler.published.studies import STUDIES
-from profiler.tables.numbers import counted, decimals, duration, each, grouped, whole
+from profiler.tables.numbers import counted, decimals, duration, each, whole
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
 
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
-def list_engines(options: Engines, console: Console) -> int:
-    """Print every preset. Raises ConfigError for a word that is no device."""
-    print_table(console, engines_table(options.device))
+def list_engines(_: Engines, console: Console) -> int:
+    """Print every preset."""
+    print_table(console, engines_table())
     return 0
 
 
-def engines_table(requested: str) -> Table:
-    """Return every preset: what it can do on the device, by pass, and what is missing, with how to install it.
-
-    Raises ConfigError for a word that is no device.
-    """
-    target, rows = resolve_device(check_device(requested)), []
+def engines_table() -> Table:
+    """Return every preset: what it can do here, by pass, and what is missing, with how to install it."""
+    target, rows = resolve_device("auto"), []
     device, gpu = target.kind, target.gpu
     card = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
-    if device == "cuda" and gpu is None:
-        card = " (no NVIDIA driver answers here)"
     for preset in PRESETS.values():
         engine, lack = ENGINES[preset.engine], lacks(preset, target)
         runs = lack is None or lack.status == "missing"
@@ -82,9 +75,9 @@ def list_models(_: Models, console: Console) -> int:
     return 0
 
 
-def list_suites(options: Suites, console: Console) -> int:
-    """Print every suite: what it measures, cases and time here. Raises ConfigError for an unknown device."""
-    target, rows = resolve_device(check_device(options.device)), []
+def list_suites(_: Suites, console: Console) -> int:
+    """Print every suite: what it measures, cases and time here."""
+    target, rows = resolve_device("auto"), []
     for path in sorted(bundled("suites").glob("*.yaml")):
         config = load_config(path, target.kind)
         cases = make_plan(config, target.kind, hardware=target.hardware)
@@ -102,22 +95,12 @@ def list_suites(options: Suites, console: Console) -> int:
 
 
 def cache(options: Cache, console: Console) -> int:
-    """List the cache's entries by kind, or clear them. Raises ConfigError for a word that is neither."""
+    """Tell how much the cache holds, or clear it. Raises ConfigError for a word that is neither."""
     check_choice("cache", options.action, ("list", "clear"))
     check_root(default_root())
     found, done = list(entries(default_root())), "in"
     if options.action == "clear":
         found, done = [entry for entry in found if entry.remove()], "removed from"
-    rows = []
-    for kind, own in sorted(grouped((entry.kind, entry) for entry in found).items()):
-        days = (time.time() - max(entry.used for entry in own)) / 86_400
-        rows.append([kind, len(own), sum(entry.size for entry in own), days])
-    fields = [
-        *(name("Kind", "kind"), figure("Artifacts", "artifacts", whole)),
-        figure("Size", "size", each(_gib), unit="GiB"),
-        figure("Last used", "used", _TWO_DECIMALS, unit="days ago"),
-    ]
-    print_table(console, of_rows("", fields, rows))
     total = f"{counted(len(found), 'artifact')}, {_gib(sum(entry.size for entry in found))} GiB"
     limit = f"a run leaves at most {_gib(most_bytes())} GiB there (PROFILER_CACHE_GIB)"
     console.print(Text(f"{total} {done} {default_root()} (PROFILER_CACHE); {limit}"), soft_wrap=True)

@@ -66,18 +66,16 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
     """Return the device that `requested` ("auto", "cpu", "cuda:1") means here; "auto" is the first GPU, else the CPU.
 
     `facts` are what the installed libraries say (processes.forkserver.libraries): a GPU that torch cannot use is none.
-    Raises ConfigError where a GPU is requested and cannot be had; without `facts`, to see what a GPU could do, "cuda"
-    may be requested on a machine that has none.
+    Raises ConfigError where a GPU is requested and cannot be had.
     """
     if requested == "cpu":
         return Target("cpu")
     gpus = nvml.visible_gpus()
-    usable = bool(gpus) and (facts is None or bool(facts.get("cuda_available")))
+    facts = {"cuda_available": True} if facts is None else facts
+    usable = bool(gpus and facts.get("cuda_available"))
     if requested == "auto" and not usable:
         return Target("cpu")
     if not usable:
-        if facts is None:
-            return Target("cuda")
         why = "torch was installed without CUDA" if gpus and not facts.get("torch_cuda") else "no NVIDIA GPU answers"
         raise ConfigError(f"device {requested}: {why}; use device: cpu, or auto for whatever there is")
     index = int(requested.partition(":")[2] or 0)
@@ -171,7 +169,3 @@ def library_versions() -> dict[str, str | None]:
     for library in (engine.version for engine in ENGINES.values() if engine.version):
         columns[library.column] = columns.get(library.column) or installed_version(*library.packages)
     return columns
-
-
-def own_version() -> str:
-    return installed_version("runtime-profiler") or "of a copy that is not installed"

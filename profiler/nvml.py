@@ -72,21 +72,17 @@ def visible_gpus() -> list[Gpu]:
 
 
 def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, up to the first word that names none, or several.
-
-    This is CUDA's rule: "If one of the indices is invalid, only the devices whose index precedes the invalid index are
-    visible" (CUDA C++ Programming Guide, section "CUDA Environment Variables"). A UUID may be cut short.
-    """
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, up to the first word that names none, as CUDA does."""
     chosen: list[Gpu] = []
     words = [word.strip() for word in value.split(",")]
     for word in words:
-        match = [gpu for gpu in cards if word == str(gpu.index) or (word and gpu.uuid.startswith(word))]
-        if len(match) != 1:
+        match = [gpu for gpu in cards if word in (str(gpu.index), gpu.uuid)]
+        if not match:
             break
         chosen += match
     if not chosen and cards and words[0] not in ("", "-1", "NoDevFiles"):  # The last one is Slurm's.
         here = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for gpu in cards)
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU, or several; there are {here}; or unset it")
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU; there are {here}; or unset it")
     return chosen
 
 

@@ -6,7 +6,6 @@ A command's `execute` takes an object of its class. Nothing else is imported her
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,14 +54,14 @@ class Run:
         metavar="MODEL|JOB",
     )
     batch: str | None = _option("Of a model: batch sizes, such as 1,16")
-    shapes: Sequence[str] = _several(
+    shapes: list[str] = _several(
         "Of a model: sizes of a dimension of its inputs, such as sequence=32,128 or height=224,448; may be repeated",
         metavar="NAME=SIZES",
     )
     precision: str | None = _option("Of a model: number formats, such as fp32,fp16")
-    engine: Sequence[str] = _several("Of a model: presets, such as eager,ort (profiler engines); may be repeated")
+    engine: list[str] = _several("Of a model: presets, such as eager,ort (profiler engines); may be repeated")
     pass_: str | None = _option("Of a model: inference, training or both, by a comma", "--pass")
-    inputs: Sequence[str] = _several(
+    inputs: list[str] = _several(
         "A factory's item, such as 3,224,224; or what an .onnx file's input holds, such as ids=0,30522 or ids=ids.npy",
         "--input",
         metavar="SHAPE|NAME=VALUES",
@@ -70,7 +69,7 @@ class Run:
     write_yaml: Path | None = _option("Of a model: write the job as a YAML file", metavar="FILE")
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
-    only: Sequence[str] = _only()
+    only: list[str] = _only()
     quick: bool = _flag("--quick", "A fraction of the sampling time: rough figures, soon")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     replicates: int | None = _option("Processes of each case, in place of the file's", min=1, max=100, metavar="N")
@@ -91,13 +90,11 @@ class Build:
     """Build TensorRT engines into the cache, ahead of time, without running them."""
 
     engine: str = _option("trt (on the GPU that it is for) or trt-rtx (anywhere, with --target)", default=MISSING)
-    models: Sequence[str] = _option(
+    models: list[str] = _option(
         "resnet50, model.onnx, hf:BertModel or another model; may be repeated", "--model", default=MISSING
     )
     batches: str = _option("Batch sizes, an engine each: 1,16", "--batch", default=MISSING)
-    precisions: Sequence[str] = _several(
-        "fp32 (if left out), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision"
-    )
+    precisions: list[str] = _several("fp32 (if left out), tf32, fp16, bf16, int8, fp8; may be repeated", "--precision")
     target: str | None = _option("trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
 
 
@@ -106,7 +103,7 @@ class Layers:
     """Print what each layer took, and the exported nodes with every variant's time side by side."""
 
     run: Path = _argument("A run's folder, made with --profile")
-    only: Sequence[str] = _only()
+    only: list[str] = _only()
     top: int | None = _option("The longest so many rows of each table", min=1)
 
 
@@ -114,24 +111,24 @@ class Layers:
 class Report:
     """Write a report as one page that loads nothing: what to deploy, charts, tables, environment and method."""
 
-    runs: Sequence[str] = _runs()
+    runs: list[str] = _runs()
     output: Path | None = _option("File or folder; else the run's own folder, for several runs this one")
-    only: Sequence[str] = _only()
+    only: list[str] = _only()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommend:
     """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
 
-    runs: Sequence[str] = _runs()
+    runs: list[str] = _runs()
     model: str | None = _option("The model to deploy; a short answer for each where it is left out")
     pass_: str = _option("inference or training", "--pass", default="inference")
     setting: str | None = _option("Which training or shape: optimizer=sgd, sequence=128, or plain")
-    only: Sequence[str] = _several("Choose among these: engine=ort,precision=fp16,batch_size=1; may be repeated")
-    max_latency_ms: Sequence[str] = _several("Maximum latency per call (ms): 2 (the median) or p99=2; may be repeated")
-    min_throughput: Sequence[str] = _several("Minimum throughput (items/s)")
-    max_memory_mib: Sequence[str] = _several("Maximum peak memory (MiB)")
-    max_error: Sequence[str] = _several("Maximum error bound, else 0.01 (training: gradient_error, else none)")
+    only: list[str] = _several("Choose among these: engine=ort,precision=fp16,batch_size=1; may be repeated")
+    max_latency_ms: list[str] = _several("Maximum latency per call (ms): 2 (the median) or p99=2; may be repeated")
+    min_throughput: list[str] = _several("Minimum throughput (items/s)")
+    max_memory_mib: list[str] = _several("Maximum peak memory (MiB)")
+    max_error: list[str] = _several("Maximum error bound, else 0.01 (training: gradient_error, else none)")
     allow_uncalibrated: bool = _flag(
         "--allow-uncalibrated", "Choose from int8, fp8 without calibration data too; so does --max-error"
     )
@@ -145,10 +142,10 @@ class Recommend:
 class Compare:
     """Compare runs, machines or versions: who is how many times faster, in which range, and what differs."""
 
-    runs: Sequence[str] = _runs()
+    runs: list[str] = _runs()
     by: str | None = _option("What the sides are: run, machine, driver, torch_version or another text column")
     base: str | None = _option("The side that the others are compared with; else the first")
-    only: Sequence[str] = _only()
+    only: list[str] = _only()
     fail_on_regression: str | None = _option(
         "Exit with 1 if a cell is slower by more than this, such as 5%, or fails; with 4 if that is unclear"
     )
@@ -163,17 +160,14 @@ class Query:
     For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
     """
 
-    runs: Sequence[str] = _argument("Folders of runs or patterns, and last the query")
+    runs: list[str] = _argument("Folders of runs or patterns, and last the query")
     format: str = _option("text, md, csv or json", default="text")
-    output: Path | None = _option("Write to this file, not to the terminal")
     rows: int = _option("Most rows on the terminal", default=200, min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
     """List every engine and preset: what it can do here, and what is missing."""
-
-    device: str = _option("auto, cpu or cuda", default="auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +179,12 @@ class Models:
 class Suites:
     """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
 
-    device: str = _option("auto, cpu or cuda", default="auto")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """Print finished runs next to a published benchmark's figures; --into publishes them."""
 
-    runs: Sequence[str] = _argument("Folders of finished runs, of one or several machines")
+    runs: list[str] = _argument("Folders of finished runs, of one or several machines")
     study: str | None = _option("cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study; by default the suite's")
     into: Path | None = _option(
         "Publish runs of suites in this folder, such as docs/results/suites: no host, user or path of the machine"
@@ -201,7 +193,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """List what is kept between runs (exports, references, engines), or clear it."""
+    """Tell how much is kept between runs (exports, references, engines), or clear it."""
 
     action: str = _argument("list or clear", default="list")
 

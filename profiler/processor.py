@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,40 +36,39 @@ class Load:
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold what the kernel had counted at one moment, in seconds; empty where it does not say."""
+    """Hold what the kernel had counted at one moment, in seconds, of the processors that this process may run on."""
 
     seconds: float
     """On the machine's monotonic clock."""
-    processors: Mapping[int, tuple[float, float]]
-    """Seconds idle and stolen of each that this process may run on."""
+    processors: int
+    """How many they are; 0 where the kernel does not count."""
+    idle: float
+    stolen: float
     own: float
     """Processor time of this process and its `_family`, whether they live or have ended."""
-    waited: Mapping[int, float]
-    """Seconds that each thread of this process waited for a processor."""
+    waited: float
+    """Time that this process's threads waited for a processor."""
 
     def since(self, before: Reading) -> Load:
         seconds = max(self.seconds - before.seconds, 1e-9)
-        # A thread's number may be used again, which counts as no waiting.
-        waits = [max(now - before.waited.get(thread, 0.0), 0.0) for thread, now in self.waited.items()]
-        delayed = sum(waits) / seconds if waits else None
-        both = [(before.processors[n], self.processors[n]) for n in before.processors if n in self.processors]
-        if not both:
-            return Load(seconds, delayed=delayed)
-        capacity = seconds * len(both)
-        idle, stolen = (max(sum(now[part] - then[part] for then, now in both), 0.0) for part in (0, 1))
+        if not self.processors:
+            return Load(seconds)
+        capacity = seconds * self.processors
+        idle, stolen = max(self.idle - before.idle, 0.0), max(self.stolen - before.stolen, 0.0)
         # What is neither idle nor stolen is busy: the kernel measures idle time, and only samples kinds of work.
         busy = max(capacity - stolen - idle, 0.0)
         others = min(max(busy - (self.own - before.own), 0.0) / capacity, 1.0)
-        return Load(seconds, len(both), others, stolen / max(busy + stolen, TICK_S), stolen, delayed)
+        delayed = max(self.waited - before.waited, 0.0) / seconds
+        return Load(seconds, self.processors, others, stolen / max(busy + stolen, TICK_S), stolen, delayed)
 
 
 def read() -> Reading:
     """Read what the kernel has counted. Takes milliseconds, so never call it while something is timed."""
     seconds, allowed = time.monotonic(), os.sched_getaffinity(0)
-    times = {n: each for n, each in enumerate(psutil.cpu_times(percpu=True)) if n in allowed}
     # A sandbox (gVisor) has lines of zeros, which say nothing.
-    processors = {n: (each.idle + each.iowait, each.steal) for n, each in times.items() if any(each)}
-    return Reading(seconds, processors, sum(map(_cpu_seconds, _family())), _waited())
+    times = [each for n, each in enumerate(psutil.cpu_times(percpu=True)) if n in allowed and any(each)]
+    idle, stolen = sum(each.idle + each.iowait for each in times), sum(each.steal for each in times)
+    return Reading(seconds, len(times), idle, stolen, sum(map(_cpu_seconds, _family())), _waited())
 
 
 def _family() -> list[psutil.Process]:
@@ -91,10 +89,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return 0.0
 
 
-def _waited() -> dict[int, float]:
-    """Return by thread the seconds that it waited; empty where the kernel does not count it."""
-    found = {}
+def _waited() -> float:
+    found = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):  # It has just ended.
-            found[int(path.parent.name)] = int(path.read_text().split()[1]) / 1e9
-    return found
+        with contextlib.suppress(OSError, IndexError):  # The thread has just ended.
+            found += int(path.read_text().split()[1])
+    return found / 1e9

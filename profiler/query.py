@@ -1,4 +1,4 @@
-"""Run a query in SQL over the tables of runs, and print or write its rows."""
+"""Run a query in SQL over the tables of runs, and print its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from exporters.whole_file import write_whole
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import cells
@@ -26,7 +25,7 @@ _EXAMPLE = "select variant, precision, latency_ms from results where model = 're
 
 
 def execute(options: Options, console: Console) -> int:
-    """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
+    """Run the query and print its rows. Raises ConfigError for what cannot be used."""
     check_choice("--format", options.format, FORMATS)
     *runs, sql = options.runs
     if not runs:
@@ -36,7 +35,7 @@ def execute(options: Options, console: Console) -> int:
     for note in read.notes:
         print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
     rows = counted(found.height, "row")
-    if options.format == "text" and options.output is None:
+    if options.format == "text":
         print_table(console, of_frame("", "", found.head(options.rows)))
         shown = rows if found.height <= options.rows else f"{count(options.rows)} of {rows}; --rows or --format csv"
         console.print(Text(shown, style="dim"))
@@ -45,14 +44,7 @@ def execute(options: Options, console: Console) -> int:
         document = found.write_json() + "\n"
     else:
         document = csv(found) if options.format == "csv" else markdown(of_frame("", "", found))
-    if options.output is None:
-        sys.stdout.write(document)
-        return 0
-    try:
-        write_whole(options.output, document)
-    except OSError as error:
-        raise ConfigError(f"--output {options.output}: {error.strerror}; give another file") from None
-    console.print(Text(f"Written: {options.output}, {rows}"), soft_wrap=True)
+    sys.stdout.write(document)
     return 0
 
 
@@ -71,12 +63,10 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         with pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
-        message = first_line(error)
+        message = f"{first_line(error)}; the tables are {', '.join(tables)}"
         if column := re.search(r'"([^"]+)"', message) if isinstance(error, pl.exceptions.ColumnNotFoundError) else None:
             columns = {name for table in tables.values() for name in table.collect_schema()}
             message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], columns)}"
-        elif relation := re.search(r"relation '([^']+)' was not found", message):
-            message = f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
         raise ConfigError(f"query: {message} (for example: {_EXAMPLE})") from None
 
 

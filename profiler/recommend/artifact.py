@@ -142,7 +142,7 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
             onnx = graph.path if graph else None
         if task is not None:
             gpu, what = find_engine(engine.name, task.target)[1], f"build: {task.name}"
-            built = _made(build(replace(task, onnx=onnx), gpu, log, lambda _: display.doing(what))).path
+            built = _made(build(replace(task, onnx=onnx), gpu, log, lambda: display.doing(what))).path
         argument, no_gpu = (case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
         call = Call("profiler.recommend.artifact:write_files", argument, log, limit, limit, no_gpu, folders)
         outcome = run_one(call, lambda child: display.doing(f"{case.model} for {engine.name}"))

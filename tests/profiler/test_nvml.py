@@ -85,7 +85,7 @@ def test_power_is_the_instant_figure_where_there_is_one(
     [
         (None, ["GPU-aa11", "GPU-bb22"]),
         ("0", ["GPU-aa11"]),
-        ("GPU-b,GPU-a", ["GPU-bb22", "GPU-aa11"]),
+        ("GPU-bb22,GPU-aa11", ["GPU-bb22", "GPU-aa11"]),
         (" 1 , 0", ["GPU-bb22", "GPU-aa11"]),
         *((value, ["GPU-bb22"]) for value in ("1,7,0", "1,-1,0", "1,GPU-")),
         *((value, []) for value in ("", "-1", "NoDevFiles")),

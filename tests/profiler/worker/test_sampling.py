@@ -267,7 +267,7 @@ def test_the_processors_are_read_around_the_sampling_and_never_within():
 
     def read():
         seen.append([name for name, *_ in world.asked])
-        return processor.Reading(world.now(), {}, 0.0, {})
+        return processor.Reading(world.now(), 0, 0.0, 0.0, 0.0, 0.0)
 
     measured = measure(world, world, Budget(), 1.0, now=world.now, read=read)
     before, between, after = seen
