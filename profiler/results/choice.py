@@ -54,12 +54,12 @@ class Limit:
         value = self.measured(cell)
         if value is None:
             of_each = cell["samples"] // max(1, cell["processes"])
-            return Reason("unknown", cell_name(cell), figure=self.figure, have=of_each)
+            return Reason("unknown", figure=self.figure, have=of_each)
         if self.holds(value):
             return None
         code = "under" if self.figure in HIGHER else "over"
         low, high = map(cell.get, ends_of(self.figure)) if self.figure in WITH_ENDS else (None, None)
-        return Reason(code, cell_name(cell), value, self.value, low, high, figure=self.figure)
+        return Reason(code, value, self.value, low, high, figure=self.figure)
 
 
 @dataclass(frozen=True)
@@ -98,20 +98,15 @@ def choose(
     usual = [Limit("error", MAX_ERROR)] if not has_error and "inference" in cells["pass"] else []
     limits = (*limits, *usual)
     sign = -1 if figure in HIGHER else 1
-    rows = cells.to_dicts()
-    measured = [row for row in rows if row["status"] == "ok"]
-    known = [row for row in measured if row[figure] is not None]
-    ranked = sorted(known, key=lambda row: (sign * row[figure], _start(row)))
-    barred = {id(row): reasons for row in ranked if (reasons := _barred(row, limits, usual, asked))}
-    fit = [row for row in ranked if id(row) not in barred]
-    lost = [Loser(row, barred[id(row)]) for row in ranked if id(row) in barred]
-    lost += [Loser(row, (Reason("unknown", cell_name(row), figure=figure),)) for row in measured if row[figure] is None]
-    for row in (row for row in rows if row["status"] != "ok"):
-        text = f"{row['status']}: {row['reason'] or 'no reason'}"
-        lost.append(Loser(row, (Reason("not-measured", cell_name(row), text=text),)))
+
+    def rank(row: Row) -> tuple[Any, ...]:
+        return row["status"] != "ok", row[figure] is None, sign * (row[figure] or 0.0), _start(row)
+
+    judged = [Loser(row, _barred(row, figure, limits, usual, asked)) for row in sorted(cells.to_dicts(), key=rank)]
+    fit, lost = [one.cell for one in judged if not one.reasons], [one for one in judged if one.reasons]
     if not fit:
-        unasked = {id(row) for row in ranked if is_uncalibrated(row) and not asked}
-        nearest = min(ranked, key=lambda row: (id(row) in unasked, _worst(row, limits)), default=None)
+        known = [one.cell for one in lost if one.cell["status"] == "ok" and one.cell[figure] is not None]
+        nearest = min(known, key=lambda row: (is_uncalibrated(row) and not asked, _worst(row, limits)), default=None)
         return Choice(figure=figure, limits=limits, losers=tuple(lost), nearest=nearest)
     against_best = _against(fit, fit[0], figure)
     tied = [row for row, reason in zip(fit, against_best, strict=True) if reason.code != "worse"]
@@ -151,10 +146,14 @@ def is_uncalibrated(cell: Row) -> bool:
     return cell["precision"] in EIGHT_BITS and not cell["calibrated"]
 
 
-def _barred(row: Row, limits: Sequence[Limit], usual: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
+def _barred(row: Row, figure: str, limits: Sequence[Limit], usual: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
     """Return why a cell may not be chosen. An error that was not measured misses no limit that nobody gave."""
+    if row["status"] != "ok":
+        return (Reason("not-measured", text=f"{row['status']}: {row['reason'] or 'no reason'}"),)
+    if row[figure] is None:
+        return (Reason("unknown", figure=figure),)
     missed = [limit.missed(row) for limit in limits if not (limit in usual and row["error"] is None)]
-    barred = [Reason("uncalibrated", cell_name(row))] if is_uncalibrated(row) and not asked else []
+    barred = [Reason("uncalibrated")] if is_uncalibrated(row) and not asked else []
     return tuple(reason for reason in (*barred, *missed) if reason is not None)
 
 
@@ -169,11 +168,10 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
     # compared() tells how many times better the own figure is, so the best one takes the own place.
     found = compared(both, base="", own="_base", figure=figure)
-    reasons = []
-    for row, (factor, low, high, verdict) in zip(rows, found.iter_rows(), strict=True):
-        code, name = _CODES.get(verdict, verdict), cell_name(row)
-        reasons.append(Reason(code, name, factor, None, low, high, figure=figure))
-    return reasons
+    return [
+        Reason(_CODES.get(verdict, verdict), factor, None, low, high, figure=figure)
+        for factor, low, high, verdict in found.iter_rows()
+    ]
 
 
 def _start(row: Row) -> tuple[float, float]:

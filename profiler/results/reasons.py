@@ -25,10 +25,9 @@ _UNMEASURED = {
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something is as it is: a code, its subject, a value with its interval, and the limit that it is held to."""
+    """Why something is as it is: a code, a value with its interval, and the limit that it is held to."""
 
     code: str
-    subject: str = ""
     value: float | None = None
     limit: float | None = None
     low: float | None = None

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engines.base import Warning
 from engines.options import Device
@@ -65,25 +65,19 @@ class Work:
         if self.flops is None or self.moved_bytes is None or not peak or not copy:
             return None
         arithmetic, memory = self.flops / peak / 1e9, self.uncached(roofs) / copy / 1e6
-        if not memory and not arithmetic:
-            return None
-        return (memory, "bandwidth") if memory > arithmetic else (arithmetic, "peak")
+        longest = (memory, "bandwidth") if memory > arithmetic else (arithmetic, "peak")
+        return longest if longest[0] else None  # type: ignore[return-value]
 
     def uncached(self, roofs: Roofs) -> float:
         """Return the bytes that the last-level cache cannot hold from one call to the next; 0 for an unknown cache."""
-        cache_mib = roofs.get("cache_mib")
-        return max(0.0, (self.moved_bytes or 0.0) - cache_mib * MIB) if cache_mib else 0.0
+        return max(0.0, (self.moved_bytes or 0.0) - (roofs.get("cache_mib") or math.inf) * MIB)
 
 
-@dataclass(frozen=True)
-class Excess:
-    """A time that is below its floor, and why its row is to be `failed`, if it is."""
+class Excess(NamedTuple):
+    """How far a time is below its floor, in words, and whether that is too far to be true."""
 
     text: str
     is_impossible: bool
-
-    def rejection(self) -> str:
-        return f"rejected: {self.text}; check that the call does all its work, and that the clock waits for it"
 
 
 def work_of(case: Case, result: Result) -> Work:
@@ -94,12 +88,9 @@ def work_of(case: Case, result: Result) -> Work:
     if precision == "native":
         precision = _TYPES.get(next(iter(types))) if len(types) == 1 else None
     layer = case.source.layer
-    return Work(
-        None if flops is None else flops * case.batch_size,
-        None if moved_mib is None else moved_mib * MIB,
-        precision,
-        max(_IMPOSSIBLE, math.prod(layer.kernel)) if layer else _IMPOSSIBLE,
-    )
+    saved = max(_IMPOSSIBLE, math.prod(layer.kernel)) if layer else _IMPOSSIBLE
+    flops, moved = flops and flops * case.batch_size, moved_mib and moved_mib * MIB
+    return Work(flops, moved, precision, saved)
 
 
 def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:

@@ -171,12 +171,9 @@ def keep_spread(environment: Mapping[str, Any], run_id: str, sums: Sums) -> None
 
 
 def _kept() -> dict[str, dict[str, Any]]:
-    try:
-        found = json.loads((default_root() / "spread.json").read_bytes())
-        pairs = [sums[kind] for runs in found.values() for sums in runs.values() for kind in _KINDS]
-        return dict(found) if all(squares >= 0 and free >= 0 for squares, free in pairs) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((default_root() / "spread.json").read_bytes()))
+    return {}
 
 
 def _machine(environment: Mapping[str, Any]) -> str:

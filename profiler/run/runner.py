@@ -229,7 +229,8 @@ class Runner:
         if result.status == "ok" and self.environment.get("roofs_quiet"):
             over = excess(task.case, result, self.environment.get("roofs") or {})
             if over is not None and over.is_impossible:
-                result.fail(over.rejection())
+                advice = "check that the call does all its work, and that the clock waits for it"
+                result.fail(f"rejected: {over.text}; {advice}")
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
         if first is None and result.status == "ok" and retaken(result.warnings):

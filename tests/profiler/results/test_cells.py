@@ -120,7 +120,7 @@ def test_the_winner_is_the_best_that_is_right_and_a_tie_goes_to_the_cheaper_star
     why = {(loser.cell["variant"], loser.cell["precision"]): loser.reasons for loser in found.losers}
     assert [reason.code for reason in why["compiled", "fp32"]] == ["unclear"]
     assert [reason.code for reason in why["eager", "fp32"]] == ["worse"]
-    assert why["ort", "fp16"] == (Reason("over", "ort fp16", 2e-2, MAX_ERROR, figure="error"),)
+    assert why["ort", "fp16"] == (Reason("over", 2e-2, MAX_ERROR, figure="error"),)
     assert [reason.code for reason in why["ort", "int8"]] == ["uncalibrated"]
     assert [reason.code for reason in why["jax", "fp32"]] == ["not-measured"]
 

@@ -256,7 +256,7 @@ def test_bases_tell_how_far_processes_differ(processes: Sequence[Any], host: Any
     assert (found["host"], found["device"]) == (pytest.approx(host), pytest.approx(device))
 
 
-@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"a": 1}', '{"a": {"r": {"host": [1]}}}'])
+@pytest.mark.parametrize("damaged", ["", "{"])
 def test_earlier_runs_on_this_machine_count_and_others_do_not(
     damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
