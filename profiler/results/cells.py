@@ -33,7 +33,6 @@ _NOT_OF_BASES = {"options", "calibrated", *_OWN_VERSIONS}
 """Columns of `by` that tell configurations apart, whose base may have other values."""
 _SEARCH = ["run_id", "model", "variant", "pass", "precision", "setting"]
 _NOT_MERGED = {"run_id", "case_id", "replicate", "warnings"}
-_SUMMED, _ANY = ("samples", "error_items"), ("throttled",)
 CELLS: dict[str, pl.DataType] = {
     **{name: dtype for name, dtype in RESULTS.items() if name not in _NOT_MERGED},
     **dict.fromkeys(DERIVED, pl.Float64()),
@@ -101,9 +100,8 @@ def largest(tries: pl.DataFrame) -> pl.DataFrame:
     most = size.filter(OK).max()
     refused = ~OK & (size > most.fill_null(0))
     first = refused & (size == size.filter(refused).min())
-    text = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
-    untried = pl.when(pl.col("reason").str.starts_with("not tried")).then("reason")
-    why = untried.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise(text)
+    is_full = (pl.col("status") == "oom") & ~pl.col("reason").str.starts_with("not tried").fill_null(value=False)
+    why = pl.when(is_full).then(pl.lit(OUT_OF_MEMORY)).otherwise(pl.coalesce("reason", "status"))
     return tries.group_by(_SEARCH, maintain_order=True).agg(
         largest=most,
         peak_memory_mib=pl.col("peak_memory_mib").filter(OK & (size == most)).first(),
@@ -153,9 +151,9 @@ def _derived() -> dict[str, pl.Expr]:
 def _merged(name: str) -> pl.Expr:
     column, dtype = pl.col(name), CELLS[name]
     known = column.filter(OK)
-    if name in _SUMMED:
+    if name in ("samples", "error_items"):
         return known.sum()
-    if name in _ANY:
+    if name == "throttled":
         return known.any()
     if name in COLUMNS and COLUMNS[name].percentile:
         return pl.when(known.null_count() == 0).then(known.median()).alias(name)

@@ -69,28 +69,28 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
     A run id that is in two folders counts once, in the first one. Raises ConfigError for a folder that holds no run, an
     empty one, or one that cannot be read.
     """
-    notes: list[str] = []
-    known: dict[Path, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    notes, runs, seen = list[str](), list[Run](), set[str]()
     tables: dict[str, list[pl.LazyFrame]] = {name: [pl.LazyFrame(schema=schema)] for name, schema in _SCHEMAS.items()}
-    for folder in _folders(addresses, notes):
+    folders = list(_folders(addresses, notes))
+    for folder, name in zip(folders, _names(folders), strict=True):
         results = read_results(folder)
         facts = results.group_by("run_id", maintain_order=True).agg(pl.col(_FACTS).drop_nulls().first())
         if facts.is_empty():
             raise ConfigError(f"{folder}: this run is empty: results.parquet has no rows; {_GIVE}")
-        seen = {run_id for run_ids, _ in known.values() for run_id in run_ids}
-        run_ids = tuple(run_id for run_id in facts["run_id"] if run_id not in seen)
         if twice := seen & set(facts["run_id"]):
             notes.append(f"{folder}: {', '.join(sorted(twice))} is given twice; it counts once")
+        run_ids = tuple(run_id for run_id in facts["run_id"] if run_id not in seen)
         if not run_ids:
             continue
+        seen |= {*run_ids}
         environment, columns = RunFolder(folder).read_environment(), facts.row(0, named=True)
-        known[folder] = run_ids, flat_environment({**columns, **environment}, columns["machine"])
-        for name in _SCHEMAS:
-            frame = results.lazy() if name == "results" else _scan(folder, name)
-            tables[name].append(frame.filter(pl.col("run_id").is_in(run_ids)))
-    runs = tuple(Run(str(folder), name, *known[folder]) for folder, name in zip(known, _names([*known]), strict=True))
-    results_of, samples, layers, tries = (pl.concat(frames) for frames in tables.values())
-    return Runs(runs, results_of, samples, layers, tries, tuple(notes))
+        environment = flat_environment({**columns, **environment}, columns["machine"])
+        runs.append(Run(str(folder), name, run_ids, environment))
+        for table, frames in tables.items():
+            frame = results.lazy() if table == "results" else _scan(folder, table)
+            frames.append(frame.filter(pl.col("run_id").is_in(run_ids)))
+    results_of, samples, layers, tries = map(pl.concat, tables.values())
+    return Runs(tuple(runs), results_of, samples, layers, tries, tuple(notes))
 
 
 def read_results(folder: Path) -> pl.DataFrame:

@@ -23,7 +23,7 @@ from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
 from profiler.machine import host_and_user
-from profiler.results import columns, warning_kinds
+from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
 from profiler.results.layers import layer_rows
@@ -148,7 +148,6 @@ class RunFolder:
 
     def append(self, result: Result) -> Result:
         """Add a line to the journal, on the disk on return; return what it has."""
-        warning_kinds.check(result.warnings)
         line = replace(result, environment=result.environment or self._here).to_json()
         kept = _parsed(line)
         append_line(self.journal, line)

@@ -70,13 +70,6 @@ _KINDS = (
 KINDS = {kind.kind: kind for kind in _KINDS}
 
 
-def check(warnings: Iterable[Warning]) -> None:
-    """Raise KeyError for a kind that is not declared here."""
-    for warning in warnings:
-        if warning.kind not in KINDS:
-            raise KeyError(f"no kind of warning is called '{warning.kind}'; declare it in warning_kinds.py")
-
-
 def retaken(warnings: Iterable[Warning]) -> list[Warning]:
     """Return those for which a row is measured again."""
     return [warning for warning in warnings if warning.kind in KINDS and KINDS[warning.kind].retake]

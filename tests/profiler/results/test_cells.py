@@ -211,7 +211,7 @@ def tried(batch: int, mib: float | None, **other: Any) -> dict[str, Any]:
         ([tried(64, 9.0)], (64, None), None),
         ([tried(1, None)], (None, 1), "out of memory"),
         ([tried(7, 9.0), tried(8, None, reason="not tried: 20 MiB")], (7, 8), "not tried: 20 MiB"),
-        ([tried(7, 9.0), tried(8, None, status="failed", reason="33 bits")], (7, 8), "failed: 33 bits"),
+        ([tried(7, 9.0), tried(8, None, status="failed", reason="33 bits")], (7, 8), "33 bits"),
         # What does not fit below the largest that does says nothing.
         ([tried(32, 9.0), tried(512, None), tried(77, 23.0), tried(79, None), tried(40, None)], (77, 79),
          "out of memory"),

@@ -126,8 +126,6 @@ def test_what_no_reader_takes_is_an_error_or_escaped(run: RunFolder) -> None:
     for lost in ({"figures": {"cache_mib": 3.0}}, {"samples": {"host": [1.0], "sundial": [9.0]}}):
         with pytest.raises(KeyError, match=r"no column is called '(cache_mib|sundial_ms)'"):
             run.append(Result(case("a").id, "ok", clock="host", **lost))  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match="no kind of warning is called 'moonlight'"):
-        run.append(Result(case("a").id, "ok", warnings=[Warning("moonlight", "it was bright")]))
 
 
 def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
