@@ -74,9 +74,9 @@ def test_layers_and_hardware_are_the_printed_tables() -> None:
     assert (ccv["forward_ms"], ccv["backward_ms"], ccv["total_printed"]) == (809, None, "809+bw")
     for row in references.layer_shapes().to_dicts():
         own = SHAPES[row["layer"]]
-        channels, *size = own.input
+        channels, *size = own.input_shape
         assert (row["input"], row["maps"]) == ("{}x{}".format(*size), f"{channels}->{own.out_channels}")
-        assert (row["kernel"], row["stride"]) == ("{}x{}".format(*own.kernel), "{}x{}".format(*own.stride))
+        assert (row["kernel"], row["stride"]) == ("{}x{}".format(*own.kernel), "1x1")
     (k80,) = references.hardware("cloud-gpus").filter(gpu="Tesla K80").to_dicts()
     assert (k80["instance"], k80["memory"]) == ("p2, NCx, K80", "12GB GDDR5")
     times = references.networks("gpu-study").select("network", "batch_size", "total_ms").rows()
