@@ -120,7 +120,6 @@ class Cache:
 class Entry:
     """A file of the cache with those that belong to it: `size` in bytes, `used` in seconds since the epoch."""
 
-    kind: str
     path: Path
     size: int
     used: float
@@ -148,7 +147,7 @@ def entries(root: Path) -> list[Entry]:
         if path.exists():  # Else it is an entry whose content is JSON.
             with contextlib.suppress(OSError, ValueError, TypeError):
                 size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
-                found.append(Entry(manifest.parent.name, path, size, manifest.stat().st_mtime))
+                found.append(Entry(path, size, manifest.stat().st_mtime))
     return sorted(found, key=lambda entry: -entry.used)
 
 

@@ -95,6 +95,9 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
     packages += ["onnx", "onnxscript", "numpy", "polars"]
+    versions: dict[str, str | None] = {}
+    for library in (engine.version for engine in ENGINES.values() if engine.version):
+        versions[library.column] = versions.get(library.column) or installed_version(*library.packages)
     gpu, of_cuda = target.gpu, facts if target.gpu else {}
     return {
         "gpu": gpu and gpu.name,
@@ -102,7 +105,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "cuda": of_cuda.get("torch_cuda"),
         "driver": gpu and gpu.driver,
         "cudnn": of_cuda.get("cudnn"),
-        **library_versions(),
+        **versions,
         "device": target.kind,
         "gpu_uuid": gpu and gpu.uuid,
         "gpu_memory_mib": gpu and gpu.memory_mib,
@@ -161,11 +164,3 @@ def _left(folder: Path) -> float:
         # The kernel gives back by itself what files hold that nobody read lately.
         return max(most - now + int(stat.get("inactive_file", 0)), 0) / 2**20
     return math.inf
-
-
-def library_versions() -> dict[str, str | None]:
-    """Map each version column of the results to the installed version of the engines' library, or None."""
-    columns: dict[str, str | None] = {}
-    for library in (engine.version for engine in ENGINES.values() if engine.version):
-        columns[library.column] = columns.get(library.column) or installed_version(*library.packages)
-    return columns

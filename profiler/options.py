@@ -66,7 +66,6 @@ class Run:
         "--input",
         metavar="SHAPE|NAME=VALUES",
     )
-    write_yaml: Path | None = _option("Of a model: write the job as a YAML file", metavar="FILE")
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _only()

@@ -254,8 +254,6 @@ NOT_WHOLE = {
     **dict.fromkeys(("profiler.results.run_folder", "profiler.run.watch"), "log"),
     # Logs that nobody reads back; and the one place where the others write.
     "profiler.run.command": "log",
-    # Never in place of a file that is there: opened with "x".
-    "profiler.run.model_job": "new",
     # Into the memory.
     "profiler.tables.writers": "bytes",
     "exporters.whole_file": "itself",

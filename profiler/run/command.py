@@ -33,7 +33,7 @@ from profiler.results.result import Result
 from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
 from profiler.results.warning_kinds import retaken
-from profiler.run.model_job import ModelJob, model_job, refuse_model_options, write_job
+from profiler.run.model_job import ModelJob, model_job, refuse_model_options
 from profiler.run.prepare import Stages, check_models, with_shapes
 from profiler.run.progress import Display
 from profiler.run.runner import Runner
@@ -86,13 +86,11 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         config = read_job(options, job, target.kind, target.hardware)
         start = resolved(options, console, config, target, facts, only)
         if options.dry_run:
-            _write_yaml(start, job)
             return print_plan(start.console, start.target.name, start.cases, start.config)
         with _open_run(start) as run:
             runner = start.runner(run)
             runner.refuses = isinstance(job, ModelJob)
             interrupted, results = measure_cases(runner, console, options.retry)
-    _write_yaml(start, job)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():
@@ -132,8 +130,6 @@ def open_job(options: Options) -> JobFile | ModelJob:
     if path is not None:
         refuse_model_options(options, f"{path.name} has the keys itself, and --only measures a part of it")
         return JobFile(path)
-    if (file := options.write_yaml) is not None and (file.exists() or not file.resolve().parent.is_dir()):
-        raise ConfigError(f"--write-yaml {file}: give a new file in a folder that is there")
     return model_job(str(options.config), options)
 
 
@@ -162,13 +158,6 @@ def resolved(
     plan = make_plan(config, target.kind, hardware=target.hardware)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
     return Start(options, console, config, target, environment, plan, only_of(plan, only))
-
-
-def _write_yaml(start: Start, job: JobFile | ModelJob) -> None:
-    """Write the job of a model given by name, once it was found to be one."""
-    if (file := start.options.write_yaml) is not None and isinstance(job, ModelJob):
-        write_job(job.data(start.target.kind, _overrides(start.options), start.target.hardware), file)
-        start.say(f"Written: {file}; {PROGRAM} {shlex.quote(str(file))} measures the same")
 
 
 @contextlib.contextmanager

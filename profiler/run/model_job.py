@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -19,9 +18,8 @@ from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.config import Config, config_of, merged
-from profiler.job.mistakes import Location, to_yaml
+from profiler.job.mistakes import Location
 from profiler.options import Run as Options
-from profiler.results.run_folder import relative_to
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {
     "cpu": {"precisions": ["fp32"], "batch_sizes": [1, 16]},
@@ -37,7 +35,6 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--engine": ("engine", [("engines",)]),
     "--pass": ("pass_", [("passes",)]),
     "--input": ("inputs", [("models", 0, "input"), ("models", 0, "inputs")]),
-    "--write-yaml": ("write_yaml", []),
 }
 """Options that only a model goes with: the name in Options, and the places in a job that they fill."""
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
@@ -73,19 +70,15 @@ class ModelJob:
         path = self.given["models"][0].get("onnx")
         return path is not None and not is_float32(Path(path))
 
-    def data(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> dict[str, Any]:
-        """Fill in what is usual on such a device; `more` keys stand in place of it."""
+    def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
+        """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
         usual = {"suite": self.given["models"][0]["name"], **_USUAL[device], "budget": _BUDGET}
         if self.fixed_batch is not None:
             usual["batch_sizes"] = [self.fixed_batch]
         if self._runs_as_it_is:
             del usual["precisions"]
         job = merged(usual, self.given, more)
-        return {"engines": self._usual_engines(job, device, hardware), **job}
-
-    def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
-        """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
-        return config_of(self.data(device, more, hardware), self.typed)
+        return config_of({"engines": self._usual_engines(job, device, hardware), **job}, self.typed)
 
     def _usual_engines(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> list[str]:
         """Select the installed presets that can do some of the job. Slow compilers come last."""
@@ -129,17 +122,6 @@ def refuse_model_options(options: Options, what: str) -> None:
     given = [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]
     if given:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
-
-
-def write_job(job: Mapping[str, Any], path: Path) -> None:
-    """Write a job's data as YAML; its paths are relative to it where they can be."""
-    (entry,) = job["models"]
-    data = {**job, "models": [entry["name"] if len(entry) == 1 else entry]}
-    del data["suite"]
-    if "factory" in entry and Path.cwd() != path.resolve().parent:
-        data["import_from"] = [str(Path.cwd())]
-    text = to_yaml(relative_to(path.resolve().parent, data))
-    path.write_text(f"# Run it with: {PROGRAM} {shlex.quote(path.name)}\n{text}")
 
 
 def _words(text: str) -> list[str]:

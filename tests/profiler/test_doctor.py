@@ -88,10 +88,8 @@ def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, mo
 def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "other_work", lambda nvml: "other processes took 40 % of 2 processors")
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
-    monkeypatch.setattr(doctor, "_LEAST_GIB", 1e9)
     lines = {check.what: check for check in doctor._host(CPU)}
     assert "40 % of 2 processors; --wait-for-idle" in lines["Other work"].text
-    assert lines["Cache"].status == "note"
     assert "PROFILER_CACHE" in lines["Cache"].text
 
 

@@ -14,8 +14,7 @@ from engines import requirements
 from engines.catalog import PRESETS
 from engines.options import Device
 from profiler.errors import ConfigError
-from profiler.job.config import Config, GraphInput, load_config
-from profiler.job.mistakes import read
+from profiler.job.config import Config, GraphInput
 from profiler.options import Run
 from profiler.run import command, model_job
 
@@ -56,10 +55,8 @@ def options(line: str) -> Run:
     word, *rest = line.split()
     given: dict[str, Any] = {"inputs": [], "engine": [], "shapes": []}
     for flag, value in zip(rest[::2], rest[1::2], strict=True):
-        name = {"--input": "inputs", "--pass": "pass_", "--write-yaml": "write_yaml"}.get(flag, flag.strip("-"))
+        name = {"--input": "inputs", "--pass": "pass_"}.get(flag, flag.strip("-"))
         given[name] = [*given[name], value] if name in ("inputs", "engine", "shapes") else value
-    if "write_yaml" in given:
-        given["write_yaml"] = Path(given["write_yaml"])
     return Run(config=Path(word), **given)
 
 
@@ -164,11 +161,9 @@ REFUSED = [
     (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),
     (f"{WORDS} --input input_ids=no.npy", "--input: there is no file"),
     ("fake.onnx", "no ONNX model, or a truncated one"),
-    ("resnet18 --write-yaml net.py", "--write-yaml net.py: give a new file"),
-    ("resnet18 --write-yaml no/job.yaml", "--write-yaml no/job.yaml: give a new file in a folder that is there"),
     ("job.yaml --batch 1", "--batch goes with a model, .*; job.yaml has the keys itself"),
     ("words.onx", "'words.onx' is neither a file .*; did you mean 'words.onnx'"),
-    ("cnn-benchmarks --write-yaml j.yaml", "--write-yaml goes with a model"),
+    ("cnn-benchmarks --batch 1", "--batch goes with a model"),
     ("resnet18 --pass x --precision y", r"--pass: unknown pass 'x'.*\n--precision: unknown precision 'y'"),
 ]
 
@@ -195,33 +190,3 @@ def test_a_file_comes_before_a_suite_and_a_suite_before_a_network(
     assert [model.name for model in job("resnet18").models] == ["vgg16"]
     Path("resnet50").mkdir()
     assert [model.name for model in job("resnet50").models] == ["resnet50"], "a folder is no job"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "resnet18 --batch 2 --precision fp32,bf16",
-        "net:make --input 3,2,2 --pass training,inference",
-        f"{WORDS} --input input_ids=ids.npy --engine ort",
-    ],
-)
-@pytest.mark.parametrize("place", ["job.yaml", "elsewhere/job.yaml"])
-def test_the_yaml_says_the_same_in_few_words(folder: Path, line: str, place: str) -> None:
-    (folder / "elsewhere").mkdir()
-    given = options(line)
-    config, data = job(line), command.open_job(given).data("cpu", {})
-    model_job.write_job(data, folder / place)
-    again = load_config(folder / place, "cpu")
-    left_out = {"suite", "import_from"} if "net:" not in line else {"suite"}
-    assert again.model_dump(exclude=left_out) == config.model_dump(exclude=left_out)
-    if place == "job.yaml":
-        assert str(folder) not in (folder / place).read_text(), "it can be moved along with its files"
-    short = command.open_job(options("resnet18 --engine eager --batch 1"))
-    model_job.write_job(short.data("cpu", {}), folder / "short.yaml")
-    assert read(folder / "short.yaml")[0] == {
-        "models": ["resnet18"],
-        "engines": ["eager"],
-        "precisions": ["fp32"],
-        "batch_sizes": [1],
-        "budget": {"seconds": 1.0},
-    }
