@@ -19,20 +19,14 @@ from profiler.machine import resolve_device
 from profiler.options import Cache, Engines, Models, Suites
 from profiler.published.studies import STUDIES
 from profiler.tables.numbers import counted, decimals, duration, each, whole
-from profiler.tables.table import Table, figure, name, of_rows, prose, words
+from profiler.tables.table import figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
 
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
 def list_engines(_: Engines, console: Console) -> int:
-    """Print every preset."""
-    print_table(console, engines_table())
-    return 0
-
-
-def engines_table() -> Table:
-    """Return every preset: what it can do here, by pass, and what is missing, with how to install it."""
+    """Print every preset: what it can do here, by pass, and what is missing, with how to install it."""
     target, rows = resolve_device("auto"), []
     device, gpu = target.kind, target.gpu
     card = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
@@ -48,7 +42,8 @@ def engines_table() -> Table:
         *(words("Inference", "inference"), words("Training", "training")),
         *(prose("What it is", "summary"), prose("What is missing here", "missing", style="yellow")),
     ]
-    return of_rows(f"Engines on {device}{card}", fields, rows)
+    print_table(console, of_rows(f"Engines on {device}{card}", fields, rows))
+    return 0
 
 
 def _narrower(engine: Engine, device: Device) -> str:

@@ -11,7 +11,7 @@ from engines.catalog import ENGINES, Requirement
 from exporters.cache import Cache
 from profiler import listings, nvml
 from profiler.nvml import Gpu
-from profiler.tables.writers import print_table
+from profiler.options import Engines
 
 
 def card(capability: str) -> Gpu:
@@ -24,8 +24,8 @@ def row(monkeypatch: pytest.MonkeyPatch):
 
     def row(preset: str, gpus: list[Gpu]) -> str:
         monkeypatch.setattr(nvml, "visible_gpus", lambda: gpus)
-        table = listings.engines_table()
-        lines = on_console(print_table, table, width=2000).splitlines()
+        shown = on_console(lambda console: listings.list_engines(Engines(), console), width=2000)
+        lines = shown.splitlines()
         return next(line for line in lines if line.split()[:1] == [preset])
 
     return row
