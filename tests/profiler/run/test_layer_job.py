@@ -64,8 +64,10 @@ def test_work_of_a_layer_is_its_three_parts(results: pl.DataFrame) -> None:
     for name, layer in (("L4", LAYERS["L4"]), ("L5", LAYERS["L5"])):
         (training,) = only(results, model=name, variant="eager", **{"pass": "training"})
         (inference,) = only(results, model=name, variant="eager", **{"pass": "inference"})
-        assert inference["flops_per_item"] == 2 * layer.multiply_adds
-        assert training["flops_per_item"] == 6 * layer.multiply_adds
+        (channels, height, width), (kernel, _) = layer.input_shape, layer.kernel
+        multiply_adds = channels * kernel**2 * layer.out_channels * (height - kernel + 1) * (width - kernel + 1)
+        assert inference["flops_per_item"] == 2 * multiply_adds
+        assert training["flops_per_item"] == 6 * multiply_adds
         rate = training["flops_per_item"] * training["batch_size"] / training["latency_ms"] / 1e9
         assert training["tflops"] == pytest.approx(rate)
 

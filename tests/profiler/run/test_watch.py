@@ -200,7 +200,7 @@ def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch: pytest.Mo
     left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
     looks, told = waiting(10.0)
     looks.start()
-    assert told.waited == [f"{WAITING}: other processes took 48 % of 2 processors"] * 2
+    assert told.waited == [f"{WAITING}: other processes took 48 % of the processors' time"] * 2
     looks, told = waiting(0.0)  # Nobody waits who was not asked to.
     looks.start()
     assert (left, told.waited, told.announced) == ([0.9], [], [])
