@@ -208,11 +208,6 @@ class Child:
                 return message
         return None
 
-    @property
-    def doing(self) -> str:
-        """The progress, or else the phase."""
-        return self.progress or self.phase
-
     def kill(self) -> None:
         """End the process and every process that it started."""
         self._end_all()

@@ -308,7 +308,7 @@ class _Supervisor:
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
 
         call = Call(f"profiler.worker.{function}", task, log, *limits, visible, self.runner.config.path)
-        outcome = run_one(call, lambda child: tick(child.doing))
+        outcome = run_one(call, lambda child: tick(child.progress or child.phase))
         if log.exists() and not log.stat().st_size:
             log.unlink()
         return outcome

@@ -46,6 +46,8 @@ _NAMED = 3
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
+_known = partial(np.nan_to_num, nan=0.0, posinf=0.0)
+"""Take 0 for what is not finite: that says nothing of what is usual."""
 _NOT_FINITE = "loss or outputs are not finite"
 _FLOOR = 1e-6
 _TIMES = 3
@@ -57,9 +59,9 @@ _NOTABLE = 0.01
 class Allowance(NamedTuple):
     """Seconds for comparing further items: a case took `spent`, must end in `left`, and a call takes `call`."""
 
-    spent: float = 0.0
-    left: float = 0.0
-    call: float = 0.0
+    spent: float
+    left: float
+    call: float
 
     def allows(self, items: int, seconds: float) -> bool:
         """Allow one more run after so many seconds: any until `items` are 8, then a tenth of the case's time."""
@@ -67,11 +69,8 @@ class Allowance(NamedTuple):
         return seconds + self.call < most
 
 
-NOTHING = Allowance()
-
-
 def verify(
-    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance = NOTHING
+    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance | None = None
 ) -> None:
     """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold.
 
@@ -95,7 +94,7 @@ def verify(
 
 
 def _check_outputs(
-    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance
+    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance | None
 ) -> None:
     """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
     case, model = task.case, task.prepared
@@ -107,7 +106,7 @@ def _check_outputs(
     finding = parity.judge(case.precision, list(map(parity.compare, pairs)))
 
     def goes_on(items: int) -> bool:
-        return items < reference.items and allowance.allows(items, time.perf_counter() - start)
+        return bool(allowance and items < reference.items and allowance.allows(items, time.perf_counter() - start))
 
     if not apart and not isinstance(finding, str) and isinstance(session, Feedable):
         try:
@@ -206,7 +205,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     wrong = [
         name
         for name in notable
-        if found.tensors[name] > max(WRONG, _TIMES * _or_zero(own.tensors[name]))
+        if found.tensors[name] > max(WRONG, _TIMES * _known(own.tensors[name]))
         or (name in found.zeros and name not in own.zeros)
     ]
     if wrong:
@@ -216,16 +215,11 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
             f"wrong gradients in {len(wrong)} of {len(notable)} large tensors; worst is {worst}: "
             f"relative L2 error {error} to fp64, usual at {precision} is {usual_error}"
         )
-    usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
+    usual = _TIMES * max(_known(own.gradient), _FLOOR)
     if found.gradient <= usual:
         return None
     error, limit = numbers.error(found.gradient), numbers.error(usual)
     return Warning("inaccurate-gradients", f"relative L2 error {error} to fp64, usual at {precision} is below {limit}")
-
-
-def _or_zero(error: float) -> float:
-    """Return 0 for a reference that is not finite itself: it says nothing of what is usual."""
-    return error if np.isfinite(error) else 0.0
 
 
 # Proof.

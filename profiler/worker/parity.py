@@ -136,11 +136,7 @@ def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tupl
 
 
 def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
-    """Return an output with zeros at tokens of padding, where what a runtime computes means nothing.
-
-    In ModernBERT's sliding windows without a token, PyTorch's attention gives zeros and its exported graph a mean: the
-    outputs there are 3e-3 apart, at all other tokens 3e-7.
-    """
+    """Return an output with zeros at tokens of padding, where what a runtime computes means nothing."""
     tokens = padding(specs, array.shape)
     if tokens.any():
         array = array.copy()

@@ -342,7 +342,7 @@ def test_progress_is_told_until_the_phase_ends_and_a_build_is_not_in_the_timeout
     there, seen = tmp_path / "there", []
 
     def look(child: Child) -> None:
-        seen.append((child.phase, child.doing))
+        seen.append((child.phase, child.progress or child.phase))
         if seen[-1] == ("build", "building 45 %"):
             clock.now += 3
             there.touch()
