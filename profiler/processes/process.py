@@ -182,6 +182,7 @@ class Child:
         if self._not_started is not None:
             return self._finish(self._not_started)
         if has_ended := not self.process.is_alive():
+            self._reader.join(1.0)  # Where the forkserver was killed, the process ends a moment later.
             self._end_all()  # What it started may hold its pipe open, behind half a message.
             self._reader.join(_EXIT_SECONDS)
         wait = 0.0 if has_ended else max(0.0, min(timeout, self.remaining()))
