@@ -139,7 +139,9 @@ def test_parts_add_up_on_both_clocks(engine: str, options: dict[str, Any], open_
     gated = clock.time_gated(session.run, 1.0, 15)
     assert gated is not None
     for whole, parts in (("event", PARTS), ("gpu", [f"gpu_{part}" for part in PARTS])):
-        medians = {name: median((samples | gated)[name]) or 0 for name in (whole, *parts)}
-        print(medians)
-        assert sum(medians[part] for part in parts) == pytest.approx(medians[whole], rel=0.05)
-        assert min(medians.values()) > 0
+        times = {name: (samples | gated)[name] for name in (whole, *parts)}
+        # A captured graph's parts are read of fewer calls than its whole.
+        sums = [sum(each) for each in zip(*(times[part] for part in parts), strict=True)]
+        print(median(sums), median(times[whole]))
+        assert median(sums) == pytest.approx(median(times[whole]), rel=0.05)
+        assert min(map(min, times.values())) > 0
