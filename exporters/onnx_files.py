@@ -26,6 +26,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
+    if path.stat().st_size >= 2**31:
+        raise ModelError(f"{path}: larger than protobuf's limit of 2 GiB; save it with its weights in other files")
     mend = "export or copy it again"
     if path.suffix in WEIGHTS:
         mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"

@@ -98,7 +98,7 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     "data in a device": (of(lambda: external("/dev/zero")), "failed", _OUTSIDE),
     "data behind a link": (linked, "failed", _OUTSIDE),
     "data at two places": (said_twice, "failed", _OUTSIDE),
-    "data at a NUL": (of(lambda: external("a\0b")), "failed", _OUTSIDE),
+    "data at a NUL": (of(lambda: external("a\0b")), "failed", "embedded null byte"),
     "data in a pipe": (a_pipe, "failed", "keeps its data in 'w.bin', which is missing"),
     "data nowhere": (of(lambda: external("nowhere.bin")), "failed", "in 'nowhere.bin', which is missing"),
     "data past the end": (past_the_end, "failed", "up to byte 64, and that file has 8: truncated"),
