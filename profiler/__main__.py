@@ -31,9 +31,22 @@ def start() -> NoReturn:
         raw = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
         options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
         setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, errors="backslashreplace", **options))
+    _check_names()
     from profiler.cli import main
 
     main()
+
+
+def _check_names() -> None:
+    """End where the current folder, which `python -m` looks at first, has a package of one of our names."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    for name in ("engines", "exporters"):
+        spec = find_spec(name)
+        if spec and spec.origin and not Path(spec.origin).resolve().is_relative_to(Path(__file__).resolve().parents[1]):
+            print(f"{spec.origin} hides a package of the profiler: call runtime-profiler here", file=sys.stderr)
+            sys.exit(2)
 
 
 if __name__ == "__main__":

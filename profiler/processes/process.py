@@ -211,7 +211,8 @@ class Child:
 
     def kill(self) -> None:
         """End the process and every process that it started."""
-        self._end_all()
+        if self._not_started is None and self.phase != Phase.ENDED:
+            self._end_all()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_all(self) -> None:
@@ -222,9 +223,9 @@ class Child:
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
             self.process.join(_EXIT_SECONDS)
-            end_below(self._forkserver, _RUNNING)
-            if not any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children()):
-                end_below(os.getpid(), _of_this_session())
+        end_below(self._forkserver, _RUNNING)
+        if not any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children()):
+            end_below(os.getpid(), _of_this_session())
 
     def remaining(self) -> float:
         """Return how many seconds its phase may still take, below 0 once that is over."""

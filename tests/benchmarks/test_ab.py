@@ -79,7 +79,7 @@ def test_in_a_process_that_is_told_to_every_session_is_slowed(tmp_path: Path) ->
 import time, types
 import engines
 module = types.SimpleNamespace(open_session=lambda job: Fake())
-engines.importlib = types.SimpleNamespace(import_module=lambda name: module)
+engines.import_module = lambda name: module
 class Fake:
     began = ended = 0.0
     def run(self, mark):

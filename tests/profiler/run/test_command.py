@@ -781,7 +781,6 @@ WRONG: list[tuple[str | None, list[str], list[str]]] = [
     (JOB, ["job.yaml", "--output", "job.yaml"], ["output", "job.yaml", "--output"]),
     (JOB, ["job.yaml", "--retry", "--dry-run"], ["--retry", "--resume"]),
     (JOB, ["job.yaml", "--wait-for-idle", "0.05"], ["--wait-for-idle", "0.1"]),
-    (None, ["engines", "--device", "gpu"], ["--device gpu", "auto, cpu, cuda"]),
     (None, ["engines", "--bogus"], ["--bogus"]),
     (JOB, ["job.yaml", "--bogus"], ["--bogus"]),
 ]
