@@ -89,8 +89,8 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback(
-    help="Measures PyTorch and ONNX models in PyTorch, torch.compile, ONNX Runtime, OpenVINO and TensorRT, and says "
-    "which to deploy.\n\n"
+    help="Measures PyTorch and ONNX models in PyTorch, torch.compile, ONNX Runtime, OpenVINO, JAX and TensorRT, and "
+    "says which to deploy.\n\n"
     f"A model: {PROGRAM} model.onnx\n\nA job: {PROGRAM} bench.yaml\n\nTheir options: {PROGRAM} run --help"
 )
 def _options(

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import PROGRAM, ConfigError, resuming
+from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import Filter, parse_only, setting_words
 from profiler.options import Layers as Options
 from profiler.report.data import Layer, layers
@@ -75,8 +75,7 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
         warnings = rows["warnings"].explode().drop_nulls()
         reasons = warnings.filter(warnings.str.starts_with("no-layers"))
         why = f" ({reasons[0]})" if len(reasons) else ""
-        commands = f"{PROGRAM} bench.yaml --profile, or {resuming(run)} --profile"
-        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {commands}")
+        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {PROGRAM} bench.yaml --profile")
     if only is not None:
         check_only(only, runs.results)
         rows = rows.filter(chosen(only))

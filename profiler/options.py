@@ -154,7 +154,7 @@ class Compare:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Query the tables results, samples, layers and environments of runs by SQL.
+    """Query the tables results, cells, samples, layers and environments of runs by SQL.
 
     For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
     """
@@ -199,7 +199,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what works on this machine: its driver, card and limits, and every engine with a tiny network."""
+    """Say what works on this machine: its driver, card and processors, and every engine with a tiny network."""
 
     device: str = _option("auto, cpu, cuda or cuda:1", default="auto")
     output: Path | None = _option("Keep all that was found in this folder, to report it")

@@ -1,4 +1,4 @@
-"""Find the files that come with the project: the default job, the suites, the published figures, the tested versions.
+"""Find the files that come with the project: the default job, the suites, the published figures.
 
 In a checkout they lie at its root; a wheel carries them in this folder (pyproject.toml, force-include).
 """

@@ -107,9 +107,11 @@ def _clean(run: Run, patterns: Mapping[str, re.Pattern[str]]) -> Run:
 
 
 def _command(words: Sequence[str]) -> list[str]:
-    """Return a command that a reader can type."""
+    """Return a command that a reader can type, without the folder of its results."""
+    pairs = zip(["", *words], words, strict=False)
+    kept = [word for before, word in pairs if before != "--output" and not word.startswith("--output")]
     is_program = Path(words[0]).name in ("__main__.py", "runtime-profiler")
-    return ["python", "-m", "profiler", *words[1:]] if is_program else [*words]
+    return ["python", "-m", "profiler", *kept[1:]] if is_program else kept
 
 
 def _last_part(found: re.Match[str]) -> str:

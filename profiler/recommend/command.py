@@ -35,6 +35,8 @@ from profiler.tables.writers import print_section
 FORMATS = ("text", "json")
 NOTHING_FITS = 3
 _MOST_NAMES = 4
+_ENOUGH = 5
+"""Processes of a cell from which on more hardly narrow its interval."""
 _WHOLE = 2
 """Of more answers than these only the headlines are printed."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
@@ -182,7 +184,9 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
         if len(answers) <= _WHOLE and choice.winner:
             console.print(Text(comparison(choice)))
             _print_export(console, request, choice, runs)
-    again = f"{PROGRAM} recommend {shlex.join([*runs, '--model', answers[0][0].model])}"
+    first = answers[0][0]
+    named = ["--model", first.model, *(["--pass", first.pass_] if first.pass_ != "inference" else [])]
+    again = f"{PROGRAM} recommend {shlex.join([*runs, *named])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
 
 
@@ -208,7 +212,7 @@ def headline(choice: Choice) -> str:
         return f"Deploy {winner['name']}{batch}: {', '.join(_parts(choice, winner))}"
     nearest = next((loser for loser in choice.losers if loser.cell is choice.nearest), None)
     if nearest is None:
-        return "Nothing to deploy: no candidate was measured"
+        return f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)}"
     return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}"
 
 
@@ -218,7 +222,8 @@ def comparison(choice: Choice) -> str:
         return ""
     if choice.tied:
         cells = [choice.winner, *choice.tied]
-        return f"A tie of {len(cells)}: {_some(cells)}; the cheapest start wins; --replicates 5 may part them"
+        more = "; --replicates 5 may part them" if choice.winner["processes"] < _ENOUGH else ""
+        return f"A tie of {len(cells)}: {_some(cells)}; the cheapest start wins{more}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     return f"The only candidate{' that meets the limits' if choice.losers else ''}"

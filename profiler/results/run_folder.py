@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 from filelock import FileLock, Timeout
 
+from exporters.errors import sentence
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, write_whole
 from profiler.errors import ConfigError, resuming
@@ -144,7 +145,10 @@ class RunFolder:
 
     def read_models(self) -> dict[str, Identity]:
         """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
-        return {name: Identity(dict(line["parts"])) for name, line in read_json(self._models).items()}
+        try:
+            return {name: Identity(dict(line["parts"])) for name, line in read_json(self._models).items()}
+        except _NO_RESULT as error:
+            raise ConfigError(f"{self._models} cannot be read ({sentence(error)}); start a new run") from error
 
     def append(self, result: Result) -> Result:
         """Add a line to the journal, on the disk on return; return what it has."""

@@ -1,9 +1,9 @@
 """Declare every kind of warning: its meaning as a footnote, its mark, and which rows are measured again for it.
 
 A row's warnings are `Warning` objects from where they are made to where they are written, and "kind: text" in files
-(engines/base.py). A new kind is one row of `_KINDS`; terminal, report, recommend, docs/columns.md and the published
-pages read it from there. What casts doubt on a figure widens its interval (docs/method.md); nothing branches on a kind,
-but for measuring again.
+(engines/base.py). A new kind is one row of `_KINDS`, and one of docs/columns.md; terminal, report, recommend and the
+published pages read `_KINDS`. What casts doubt on a figure widens its interval (docs/method.md); nothing branches on a
+kind, but for measuring again.
 """
 
 from __future__ import annotations

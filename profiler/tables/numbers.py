@@ -28,9 +28,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """List: 1, 2 and 3."""
-    *rest, last = map(str, values)
-    return f"{', '.join(rest)} and {last}" if rest else last
+    """List: 1, 2 and 3; of nothing an empty text."""
+    words = [*map(str, values)]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:

@@ -261,7 +261,7 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest() -> None:
     answer = ask(*full(), **LIMITED)
     assert answer.winner is None and answer.nearest and answer.nearest["name"] == "compiled fp16"
     assert headline(answer).startswith("Nothing meets the limits; the nearest is compiled fp16: latency 0.925 ms (")
-    assert headline(ask(row("trt", ms=None))) == "Nothing to deploy: no candidate was measured"
+    assert headline(ask(row("trt", ms=None))) == "Nothing to deploy: no candidate has a figure for latency"
 
 
 @pytest.mark.parametrize("wanted", [{}, {"objective": "throughput"}, LIMITED])
@@ -415,3 +415,9 @@ def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table() -> None:
     training = said(results.filter(pl.col("pass") == "training"))
     assert "resnet50 training, lowest latency: Deploy eager fp32, batch 1" in training and "--export" not in training
     assert said(results.with_columns(status=pl.lit("failed"))) == ""
+
+
+def test_training_has_no_usual_limit_and_a_run_may_have_no_machine() -> None:
+    choice = ask(row("eager", **TRAINING, machine=None), pass_="training")
+    assert choice.winner and not choice.limits
+    assert shown(choice, pass_="training").startswith("net training: lowest latency\n")
