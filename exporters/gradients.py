@@ -96,6 +96,11 @@ class GradientReference:
     own: Mapping[str, Deviation]
     """By `own_name`."""
 
+    def deviation_at(self, precision: str, batch: int) -> Deviation:
+        """Return that precision's deviation at the batch size; at one that was not prepared, the largest of any."""
+        same = [own for name, own in self.own.items() if name.startswith(f"{precision} ")]
+        return self.own.get(own_name(precision, batch)) or largest(same)
+
 
 def own_name(precision: str, batch: int) -> str:
     """Name the deviation of a step at that precision and batch size. Only fp16, without a loss scale, depends on the

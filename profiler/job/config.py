@@ -372,6 +372,10 @@ class Config(_Strict):
         return self.layers or self.models
 
 
+_OPTIONS = {"budget": "--seconds", "machine": "--machine"}
+"""Options that stand in place of some keys of a block."""
+
+
 class JobFile:
     """A job's file, read once. Raises ConfigError for a file that cannot be read or is no YAML."""
 
@@ -386,7 +390,10 @@ class JobFile:
 
         Raises ConfigError for a mistake in it.
         """
-        typed: dict[Location, str] = {(key,): f"--{key}" for key in overrides or {}}
+        typed: dict[Location, str] = {}
+        for key, value in (overrides or {}).items():
+            is_block = key in _OPTIONS
+            typed |= {(key, leaf): _OPTIONS[key] for leaf in value} if is_block else {(key,): f"--{key}"}
         data, origin = dict(self._data), Origin(self.path, self._lines, typed, block=device_kind)
         block = {kind: data.pop(kind, None) for kind in DEVICE_BLOCKS}.get(device_kind) or {}
         if not isinstance(block, dict):

@@ -97,6 +97,7 @@ class RunFolder:
         self._tries = path / "largest_batch.jsonl"
         self._models = path / "models.json"
         self._here: dict[str, Any] = {}
+        self.damaged = 0
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
@@ -151,9 +152,14 @@ class RunFolder:
             raise ConfigError(f"{self._models} cannot be read ({sentence(error)}); start a new run") from error
 
     def append(self, result: Result) -> Result:
-        """Add a line to the journal, on the disk on return; return what it has."""
-        line = replace(result, environment=result.environment or self._here).to_json()
-        kept = _parsed(line)
+        """Add a line to the journal, on the disk on return; return what it has, of wrong values a failed row."""
+        columns.check(dict.fromkeys([*result.figures, *result.clocks]))
+        result = replace(result, environment=result.environment or self._here)
+        try:
+            kept = _parsed(line := result.to_json())
+        except _NO_RESULT as error:
+            lost = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"])
+            kept = _parsed(line := replace(lost, environment=result.environment).to_json())
         append_line(self.journal, line)
         return kept
 
@@ -166,16 +172,21 @@ class RunFolder:
 
     def results(self) -> dict[str, Result]:
         """Return the journal's results by case id; of a case the last line that can be read counts."""
-        found = dict[str, Result]()
+        found, self.damaged = dict[str, Result](), 0
         for line in read_lines(self.journal):
-            with contextlib.suppress(*_NO_RESULT):
+            try:
                 result = _parsed(line)
                 found[result.case_id] = result
+            except _NO_RESULT:
+                self.damaged += 1
         return found
 
     def largest_batches(self) -> pl.DataFrame:
         """Return one row a try of the search for the largest batch; the last line of one counts."""
-        rows = [{"run_id": self.run_id, **json.loads(line)} for line in read_lines(self._tries)]
+        rows = list[dict[str, Any]]()
+        for line in read_lines(self._tries):
+            with contextlib.suppress(*_NO_RESULT):
+                rows.append({"run_id": self.run_id, **json.loads(line)})
         tries = pl.DataFrame(rows, schema=columns.LARGEST_BATCH)
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from engines.options import DEVICES, Device
 from exporters.cache import check_root, default_root, most_bytes, trim
+from exporters.errors import sentence
 from exporters.libraries import library_of
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, resuming
@@ -145,7 +146,7 @@ def _overrides(options: Options) -> dict[str, Any]:
     """Return the keys of a job that options stand in place of."""
     given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates")}
     given |= {"output": options.output and str(options.output.resolve()), "machine": machine_keys(options.machine)}
-    given["budget"] = QUICK if options.quick else {"seconds": options.seconds} if options.seconds else None
+    given["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     return {key: value for key, value in given.items() if value}
 
 
@@ -227,6 +228,9 @@ def measure_cases(
     runner.run.write_environment(environment)
     cases, limits = runner.chosen, config.largest_batch
     waiting = _waiting(runner.run.results(), cases, retry)
+    if damaged := runner.run.damaged:
+        lost = f"{counted(damaged, 'damaged line')} of journal.jsonl left out; what only they held is measured again"
+        console.print(Text(lost, style="yellow"), soft_wrap=True)
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     where = f"{runner.target.name}: {len(waiting)} of {counted(len(cases), 'case')} to measure; into {runner.run.path}"
     console.print(Text(where), soft_wrap=True)
@@ -240,10 +244,19 @@ def measure_cases(
     if waiting or to_search:
         console.print(Text(f"\nTook {duration(time.monotonic() - started)}"))
     if report and not results.is_empty():
-        from profiler.report.command import write as write_report  # altair takes half a second
-
-        write_report(Report(runs=[str(runner.run.path)]), cells(results))
+        _write_report(runner.run.path, results, console)
     return interrupted, results
+
+
+def _write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
+    """Write the report; a run whose report fails has its results all the same."""
+    try:
+        from profiler.report.command import write  # altair takes half a second
+
+        write(Report(runs=[str(folder)]), cells(results))
+    except Exception as error:
+        again = f"try again: {PROGRAM} report {shlex.quote(str(folder))}"
+        console.print(Text(f"no report: {sentence(error)}; {again}", style="yellow"), soft_wrap=True)
 
 
 def _waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -> list[Case]:
@@ -281,5 +294,8 @@ def _what_is_left(start: Start, run: RunFolder) -> str:
     """Say that an interrupted run is complete all the same, or which command goes on with it."""
     if start.config.largest_batch is None and not _waiting(run.results(), start.cases, retry=False):
         return "all cases have been measured"
-    words = [word for condition in start.options.only for word in ("--only", shlex.quote(condition))]
+    options = start.options
+    words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
+    words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
+    words += ["--strict"] if options.strict else []
     return f"go on with: {' '.join([resuming(run.path), *words])}"

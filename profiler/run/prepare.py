@@ -5,6 +5,7 @@ Everything is cached by content, so a second run prepares nothing. None of it ru
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,8 @@ from exporters.cache import default_root
 from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import dimensions_of, why_fixed
-from exporters.int8 import PLACEMENTS
-from exporters.source import Identity, ModelSource
+from exporters.int8 import PLACEMENTS, calibration_files
+from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config
@@ -155,17 +156,23 @@ class Stages:
             self._keep(name, static_graph(graph, batch), outcome)
 
     def _export(self, graphs: Iterable[tuple[str, str]], what: str) -> None:
-        """Export each graph once a model: the shapes of a model share one, which is exported at the first of them."""
+        """Export each graph once a model, whose shapes share it: at the first that its calibration data fit, if any."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
-        calls = {
-            (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
-            for (_, graph), names in sharing.items()
-        }
+        calls = dict[tuple[str, ...], Call]()
+        for (_, graph), names in sharing.items():
+            first = next(filter(self._is_calibrated, names), names[0]) if graph in PLACEMENTS else names[0]
+            calls[(*names, graph)] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
                 self._keep(name, graph, failed(outcome))
+
+    def _is_calibrated(self, name: str) -> bool:
+        source = self.sources[name]
+        with contextlib.suppress(ModelError):
+            return bool(source.calibration and source.specs and calibration_files(source.calibration, source.specs))
+        return False
 
     def costs(self) -> None:
         """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
@@ -259,16 +266,18 @@ def check_models(run: RunFolder, stages: Stages, option: str, why: str) -> None:
 def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
     """Give each model those of the job's `shapes` that its inputs have, so that the run writes down what it measures.
 
-    Raises ConfigError for a name that no model has.
+    Raises ConfigError for a name that no model has, and for one of a model's own that its inputs lack.
     """
     own = (config.shapes if entry.shapes is None else entry.shapes for entry in config.models)
     given = {n: shapes for n, shapes in enumerate(own) if shapes}
     every = _dimensions({n: config.models[n].source() for n in given}, config.path, tick)
     known, models = {name for names in every.values() for name in names}, list(config.models)
     for n, shapes in given.items():
-        for name in shapes.keys() - known:
-            lacks = f"no model's inputs have a dimension '{name}'{nearest(name, known)}"
-            raise ConfigError(f"shapes.{name}: {lacks if known else why_fixed(models[n].source())}")
+        is_own = models[n].shapes is not None
+        whose, place, valid = ("its", f"models[{n}].", set(every[n])) if is_own else ("no model's", "", known)
+        for name in shapes.keys() - valid:
+            lacks = f"{whose} inputs have {'no' if is_own else 'a'} dimension '{name}'{nearest(name, valid)}"
+            raise ConfigError(f"{place}shapes.{name}: {lacks if valid else why_fixed(models[n].source())}")
         kept = {name: sizes for name, sizes in shapes.items() if name in every[n]}
         models[n] = models[n].model_copy(update={"shapes": kept})
     return config.model_copy(update={"models": models})

@@ -25,7 +25,7 @@ from profiler.processes.process import Call, run_one
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import Measured, excess, precisions_needed
 from profiler.results.run_folder import RunFolder
-from profiler.results.warning_kinds import REMEASURED, retaken
+from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
@@ -142,7 +142,8 @@ class Runner:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
         families = {case.family for case in waiting}
-        searched = [c for c in searched if c.family in families or self._search(c, retry).next_batch() is not None]
+        ended = self._statuses() if searched else {}
+        searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
         if not waiting and not searched:
             return
         with DeviceLock(self._uuid or "cpu") as lock:
@@ -190,7 +191,8 @@ class Runner:
 
     def _measure_all(self, tasks: Sequence[Task], measure: _Measure) -> None:
         """Measure every task, then once more those with a cause for it, for the job's share of the time at most."""
-        self.firsts = {id_: result for id_, result in self.run.results().items() if result.status == "ok"}
+        ok = (result for result in self.run.results().values() if result.status == "ok" and retaken(result.warnings))
+        self.firsts = {result.case_id: _first(result) for result in ok}
         # Failures come first: who reads them then can mend them now.
         ordered = sorted(tasks, key=lambda task: failure(task.case, task.prepared) is None)
         spent = self._measure_each(ordered, measure)
@@ -234,8 +236,7 @@ class Runner:
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
         if first is None and result.status == "ok" and retaken(result.warnings):
-            # Without its samples, which would fill the memory of a run of many cases.
-            self.firsts[result.case_id] = replace(result, samples={}, warnings=list(result.warnings))
+            self.firsts[result.case_id] = _first(result)
         elif first is not None and counts:
             why = "; ".join(map(str, retaken(first.warnings)))
             result.warnings.append(Warning(REMEASURED, f"the first take was {why}"))
@@ -243,11 +244,14 @@ class Runner:
             result = self.run.append(result)
         self.display.ended(task.case, result, counts)
 
-    def _search(self, case: Case, retry: bool) -> Search:
-        results = self.run.results()
-        planned = [other for other in self.plan if other.family == case.family and other.id in results]
+    def _statuses(self) -> dict[str, Status]:
+        """Read how the journal's cases have ended, by id."""
+        return {id_: result.status for id_, result in self.run.results().items()}
+
+    def _search(self, case: Case, retry: bool, ended: Mapping[str, Status]) -> Search:
+        planned = [other for other in self.plan if other.family == case.family and other.id in ended]
         limits = self.config.largest_batch or LargestBatch()
-        search = Search(case, limits, {other.batch_size: results[other.id].status for other in planned})
+        search = Search(case, limits, {other.batch_size: ended[other.id] for other in planned})
         axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
         for row in self.run.largest_batches().filter(**axes, **{"pass": case.pass_}).iter_rows(named=True):
             if row["status"] == "ok" or not retry:
@@ -256,8 +260,9 @@ class Runner:
 
     def _search_all(self, tasks: Sequence[Task], retry: bool, measure: _Measure) -> None:
         """Search the largest batch of each task's configuration, try after try."""
+        ended = self._statuses() if tasks else {}
         for number, task in enumerate(tasks):
-            search = self._search(task.case, retry)
+            search = self._search(task.case, retry, ended)
             while (batch := search.next_batch()) is not None:
                 case = replace(task.case, batch_size=batch)
                 if failure(case, task.prepared) is not None:
@@ -296,7 +301,10 @@ class _Supervisor:
             if built.status != "ok":
                 return result_of(task.case.id, built)
         self.quiet.start()
+        was_shared = self.quiet.is_shared()
         result = result_of(task.case.id, self._run("measure_case:measure_case", task, tick))
+        if was_shared or self.quiet.is_shared():
+            result.warnings.append(Warning(DISTURBED, "another run measured on the same device"))
         if built is not None:
             _add_build(result, built)
         self._add_telemetry(result)
@@ -322,6 +330,11 @@ class _Supervisor:
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+
+
+def _first(result: Result) -> Result:
+    """Keep a first take without what would fill the memory of a run of many cases."""
+    return replace(result, samples={}, layers=[], warnings=list(result.warnings))
 
 
 def _add_build(result: Result, built: Outcome) -> None:

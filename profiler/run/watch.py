@@ -7,6 +7,7 @@ a run ends.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import math
@@ -127,7 +128,10 @@ def _open_shared(path: Path) -> int:
     try:
         return os.open(path, usual)  # Linux lets nobody create, in /tmp, what another user owns.
     except FileNotFoundError:
-        return os.open(path, usual | os.O_CREAT, 0o644)
+        file = os.open(path, usual | os.O_CREAT, 0o644)
+        with contextlib.suppress(OSError):
+            os.fchmod(file, 0o644)  # A umask may have kept the others out.
+        return file
 
 
 def lock_folder() -> Path:
@@ -155,11 +159,14 @@ class Quiet:
             hint = "" if self._minutes else f"; {WHEN_IDLE} waits for its end"
             self._display.announce(f"measuring beside other work: {who}{hint}")
 
+    def is_shared(self) -> bool:
+        """Return whether another run has the device now."""
+        return self._lock.is_taken()
+
     def _busy(self) -> str | None:
         """Say who else has the machine; looking for other work takes a second, and is done where it is waited for."""
-        if self._lock.is_taken():
-            return "another run measures on this device"
-        return other_work(self._nvml) if self._minutes else None
+        work = other_work(self._nvml) if self._minutes else None
+        return "another run measures on this device" if self.is_shared() else work
 
 
 def other_work(nvml: Nvml) -> str | None:

@@ -24,7 +24,6 @@ from exporters.gradients import (
     Gradients,
     deviation,
     is_input,
-    own_name,
     reference_items,
     tiled,
     unlike,
@@ -179,7 +178,7 @@ def _check_gradients(
         return
     found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
-    own = reference.own[own_name(case.precision, case.batch_size)]
+    own = reference.deviation_at(case.precision, case.batch_size)
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 

@@ -196,6 +196,17 @@ def test_what_is_not_finite_is_nan(bad: float) -> None:
     assert math.isnan(largest([found, Deviation(0.0, 0.0, {"a": 0.0})]).gradient)
 
 
+@pytest.mark.parametrize(
+    ("precision", "batch", "error"), [("fp16", 2, 0.1), ("fp16", 4, 0.3), ("bf16", 4, 0.2), ("bf16", 2, 0.2)]
+)
+def test_a_batch_that_was_not_prepared_takes_its_precisions_largest_error(
+    precision: str, batch: int, error: float
+) -> None:
+    errors = {"fp16 at batch 2": 0.1, "fp16 at batch 8": 0.3, "bf16": 0.2}
+    known = GradientReference(Path(), {name: Deviation(each, each, {"a": each}) for name, each in errors.items()})
+    assert known.deviation_at(precision, batch).tensors == {"a": error}
+
+
 def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, fresh = source("tiny"), Cache(tmp_path)
     specs, state = input_specs(model), cached_state(source("tiny"), cache)

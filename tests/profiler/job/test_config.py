@@ -182,6 +182,20 @@ def test_a_block_replaces_keys_on_its_device_only_and_merges_the_budget(write: W
     assert load_config(path, "cpu", {"replicates": 9}).replicates == 9
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("budget: {timeout: -1}", r"bench\.yaml:3: budget\.timeout: must be"),
+        ("machine: {usd_per_hour: -1}", r"bench\.yaml:3: machine\.usd_per_hour: must be"),
+        ("replicates: 1", "^--seconds: must be"),
+    ],
+)
+def test_a_mistake_is_blamed_on_an_option_only_where_that_was_typed(write: Write, text: str, says: str) -> None:
+    seconds = -1 if "replicates" in text else 0.3
+    with pytest.raises(ConfigError, match=says):
+        load_config(write(more(text)), "cpu", {"budget": {"seconds": seconds}, "machine": {"label": "Desk"}})
+
+
 def test_paths_are_relative_to_the_yaml(write: Write, tmp_path: Path) -> None:
     named = models("{name: x, onnx: there.onnx}", "{name: vgg16, weights: there.onnx, calibration: images}")
     config = load_config(write(f"{named}output: out\n"))

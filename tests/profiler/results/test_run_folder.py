@@ -6,10 +6,12 @@ import errno
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import handmade
+import numpy as np
 import polars as pl
 import pytest
 
@@ -114,11 +116,22 @@ def test_a_line_that_is_no_result_is_left_out(run: RunFolder, line: str) -> None
         file.write(f"null\n\n{'[' * 5000}\n")
     run.append(second := measured("b", 2.0))
     assert run.results() == {second.case_id: second}
+    assert run.damaged == 1
 
 
-def test_what_no_reader_takes_is_an_error_or_escaped(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="a sample is no time"):
-        run.append(Result(case("a").id, "ok", clock="host", samples={"host": [float("nan")]}))
+def test_a_damaged_try_costs_nothing_else(run: RunFolder) -> None:
+    for batch in (1, 2):
+        run.append_try(replace(case("a"), batch_size=batch), measured("a", 1.0))
+        append_line(run.path / "largest_batch.jsonl", '{"batch_size": 3, "sta\x07}')
+    assert run.largest_batches()["batch_size"].to_list() == [1, 2]
+
+
+def test_what_no_reader_takes_is_a_failed_row_or_escaped(run: RunFolder) -> None:
+    wrong = [{"samples": {"host": [float("nan")]}}, {"figures": {"load_s": "long"}}]
+    for bad in (*wrong, {"figures": {"load_s": np.float32(1.0)}}):
+        kept = run.append(Result(case("a").id, "ok", clock="host", **bad))  # type: ignore[arg-type]
+        assert kept.status == "failed" and "its figures cannot be kept: " in str(kept.reason)
+        assert run.results() == {kept.case_id: kept}
     kept = run.append(Result(case("a").id, "failed", ["half \ud800, red \x1b[31m, two\nlines\u2028\x85"]))
     assert kept.reason == "half \\ud800, red \\x1b[31m, two\nlines\u2028\\x85"
     results, _ = run.write_parquet("t", [case("a")], {})

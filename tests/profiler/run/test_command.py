@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -24,15 +25,18 @@ import polars as pl
 import pytest
 from hanging import end_once
 from onnx import TensorProto, helper, numpy_helper
-from runs import Profiler
+from runs import Profiler, on_console
 
 from engines.base import Phase
 from profiler.job import plan
-from profiler.job.config import load_config
+from profiler.job.config import LargestBatch, load_config
 from profiler.nvml import visible_gpus
+from profiler.options import Run as Options
 from profiler.processes.process import Child
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import ends_of
+from profiler.results.run_folder import RunFolder, append_line
+from profiler.run import command
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -717,9 +721,11 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:
     workplace = resumed.folder.parents[1]
+    append_line(resumed.folder / "journal.jsonl", "{half a li}")
     finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
     assert len(finished.rows) == 2 * len(CASES)
     assert "0 of 1 case to measure" in finished.done.stdout
+    assert "\n1 damaged line of journal.jsonl left out; " in finished.done.stdout
 
 
 # Options.
@@ -744,6 +750,23 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert resolved.device == "cpu"
     assert resolved.budget.seconds < 3600, "what --resume adds must be sampled as long as the rest"
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
+
+
+def test_seconds_that_are_given_win_over_quicks() -> None:
+    found = [command._overrides(Options(config=Path("net"), quick=True, seconds=s))["budget"] for s in (9.0, None)]
+    assert found == [{"seconds": 9.0, "min_samples": 3}, {"seconds": 0.3, "min_samples": 3}]
+
+
+def test_a_report_that_fails_is_one_line_that_says_how_to_try_again() -> None:
+    said = on_console(lambda console: command._write_report(Path("a run"), pl.DataFrame(), console))
+    assert re.fullmatch(r"no report: .+; try again: python -m profiler report 'a run'\n", said), said
+
+
+def test_what_is_left_is_gone_on_with_as_it_was_begun(workplace: Path) -> None:
+    options = Options(only=["model=good"], wait_for_idle=10.0, strict=True)
+    start: Any = SimpleNamespace(options=options, config=SimpleNamespace(largest_batch=LargestBatch()))
+    left = command._what_is_left(start, RunFolder(workplace))
+    assert left.endswith(f"--resume {workplace} --only model=good --wait-for-idle 10 --strict")
 
 
 def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workplace: Path) -> None:

@@ -232,7 +232,7 @@ class Watched:
         ]
 
 
-def supervisor(tmp_path: Path, watcher: Any, quiet: Quiet) -> Any:
+def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
     runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()))
     return module._Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
 
@@ -253,6 +253,18 @@ def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(
     assert (got.figures["power_w"], got.figures["throttled"]) == (100.0, False)
     assert got.figures["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
     assert got.warnings == []
+
+
+@pytest.mark.parametrize("shared", [(True, False), (False, True), (False, False)])
+def test_a_row_says_that_another_run_had_the_device_before_or_after_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: tuple[bool, bool]
+) -> None:
+    monkeypatch.setattr(module, "run_one", process)
+    left = list(shared)
+    quiet = SimpleNamespace(start=lambda: None, is_shared=lambda: left.pop(0))
+    watcher = SimpleNamespace(between=lambda *_: [])
+    got = supervisor(tmp_path, watcher, quiet).measure_one(Task(case(), Prepared(), Budget()), lambda phase: None)
+    assert [warning.kind for warning in got.warnings] == ["disturbed"] * any(shared)
 
 
 def test_readings_become_warnings_and_memory_that_only_a_poll_saw() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import polars as pl
 import pytest
@@ -14,10 +16,14 @@ from runs import Profiler
 from engines.trt_build import batch_shapes
 from exporters.inputs import input_specs
 from profiler.errors import ConfigError
-from profiler.job.case import parse_only
+from profiler.job.case import Budget, parse_only
 from profiler.job.config import Config, config_of
 from profiler.job.plan import make_plan, only_of
-from profiler.run.prepare import with_shapes
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call
+from profiler.run import prepare
+from profiler.run.prepare import Stages, with_shapes
+from profiler.worker.task import Prepared
 
 FACTORY = """
 import torch
@@ -93,8 +99,14 @@ def test_inputs_have_the_shape_and_know_which_axes_vary():
         (
             [{"name": "resnet18", "shapes": {"widht": [64]}}],
             {},
-            "shapes.widht: no model's inputs have a dimension 'widht'; did you mean 'width'",
+            "models[0].shapes.widht: its inputs have no dimension 'widht'; did you mean 'width'",
         ),
+        (
+            [TEXT, {**IMAGE, "shapes": {"sequence": [8]}}],
+            {"sequence": [8]},
+            "models[1].shapes.sequence: its inputs have no dimension 'sequence'",
+        ),
+        ([{"name": "vgg16", "shapes": {"width": [64]}}], {}, "models[0].shapes.width: vgg16 is fixed to one shape"),
     ],
 )
 def test_a_name_that_no_model_has_is_refused(models: list[Any], shapes: dict[str, Any], expected: str):
@@ -123,6 +135,27 @@ def test_a_condition_chooses_a_shape():
 def test_an_optimization_profile_goes_over_the_range_of_sizes():
     [spec] = input_specs(make_plan(with_shapes(job(IMAGE, shapes={"height": [16, 32]})), "cpu")[0].source)
     assert batch_shapes([spec], 4) == {"x": ((4, 3, 16, 32), (4, 3, 32, 32), (4, 3, 32, 32))}
+
+
+def test_int8_is_quantized_at_the_first_shape_that_its_calibration_data_fit(monkeypatch: pytest.MonkeyPatch):
+    Path("images").mkdir()
+    np.save("images/a.npy", np.zeros((2, 3, 24, 32), np.float32))
+    model = {**IMAGE, "calibration": "images"}
+    cases = make_plan(with_shapes(job(model, shapes={"height": [16, 24, 32]})), "cpu")
+    sources, called = {}, list[Any]()
+    for case in cases:
+        sources[case.subject] = replace(case.source, specs=tuple(input_specs(case.source)))
+    stages = Stages(sources, Budget(), Path(), (), lambda *_: None, cases, {name: Prepared() for name in sources})
+
+    def run(calls: dict[Any, Call], *_: object) -> dict[Any, Outcome]:
+        called.extend(call.argument[0].dimensions["height"] for call in calls.values())
+        return {key: Outcome("ok", "an export") for key in calls}
+
+    monkeypatch.setattr(prepare, "side_by_side", run)
+    for graph in ("fp32", "int8"):
+        stages._export([(name, graph) for name in sources], "")
+    assert called == [16, 24]
+    assert all(set(one.onnx) == {"fp32", "int8"} for one in stages.prepared.values())
 
 
 @pytest.fixture(scope="module")

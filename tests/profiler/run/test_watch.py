@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 from rich.console import Console
 from runs import Profiler
@@ -137,6 +138,17 @@ def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, monkeypa
         assert not lock.is_taken()
 
 
+def test_another_users_run_can_open_the_lock_whatever_the_umask(locks: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with DeviceLock("cpu") as lock:
+            assert not lock.is_taken()
+    finally:
+        os.umask(before)
+    (file,) = locks.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
 # Waiting.
 
 WAITING = "waiting up to 10 minutes for the machine to be quiet"
@@ -217,6 +229,24 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
     assert (users, utilization) == ([], [])
 
 
+@pytest.mark.slow
+def test_another_run_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, other_run: subprocess.Popen[str], waiting: Waiting
+) -> None:
+    left = play(monkeypatch, *[0.0] * 3)
+    looks, told = waiting(10.0)
+
+    def end_it(what: str) -> None:
+        Told.doing(told, what)
+        other_run.kill()
+        other_run.wait()
+
+    monkeypatch.setattr(told, "doing", end_it)
+    looks.start()
+    assert (told.waited, told.announced) == ([f"{WAITING}: {OTHER_RUN}"], [])
+    assert left == [0.0], "each look takes its second"
+
+
 # Real runs.
 
 JOB = """
@@ -243,10 +273,14 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("other_run")
-def test_a_run_beside_another_says_so(place: Path, cache: str, profiler: Profiler) -> None:
+def test_a_run_beside_another_says_so_and_all_of_its_rows_do(place: Path, cache: str, profiler: Profiler) -> None:
     done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"measuring beside other work: {OTHER_RUN}; " in done.stdout
+    (run,) = (place / "results").iterdir()
+    rows = pl.read_parquet(run / "results.parquet")
+    assert rows["status"].to_list() == ["ok", "ok"]
+    assert all("disturbed: another run measured on the same device" in warnings for warnings in rows["warnings"])
 
 
 @pytest.mark.slow
