@@ -187,6 +187,15 @@ def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
     assert [found[case(name).id].samples["host"] for name in "ab"] == [[9.0], [5.0]]
 
 
+def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path: Path) -> None:
+    folder, config = RunFolder.create(tmp_path), config_of({"models": ["alexnet"], "engines": ["eager"]})
+    for result in (cool(1.0), take(0.5, of="b"), take(0.5, "failed", of="c")):
+        folder.append(result)
+    runner = Runner(folder, config, Target("cpu"), [], [], {}, Told())
+    runner._measure_all([], lambda task, tick: cool(1.0))
+    assert {id_: first.samples for id_, first in runner.firsts.items()} == {case("b").id: {}}
+
+
 LOW = {"fp32_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 100.0}
 """As measured on two cores while others took 70 % of them."""
 ALONE = {"fp32_tflops": 0.5, "copy_gb_s": 18.0, "cache_mib": 100.0}
