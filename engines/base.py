@@ -191,7 +191,7 @@ class Job(Generic[OptionsT]):
     def named_inputs(self, names: Sequence[str], inputs: Sequence[Array] | None = None) -> list[Array]:
         """Pick the arrays of a graph's inputs by name (a user's graph with other names: by order).
 
-        `inputs` replace the job's own.
+        `inputs` replace the job's own. Raises ModelError for a graph that takes others.
         """
         inputs = self.inputs if inputs is None else inputs
         if not self.specs:
@@ -199,6 +199,10 @@ class Job(Generic[OptionsT]):
         own = dict(zip((spec.name for spec in self.specs), inputs, strict=True))
         if self.source.own_graph is not None and not set(names) <= set(own) and len(names) == len(own):
             return list(inputs)
+        if not set(names) <= set(own):
+            raise self.source.error(
+                f"the graph takes {', '.join(names)}, and the model {', '.join(own)}: give a graph with the same inputs"
+            )
         return [own[name] for name in names]
 
     @property

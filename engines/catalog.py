@@ -98,7 +98,7 @@ class Engine:
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
     int8_graph: Literal["int8", "int8-operands"] = "int8"
-    """The graph of exporters/qdq_placement.py that it runs at int8."""
+    """The graph of exporters/int8.py that it runs at int8."""
     layers_are_modules: bool = False
     """Its profiled layers are named by the paths of PyTorch's modules."""
     capabilities: tuple[str, ...] = ()
@@ -162,7 +162,9 @@ def _provider(name: str) -> Requirement:
 # libonnxruntime_providers_tensorrt.so of 1.31 needs libnvinfer.so.10 and was compiled against 10.14.1, for CUDA 13.
 _INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
 _INSTALL_TRT = "pip install 'tensorrt-cu13>=10.13' (tensorrt-cu12 where torch is for CUDA 12)"
-_INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
+_INSTALL_RTX = (
+    "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7' (-cu12- where torch is for CUDA 12)"
+)
 _INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
@@ -265,6 +267,7 @@ ENGINES: dict[str, Engine] = {
             requirements=(
                 *(_ORT_ON_CUDA, _provider("cuda"), _provider("tensorrt")),
                 Requirement("tensorrt_libs", _INSTALL_TRT_10),
+                Requirement("tensorrt_libs/libnvinfer.so.10", _INSTALL_TRT_10, "file"),
             ),
             options=OrtTrtOptions,
             int8_graph="int8-operands",

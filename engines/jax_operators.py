@@ -122,6 +122,8 @@ def cast(x: Array, dtype: torch.dtype | None = None, **_: Any) -> Array:
 
 
 def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
+    if rounding_mode == "floor" and jnp.issubdtype(jnp.result_type(x, y), jnp.integer):
+        return jnp.floor_divide(x, y)  # A quotient in float32 loses digits.
     out = x / y
     return out if rounding_mode is None else getattr(jnp, rounding_mode)(out).astype(jnp.result_type(x, y))
 

@@ -88,7 +88,8 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
     folded = _computed_ahead(graph)
     owner = _owners_by_name(nodes, producer, folded, steps)
     # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
-    lost = tuple({step.kind for n, step in enumerate(steps) if n not in owner.values()} - _MOVES)
+    owning = set(owner.values())
+    lost = tuple({step.kind for n, step in enumerate(steps) if n not in owning} - _MOVES)
     is_open = [
         n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
         for n, node in enumerate(nodes)
@@ -99,8 +100,12 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
         hidden = [n for t in node.input if t not in given and (n := owner.get(producer.get(t, -1))) is not None]
         if is_open[number] and hidden and None not in known:
             owner[number] = max(hidden)  # It changes a result before that is put out.
+    readers: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        for tensor in node.input:
+            readers.setdefault(tensor, []).append(number)
     for number in reversed(range(len(nodes))):
-        reading = [owner[r] for r, node in enumerate(nodes) if r in owner and set(nodes[number].output) & {*node.input}]
+        reading = [owner[r] for t in nodes[number].output if t for r in readers.get(t, ()) if r in owner]
         if is_open[number] and number not in owner and reading:
             owner[number] = min(reading)  # It prepares for the first step that reads its result.
     covered: list[list[str]] = [[] for _ in steps]
@@ -296,6 +301,8 @@ class Operator:
     kind: str
     path: str | None
     """The module whose forward called it (of a backward operator: the forward one's); None outside, as of a loss."""
+    call: int
+    """How often that module had been called before, in the same iteration."""
     is_backward: bool
     ms: float
     """On the host, until kernels are counted."""
@@ -361,54 +368,63 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
     """Return the outermost operators in running order, and for every operator's id which of them it is in."""
     operators: list[Operator] = []
     outermost: dict[int, int] = {}
-    running: dict[int, list[tuple[float, int | None, str | None]]] = {}
+    running: dict[int, list[tuple[float, int | None, str | None, int]]] = {}
     made: dict[int | None, str | None] = {}
+    calls = Counter[str]()
     for span in spans:
         stack = running.setdefault(span.thread, [])
         while stack and stack[-1][0] <= span.start:
             stack.pop()
-        _, number, path = stack[-1] if stack else (0.0, None, None)
+        _, number, path, call = stack[-1] if stack else (0.0, None, None, 0)
         if span.name.startswith(_MODULE):
             path = span.name.removeprefix(_MODULE)
+            call = calls[path]
+            calls[path] += 1
         else:
             backward = span.name.startswith(_BACKWARD)
             if number is None:
                 number = len(operators)
                 path = made.get(span.sequence) if backward else path
-                operators.append(Operator(_kind(span.name), path, backward, span.ms))
+                operators.append(Operator(_kind(span.name), path, call, backward, span.ms))
             outermost[span.id] = number
             if span.sequence is not None and not backward:
                 # Several operators may bear one number: the last of them made the backward operator.
                 made[span.sequence] = path
-        stack.append((span.end, number, path))
+        stack.append((span.end, number, path, call))
     return operators, outermost
 
 
 def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list[tuple[str, ...]]:
     """Name for each operator the exported nodes that it became; none for backward operators.
 
-    In a module operators and nodes of one name are pairs, in their order; whatever is left of both belongs together. A
-    module without nodes covers those that hold its parameters: the exporter has folded it.
+    A module's calls share its nodes evenly, in order. In a call operators and nodes of one name are pairs; whatever is
+    left of both belongs together. A module without nodes covers those that hold its parameters: the exporter has folded
+    it.
     """
-    left: dict[str | None, list[Origin]] = {}
+    nodes: dict[str | None, list[Origin]] = {}
     for origin in origins:
-        left.setdefault(origin.path, []).append(origin)
-    covered: list[tuple[str, ...]] = [()] * len(operators)
-    alone = []
+        nodes.setdefault(origin.path, []).append(origin)
+    calls: dict[tuple[str, int], list[int]] = {}
     for number, operator in enumerate(operators):
-        if operator.path is None or operator.is_backward:
-            continue
-        own = left.get(operator.path, [])
-        pair = next((o for o in own if o.operator.strip("_") == operator.kind.strip("_")), None)
-        if pair is None:
-            alone.append(number)
-        else:
-            covered[number] = (pair.node,)
-            own.remove(pair)
-    for number in alone:
-        path = operators[number].path
-        rest = left[path] if path in left else [origin for origin in origins if path in origin.modules]
-        covered[number] = tuple(origin.node for origin in rest)
+        if operator.path is not None and not operator.is_backward:
+            calls.setdefault((operator.path, operator.call), []).append(number)
+    times, counts = Counter(path for path, _ in calls), Counter(origin.path for origin in origins)
+    covered: list[tuple[str, ...]] = [()] * len(operators)
+    for (path, call), members in calls.items():
+        own = nodes[path] if path in nodes else [origin for origin in origins if path in origin.modules]
+        share, uneven = divmod(counts[path], times[path])
+        if share and not uneven:
+            own = own[call * share : (call + 1) * share]
+        alone = []
+        for number in members:
+            pair = next((o for o in own if o.operator.strip("_") == operators[number].kind.strip("_")), None)
+            if pair is None:
+                alone.append(number)
+            else:
+                covered[number] = (pair.node,)
+                own.remove(pair)
+        for number in alone:
+            covered[number] = tuple(origin.node for origin in own)
     return covered
 
 

@@ -75,9 +75,10 @@ def device_layers(
     """
     pairs = list(zip(runs, trace.iterations, strict=True))
     offset = (started_ns - trace.unix_ns) / 1000
-    # Every run lies in its call.
-    offset = max(offset, *(call.start - run.start for run, call in pairs))
-    offset = min(offset, *(call.returned - run.end for run, call in pairs))
+    low = max(call.start - run.start for run, call in pairs)
+    high = min(call.returned - run.end for run, call in pairs)
+    if not low - _SLACK_US <= offset <= high + _SLACK_US:  # Every run lies in its call.
+        offset = (low + high) / 2
     iterations = []
     for run, iteration in pairs:
         times, others = launched_in(run.nodes, iteration.kernels, offset)

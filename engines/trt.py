@@ -143,6 +143,7 @@ class TrtSession:
             self.buffers[name].copy_(_tensor(array))
 
     def outputs(self) -> list[Array]:
+        torch.cuda.current_stream().synchronize()  # What is on the host already is not waited for.
         results = [self.buffers[name].cpu() for name in self.results]
         return [(result.float() if result.is_floating_point() else result).numpy() for result in results]
 
@@ -156,7 +157,8 @@ class TrtSession:
         else:
             elements = graph_weights(read_onnx(self.request.onnx))
             weights = sum(count * dtype.itemsize for dtype, count in elements.items())
-        size = sum(taken.nbytes for taken in (*self.buffers.values(), self.scratch) if taken is not None)
+        taken = [each for each in (*self.buffers.values(), self.scratch) if each is not None]
+        size = sum(each.nbytes for each in taken if each.device.type == self.job.device)
         return Memory(weights, size, max(torch.cuda.memory_reserved() - size, 0))
 
     def proof(self) -> Proof:

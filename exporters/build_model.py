@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +127,8 @@ def _opened(path: Path) -> Any:
         from safetensors.torch import load_file  # A worker that reads no such file does without.
 
         return load_file(path)
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    # Files of torch before 1.6 are no archives, and cannot be mapped.
+    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
 
 
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:

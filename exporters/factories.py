@@ -181,11 +181,15 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
         ) from error
     # By content, so that the next run of the same module finds what was prepared of it.
     named = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt")
-    return {"factory": f"{__name__}:load_saved", "options": {"file": named.name}}
+    made_in = {} if isinstance(model, nn.Module) else {"made_in": model.__module__}
+    return {"factory": f"{__name__}:load_saved", "options": {"file": named.name, **made_in}}
 
 
-def load_saved(file: str) -> Any:
-    """Return the module, with its inputs if it has some, that was saved in a file in a folder of Python's path."""
+def load_saved(file: str, made_in: str = "") -> Any:
+    """Return the module, with its inputs if it has some, that was saved in a file in a folder of Python's path.
+
+    A function is saved by its name: its identity follows the code of its module, `made_in`.
+    """
     path = next(Path(folder, file) for folder in sys.path if Path(folder, file).is_file())
     model, inputs = torch.load(path, map_location="cpu", weights_only=False)
     model = model if isinstance(model, nn.Module) else model()

@@ -57,7 +57,7 @@ class TensorSpec:
     is_mask: bool = False
     """Mark a mask of padding: ones up to a drawn length, then zeros."""
     data: str = ""
-    """The sha256 of real values, items that repeat; the cache has them (`kept`)."""
+    """The sha256 of real values, items that repeat; the cache has them (`_kept`)."""
     named: tuple[NamedAxis, ...] = field(default=(), repr=False)
     """Axes whose sizes differ between cases; in an export they stay free."""
 
@@ -348,6 +348,11 @@ def dimensions_of(source: ModelSource) -> list[str]:
     """Return the names of sizes in the model's inputs, the batch's left out. Raises ModelError."""
     if source.onnx is not None:
         return _free(symbolic_shapes(file_inputs(source.onnx)))
+    if source.library is None and source.asks_code:
+        from exporters.factories import examples
+
+        # Nothing is kept: a dry run writes nothing.
+        return list(dict.fromkeys(name for each in examples(source) for name in each.axes.values()))
     return list(_known(source).sizes)
 
 

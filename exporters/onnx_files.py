@@ -64,17 +64,34 @@ def graphs_of(node: Any) -> list[Any]:
     return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs) if graph.node]
 
 
+def _tensors(model: onnx.ModelProto) -> Iterator[Any]:
+    """Yield all tensors of a model, those of sparse ones too, which onnx's helper leaves out."""
+    from onnx.external_data_helper import _get_all_tensors
+
+    yield from _get_all_tensors(model)
+    for graph in (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer)):
+        attributes = (attribute.sparse_tensor for node in graph.node for attribute in node.attribute)
+        for sparse in (*getattr(graph, "sparse_initializer", ()), *attributes):
+            yield from (sparse.values, sparse.indices)
+
+
 def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInfo]]:
     """Return the tensors whose data are in other files of the folder, and where.
 
     Raises ModelError for an unreadable file, and for data outside the folder: a model must not read other files.
     """
-    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     found, folder = [], path.parent.resolve()
-    for tensor in filter(uses_external_data, _get_all_tensors(read_onnx(path))):
-        place = ExternalDataInfo(tensor)
-        if not (folder / place.location).resolve().is_relative_to(folder):
+    for tensor in filter(uses_external_data, _tensors(read_onnx(path))):
+        try:
+            place = ExternalDataInfo(tensor)
+            data = (folder / place.location).resolve()
+            data.is_file()  # Fails for a name that no file can have.
+        except (OSError, ValueError) as error:
+            why = f"has no place for its data ({text_of(error, 200)})"
+            raise ModelError(f"{path}: tensor {tensor.name!r} {why}; save it again") from error
+        if not data.is_relative_to(folder):
             raise ModelError(
                 f"{path}: tensor {tensor.name!r} keeps its data at {place.location[:200]!r}, outside the model's "
                 "folder; put the data next to the model and save it again with a relative location"
@@ -121,12 +138,11 @@ def is_float32(path: Path) -> bool:
 @lru_cache(maxsize=64)
 def _is_float32(path: Path, changed: int) -> bool:
     from onnx import TensorProto
-    from onnx.external_data_helper import _get_all_tensors
 
     model = read_onnx(path)
     types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
-    types |= {t.data_type for t in _get_all_tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
+    types |= {t.data_type for t in _tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
     for node in (node for outer in (model.graph, *model.functions) for g in every_graph(outer) for node in g.node):
         if node.op_type.startswith(_INTEGER_OPERATORS):
             return False

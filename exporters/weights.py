@@ -53,6 +53,7 @@ def identify(source: ModelSource) -> Identity:
 
     model = make(source)
     modules = {source.factory.partition(":")[0], *(type(module).__module__ for module in model.modules())}
+    modules.add(str(source.options.get("made_in", "")))  # Of a function that was saved with its inputs.
     own = code(name for name in modules if name.partition(".")[0] != "torch")
     return Identity(parts | {"state": _state_digest(model), "code": own})
 

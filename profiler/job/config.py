@@ -130,7 +130,7 @@ class _Strict(BaseModel):
 
 
 class GraphInput(_Strict):
-    """What an input of an ONNX file holds: numbers of a range, or an array of real values, the batch first."""
+    """Say what an input of an ONNX file holds: numbers of a range, or an array of real values, the batch first."""
 
     range: tuple[Number, Number] | None = Field(default=None, strict=False)
     """From the first number up to, but not including, the second."""

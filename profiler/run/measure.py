@@ -30,6 +30,9 @@ from profiler.run.model_job import named_entry
 from profiler.run.progress import Display
 from profiler.tables.writers import console
 
+_MODEL = "model"
+"""Folder of what is saved of the model, in the run's."""
+
 
 def measure(
     model: Any,
@@ -65,19 +68,23 @@ def measure(
     job |= {"device": device, "replicates": replicates, "budget": {**(budget or {}), **(QUICK if quick else {})}}
     most = most_bytes()
     with _run_folder(output) as run:
-        folder = run.path / "model"
-        entry, batch = _entry(model, inputs, folder)
+        entry, batch = _entry(model, inputs, run.path / _MODEL)
         entry["name"] = name or entry["name"]
         usual = {"suite": "measure", "models": [entry], "batch_sizes": [batch], "output": run.path.parent}
-        config = config_of({**usual, **job, "import_from": [folder, Path.cwd()]})
-        with leaving_no_trace(), writing(run.path), libraries() as facts:
-            target = resolve_device(config.device, facts)
-            interrupted = run_job(run, config, target, facts, _console(progress), report=output is not None)
-        trim(default_root(), most)
-        if interrupted:
-            raise KeyboardInterrupt
+        _run(run, {**usual, **job}, most, _console(progress), report=output is not None)
         results, samples = load(run.path)
         return (results.collect().lazy(), samples.collect().lazy()) if output is None else (results, samples)
+
+
+def _run(run: RunFolder, job: dict[str, Any], most: int, console: Console, report: bool) -> None:
+    """Measure the job, and trim the cache to `most` bytes. Raises KeyboardInterrupt after an interrupted run."""
+    config = config_of({**job, "import_from": [run.path / _MODEL, Path.cwd()]})
+    with leaving_no_trace(), writing(run.path), libraries() as facts:
+        target = resolve_device(config.device, facts)
+        interrupted = run_job(run, config, target, facts, console, report)
+    trim(default_root(), most)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -172,3 +172,14 @@ def test_int8_needs_what_quantizes() -> None:
         *("torchao", "torchao"),
         *["onnxruntime"] * (len(ENGINES) - 2),
     ]
+
+
+def test_onnx_runtime_on_tensorrt_needs_tensorrt_10(cpu_build: Path) -> None:
+    folder = cpu_build.parents[2] / "tensorrt_libs"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "libnvinfer.so.11").touch()
+    says = "libnvinfer.so.10 is missing from the installed tensorrt_libs: pip install 'tensorrt-cu13>=10.14,<11'"
+    assert says in explain(missing(ENGINES["ort-trt"], "cuda"))
+    (folder / "libnvinfer.so.10").touch()
+    assert "libnvinfer" not in explain(missing(ENGINES["ort-trt"], "cuda"))

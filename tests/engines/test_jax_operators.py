@@ -94,6 +94,15 @@ MODULES: list[tuple[Any, tuple[int, ...]]] = [
 ]  # fmt: skip
 
 
+def test_integers_are_divided_as_integers() -> None:
+    import jax.numpy as jnp
+
+    from engines.jax_operators import divide
+
+    assert divide(jnp.array([2**25 + 1, -7]), 1, "floor").tolist() == [2**25 + 1, -7]
+    assert divide(jnp.array([7, -7]), 2, "floor").tolist() == [3, -4]
+
+
 class All(nn.Module):
     """All modules of one input's shape: one program to trace and compile."""
 

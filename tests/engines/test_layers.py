@@ -34,7 +34,7 @@ from engines.layers import (
     read_operators,
 )
 from engines.ort import OrtSession, session_options
-from engines.ort_layers import NodeRun, host_layers, launched_in, read_runs
+from engines.ort_layers import NodeRun, Run, device_layers, host_layers, launched_in, read_runs
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
@@ -282,8 +282,8 @@ def test_a_backward_operator_in_another_thread_finds_its_module() -> None:
     assert operators[2].ms == pytest.approx(0.03)
 
 
-def operator(kind: str, path: str) -> Operator:
-    return Operator(kind, path, False, 1.0)
+def operator(kind: str, path: str, call: int = 0) -> Operator:
+    return Operator(kind, path, call, False, 1.0)
 
 
 def origin(node: str, path: str, kind: str = "", *modules: str) -> Origin:
@@ -292,9 +292,12 @@ def origin(node: str, path: str, kind: str = "", *modules: str) -> Origin:
 
 def test_a_module_that_is_called_twice_shares_its_nodes_in_order() -> None:
     origins = [origin("r", "relu", "relu"), origin("a", "", "add"), origin("r_1", "relu", "relu")]
-    operators = [operator("relu_", "relu"), operator("add", ""), operator("relu_", "relu")]
+    operators = [operator("relu_", "relu"), operator("add", ""), operator("relu_", "relu", 1)]
     assert covered_by(operators, origins) == [("r",), ("a",), ("r_1",)]
-    assert covered_by([*operators, operator("relu_", "relu")], origins)[3] == (), "a call more than were exported"
+    assert covered_by([*operators, operator("relu_", "relu", 2)], origins)[3] == (), "a call more than were exported"
+    origins = [origin(f"{call}{part}", "attention", part) for call in "ab" for part in "123"]
+    calls = [operator("attention", "attention", call) for call in (0, 1)]
+    assert covered_by(calls, origins) == [("a1", "a2", "a3"), ("b1", "b2", "b3")]
 
 
 def test_a_folded_module_covers_the_node_that_holds_its_weights() -> None:
@@ -371,6 +374,15 @@ def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched() -> Non
     times, strangers = launched_in(NODES, kernels, offset=100)
     assert times == [3.0, 1.0, 5.0]
     assert strangers == []
+
+
+def test_a_clock_that_is_shifted_pairs_the_same() -> None:
+    run = Run(30, 70, [NodeRun("a", "Conv", 32, 40), NodeRun("b", "Relu", 42, 50)])
+    trace = torch_trace.Trace([torch_trace.Iteration(0, 100, 120, [], [kernel(35), kernel(45, 2.0)])], 10**9)
+    steps = [Step("a", "Conv", (), ()), Step("b", "Relu", (), ())]
+    for shift in (0, 10**9, -(10**9)):
+        layers = device_layers([run], trace.unix_ns + shift, trace, steps, [(), ()])
+        assert [(layer.name, layer.ms) for layer in layers] == [("a", 1.0), ("b", 2.0)]
 
 
 def test_clocks_that_do_not_fit_are_an_error() -> None:

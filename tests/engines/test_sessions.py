@@ -24,7 +24,7 @@ from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.source import ModelSource
+from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
 FACTORY = """
@@ -90,6 +90,14 @@ def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(
     session.feed([other])
     assert error(outputs(session), truth) < 1e-5
     assert session.proof().compute_types.keys() == {"float32"}
+
+
+def test_a_graph_with_other_inputs_than_the_model_is_an_error() -> None:
+    specs = input_specs(SOURCE)
+    job = Job(SOURCE, "inference", "fp32", 1, "cpu", EagerOptions(), tuple(seeded_inputs(specs, 1)), specs=tuple(specs))
+    assert len(job.named_inputs(["x"])) == 1
+    with pytest.raises(ModelError, match="the graph takes x, mask, and the model x: give a graph with the same inputs"):
+        job.named_inputs(["x", "mask"])
 
 
 def test_channels_last_and_half_precision_give_the_same_outputs(open_session: Open, expected: Any) -> None:

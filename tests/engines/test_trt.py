@@ -190,6 +190,25 @@ def test_a_step_that_fails_says_why_and_frees_what_was_taken(library: StandIn, m
     nothing_is_held(library)
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_an_allocation_that_fails_frees_what_was_taken(
+    library: StandIn, mixed: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, empty, asked = job_of(mixed), torch.empty, []
+
+    def allocate(*shape: Any, **options: Any) -> torch.Tensor:
+        asked.append(shape)
+        if len(asked) > number:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(trt.torch, "empty", allocate)
+    with pytest.raises(torch.OutOfMemoryError):
+        trt.open_session(job)
+    assert len(asked) == number + 1
+    nothing_is_held(library)
+
+
 def test_the_build_is_told_what_the_options_say(library: StandIn, convolution: Path) -> None:
     trt.open_session(job_of(convolution))
     trt.open_session(job_of(convolution, "tf32"))

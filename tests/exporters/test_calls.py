@@ -58,7 +58,7 @@ def test_outputs_are_named_by_their_places() -> None:
     assert named_outputs("text") == {}
 
 
-def test_outputs_are_chosen_by_name_or_place() -> None:
+def test_outputs_are_chosen_by_name() -> None:
     names = ["logits", "states.0", "states.1"]
     assert chosen([], names) == [0, 1, 2]
     assert chosen(["states", "logits"], names) == [1, 2, 0]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from exporters.build_model import build
+from exporters.cache import Cache
 from exporters.calls import call
 from exporters.factories import save
 from exporters.inputs import dimensions_of, input_specs, seeded_inputs
@@ -96,6 +97,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "example_factories.py").write_text(EXAMPLES)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "example_factories", raising=False)
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
 
 
 def example(name: str, **more: Any) -> ModelSource:
@@ -118,9 +120,10 @@ def example(name: str, **more: Any) -> ModelSource:
 )
 def test_examples_are_inputs_of_any_nesting(name: str, specs: list[Any], dimensions: list[str]) -> None:
     source = example(name)
+    assert dimensions_of(source) == dimensions
+    assert not (Cache().root / "inputs").exists(), "a dry run writes nothing"
     found = input_specs(source)
     assert [(spec.name, spec.shape, spec.dtype) for spec in found] == specs
-    assert dimensions_of(source) == dimensions
     arrays = seeded_inputs(found, 6)
     if arrays[0].dtype.kind == "i":
         assert arrays[0][:, 0].tolist() == [0, 12, 24, 36, 0, 12], "the values of the examples, which repeat"

@@ -19,7 +19,7 @@ from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx, to_fp16
-from exporters.onnx_files import check_onnx, is_float32, not_made, precisions_of
+from exporters.onnx_files import check_onnx, external_tensors, graph_files, is_float32, not_made, precisions_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
@@ -110,7 +110,6 @@ def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("mine", factory="hard_exports:number", input_shape=(4,))
     export = export_onnx(source, "fp32", cache)
-    # A number that is taken out of a tensor is followed by the strict way only, which does not run `forward`.
     assert export.how == "torch.export, any batch"
     assert relative_error(source, export.path, cache, "float32") < 1e-5
     assert export_onnx(source, "fp32", cache, 2).how == "torch.export, batch 2 only"
@@ -231,3 +230,31 @@ def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     with pytest.raises(ModelError, match="outside"):
         check_onnx(tmp_path / "m.onnx")
+
+
+def sparse(path: Path, **place: str) -> Path:
+    """A graph with a sparse constant, whose values lie in another file."""
+    values = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    for key, value in place.items():
+        values.external_data.add(key=key, value=value)
+    indices = numpy_helper.from_array(np.array([0, 2]), "w_indices")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y])
+    graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    return path
+
+
+def test_data_of_sparse_tensors_are_files_of_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(8))
+    assert list(graph_files(sparse(tmp_path / "m.onnx", location="w.bin"))) == ["m.onnx", "w.bin"]
+
+
+@pytest.mark.parametrize(
+    "place", [{"location": "a\0b"}, {"location": "a" * 5000}, {"location": "w", "offset": "abc"}, {"offset": "-1"}]
+)
+def test_a_place_that_no_data_can_have_is_an_error(tmp_path: Path, place: dict[str, str]) -> None:
+    path = sparse(tmp_path / "m.onnx", **place)
+    for reads in (check_onnx, graph_files, external_tensors):
+        with pytest.raises(ModelError, match=r"tensor 'w' has no place for its data \(.{,210}\); save it again"):
+            reads(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 
 from exporters import load_model
 from exporters.cache import Cache
+from exporters.factories import save
 from exporters.onnx_export import export_onnx
-from exporters.source import ModelError, ModelSource
+from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import code, identified, identify, source_key
 
 FACTORY = """
@@ -55,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "factories" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "factories" / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "factories")
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "helpers", "lazy")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "plain", "helpers", "lazy")]:
         monkeypatch.delitem(sys.modules, name)
     return tmp_path / "factories"
 
@@ -75,6 +77,17 @@ def test_a_factorys_key_follows_files_weights_and_options(folder: Path) -> None:
     now = identify(factory("helped"))
     assert now.key != before.key
     assert before.changes(now) == ["code (helpers.scaling)"]
+
+
+def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folder: Path) -> None:
+    def identity() -> Identity:
+        return identify(ModelSource("plain", **save(importlib.import_module("plain").make, folder, torch.ones(2, 4))))
+
+    (folder / "plain.py").write_text("from torch import nn\n\ndef make():\n    return nn.Sequential(nn.ReLU())\n")
+    before = identity()
+    assert identity() == before
+    (folder / "plain.py").write_text((folder / "plain.py").read_text().replace("ReLU", "GELU"))
+    assert before.changes(identity()) == ["code (plain)"]
 
 
 def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder: Path, tmp_path: Path) -> None:
