@@ -154,6 +154,20 @@ def test_inputs_and_outputs_of_other_types_keep_their_order_and_take_new_values(
     nothing_is_held(library)
 
 
+@pytest.mark.usefixtures("library")
+def test_an_output_in_host_memory_is_waited_for_and_no_memory_of_the_device(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, waited = trt.open_session(job_of(mixed)), []
+    run(session)
+    monkeypatch.setattr(torch.cuda.current_stream(), "synchronize", lambda: waited.append(1))
+    session.outputs()
+    assert waited
+    before, name = session.memory().activations, session.results[0]
+    session.buffers[name] = session.buffers[name].to("meta")
+    assert session.memory().activations == before - session.buffers[name].nbytes
+
+
 @pytest.mark.parametrize(("how", "says"), [("by waiting", "not permitted"), ("beforehand", "cannot be captured")])
 def test_an_engine_that_cannot_be_captured_is_enqueued_anew_each_time(
     library: StandIn, convolution: Path, how: str, says: str
