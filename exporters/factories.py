@@ -167,7 +167,9 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
     for part in parts:
         name, module = getattr(part, "__qualname__", ""), getattr(part, "__module__", "__main__")
         if module == "__main__" or spec_of(module) is None or (part is model and not name.isidentifier()):
-            raise ModelError(f"{name or part!r}: no other process can import this; put it in a file, and import it")
+            raise ModelError(
+                f"{name or part!r}: no other process can import this; put it in a module of its own, and import it"
+            )
     if inputs is None and not isinstance(model, nn.Module):
         return {"factory": f"{model.__module__}:{model.__qualname__}"}
     path = folder / "module.pt"

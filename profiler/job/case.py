@@ -203,7 +203,9 @@ def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[
     for part in filter(None, text.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
-            raise ConfigError(f"{option}: '{part}' is not of the form key=value; separate several by commas")
+            raise ConfigError(
+                f"{option}: '{part}' is not of the form key=value; repeat the key for each of several values"
+            )
         if key not in valid:
             raise ConfigError(f"{option}: unknown key '{key}'{nearest(key, valid)}")
         yield key, value

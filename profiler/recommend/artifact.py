@@ -84,7 +84,9 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     """Return the case as the run's job has it, and where its factories are found."""
     path = Path(run.address) / "bench.yaml"
     if not known(row["engine"]).deployment:
-        raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
+        raise ConfigError(
+            f"--export: {row['engine']} cannot be exported; choose among others, such as --only engine=ort"
+        )
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if not path.is_file():
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")

@@ -181,18 +181,24 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
     for request, choice in answers:
         style = f"bold {'green' if choice.winner else 'yellow'}"
         console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
-        if len(answers) <= _WHOLE and choice.winner:
+        if choice.winner:
             console.print(Text(comparison(choice)))
+        if len(answers) <= _WHOLE:
             _print_export(console, request, choice, runs)
-    first = answers[0][0]
-    named = ["--model", first.model, *(["--pass", first.pass_] if first.pass_ != "inference" else [])]
-    again = f"{PROGRAM} recommend {shlex.join([*runs, *named])}"
+    again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
+    if len(answers) > _WHOLE and (exported := next(filter(_is_exported, answers), None)):
+        _print_export(console, *exported, runs)
+
+
+def _is_exported(answer: Answer) -> bool:
+    """Tell whether `--export` takes the answer's winner."""
+    winner = answer[1].winner
+    return bool(winner and winner["pass"] == "inference" and known(winner["engine"]).deployment)
 
 
 def _print_export(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
-    winner = choice.winner
-    if winner and winner["pass"] == "inference" and known(winner["engine"]).deployment:
+    if _is_exported((request, choice)):
         command = shlex.join([*runs, *request.words(), "--export", "deploy/"])
         console.print(Text(f"Export: {PROGRAM} recommend {command}"), soft_wrap=True)
 
@@ -223,7 +229,7 @@ def comparison(choice: Choice) -> str:
     if choice.tied:
         cells = [choice.winner, *choice.tied]
         more = "; --replicates 5 may part them" if choice.winner["processes"] < _ENOUGH else ""
-        return f"A tie of {len(cells)}: {_some(cells)}; the cheapest start wins{more}"
+        return f"A tie of {len(cells)}: {_some(cells)}; of those within 5 % the soonest start wins{more}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     return f"The only candidate{' that meets the limits' if choice.losers else ''}"
@@ -259,7 +265,7 @@ def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
 
 def _some(cells: Sequence[Row]) -> str:
     more = [f"{len(cells) - _MOST_NAMES} more"][: len(cells) > _MOST_NAMES]
-    return listed([*(cell["name"] for cell in cells[:_MOST_NAMES]), *more])
+    return listed([*(cell["name"].replace(", batch ", " b") for cell in cells[:_MOST_NAMES]), *more])
 
 
 def _why(loser: Loser) -> str:

@@ -79,7 +79,7 @@ def _unknown(reason: Reason) -> str:
     percentile = FIGURES[reason.figure].percentile
     if percentile:
         needs = PERCENTILE_NEEDS[percentile]
-        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}"
+        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}: raise --seconds"
     return _UNMEASURED.get(reason.figure, f"{noun(reason.figure)} was not measured")
 
 

@@ -72,7 +72,12 @@ KINDS = {kind.kind: kind for kind in _KINDS}
 
 def retaken(warnings: Iterable[Warning]) -> list[Warning]:
     """Return those for which a row is measured again."""
-    return [warning for warning in warnings if warning.kind in KINDS and KINDS[warning.kind].retake]
+    return [warning for warning in warnings if is_rough(warning.kind)]
+
+
+def is_rough(kind: str) -> bool:
+    """Tell whether rows with that kind of warning are measured again."""
+    return kind in KINDS and KINDS[kind].retake
 
 
 def meaning(kind: str, otherwise: str = "") -> str:

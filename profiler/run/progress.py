@@ -60,7 +60,7 @@ class Display:
         samples = result.samples.get(result.clock or "", [])
         if result.status == "ok" and (middle := median(samples)) is not None:
             what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
-        what += "" if counts else ": the earlier measurement stays"
+        what += "" if counts else ": the earlier measurement was quieter and stays"
         status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
         line = Text.assemble(self._place, status, f"{case.id}  ", (what, "dim"))
         self._console.print(line, soft_wrap=True, highlight=False)

@@ -17,6 +17,7 @@ from profiler.results.cells import GROUP, OK, largest, not_measured
 from profiler.results.choice import Choice, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
+from profiler.results.warning_kinds import is_rough
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
@@ -26,7 +27,9 @@ Row = Mapping[str, Any]
 
 _shown = partial(fields, shown=Shown.TERMINAL)
 _VARIANT = [field("variant"), field("precision")]
-_RANGES = "In parentheses: 95 % intervals, of all that is known of a figure (docs/method.md)."
+_RANGES = (
+    "In parentheses: 95 % intervals; other work and clocks that contradict each other widen them (docs/method.md)."
+)
 _LAYER = [
     *_VARIANT,
     field("forward_ms"),
@@ -63,7 +66,7 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     if runnable:
         text += f", in about {duration(sum(seconds.values()))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
-    console.print(Text(text), soft_wrap=True)
+    console.print(Text(f"{text}. No model was loaded: names and shapes are not checked."), soft_wrap=True)
     return 0 if runnable else 2
 
 
@@ -90,7 +93,7 @@ def print_results(
         print_table(console, Table("", "The largest batch that fits", largest(tries), _LARGEST))
     print_more()
     _print_problems(console, results)
-    _print_notes(console, printed)
+    _print_notes(console, cells, printed)
 
 
 def _table(key: Row, group: pl.DataFrame) -> Table:
@@ -136,11 +139,14 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
         print_pairs(console, [(label, reason), (Text(), told)], gap=1)
 
 
-def _print_notes(console: Console, printed: Sequence[Choice]) -> None:
-    """Say what ranges hold, and what narrows those that tell little."""
+def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice]) -> None:
+    """Say what ranges hold, how many figures are rough, and what narrows ranges that tell little."""
     factors = [choice.winner for choice in printed if choice.winner and choice.winner["factor"]]
     lines = [_RANGES]
+    footnotes = cells.filter(OK)["footnotes"].to_list()
+    if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
+        lines.append(f"{rough} of {counted(len(footnotes), 'figure')} are rough: other work ran, or clocks contradict.")
     if any(cell["factor_high"] > _WIDE * cell["factor_low"] for cell in factors):
-        lines.append("Some span a factor of two: --replicates 5 narrows them, on a busy machine --wait-for-idle 10.")
+        lines.append("Some span a factor of two: --replicates 5 narrows them; on a busy machine --wait-for-idle 10.")
     if printed:
         console.print(Text("\n" + "\n".join(lines), style="dim"))

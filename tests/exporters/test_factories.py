@@ -41,7 +41,7 @@ def test_a_function_is_a_factory_as_it_is_if_it_can_be_imported(tmp_path: Path) 
     cell = {"__name__": "__main__", "nn": nn}
     exec("class Net(nn.Module): ...\nmodel = nn.Sequential(Net())", cell)
     for model in (cell["Net"], cell["model"], lambda: module.small(4)):
-        with pytest.raises(ModelError, match="no other process can import this; put it in a file, and import it"):
+        with pytest.raises(ModelError, match="no other process can import this; put it in a module of its own"):
             save(model, tmp_path)
 
 

@@ -172,7 +172,7 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet18", None, {"budget": {"second": 1}}, "budget: unknown key 'second'; did you mean 'seconds'"),
     ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
-    (lambda: None, None, {}, "no other process can import this; put it in a file"),
+    (lambda: None, None, {}, "no other process can import this; put it in a module"),
     (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
     ("a:b", np.float32(1), {}, "inputs: expected the shape of one item, .* got float32"),
     ("sum.onnx", FLOATS, {}, "sum.onnx takes .*'a'.*'b'.*: give an example of each"),

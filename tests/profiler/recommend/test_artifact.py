@@ -420,5 +420,5 @@ def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path: Path, w
     run = SimpleNamespace(address=str(tmp_path))
     case, _ = _case(row, run, False)  # type: ignore[arg-type]
     assert case.options["cuda_graph"] is not warned
-    with pytest.raises(ConfigError, match="--export: foreign has no deployment"):
+    with pytest.raises(ConfigError, match="--export: foreign cannot be exported"):
         _case(row | {"engine": "foreign"}, run, False)  # type: ignore[arg-type]

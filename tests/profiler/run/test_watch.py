@@ -334,7 +334,7 @@ def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
         "waiting: other processes took 48 %",
         f"[3/16] ok          {CASE.id}  2.500 ms, 4 samples",
         f"[3/16] failed      {CASE.id}  no luck (log: a.log)",
-        f"[3/16] timeout     {CASE.id}  too long: the earlier measurement stays",
+        f"[3/16] timeout     {CASE.id}  too long: the earlier measurement was quieter and stays",
     ]
 
 
