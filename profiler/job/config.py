@@ -25,6 +25,7 @@ from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimiz
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
+from profiler.errors import ConfigError
 from profiler.job.case import Budget, Filter, nearest_engine, read_option
 from profiler.job.mistakes import (
     DEVICE_BLOCKS,
@@ -428,6 +429,8 @@ def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
         return Config.model_validate(job, context={"folder": folder})
     except ValidationError as error:
         raise origin.explain(error, Config) from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{origin.path}: a text has half a character (a surrogate); write it as UTF-8") from None
 
 
 def machine_keys(text: str | None) -> dict[str, str]:
