@@ -87,7 +87,7 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
         data = _plain(yaml.load(path.read_text(encoding="utf-8")), (), lines)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a YAML file such as bench.yaml") from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # Of "!!int" ruamel takes the first digit.
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: no valid YAML: {cut(why, 300)}") from None

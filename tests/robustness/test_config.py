@@ -48,6 +48,7 @@ def test_any_text_or_structure_is_a_job_or_refused(soak: Any, tmp_path: Path) ->
                          suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
     @hypothesis.given(JOBS | TEXTS)
     @hypothesis.example({"exclude": [{"\U00010000": None}]})  # JSON writes it as two surrogates.
+    @hypothesis.example(["\n", "!!int "])
     def check(example: Any) -> None:
         nonlocal tried
         tried += 1
