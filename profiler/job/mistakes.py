@@ -12,9 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import RoundTripConstructor
-from ruamel.yaml.error import YAMLError
 
-from exporters.errors import cut, shown
+from exporters.errors import shown
 from profiler.errors import ConfigError, nearest
 
 Location = tuple[str | int, ...]
@@ -87,10 +86,10 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
         data = _plain(yaml.load(path.read_text(encoding="utf-8")), (), lines)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a YAML file such as bench.yaml") from None
-    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # Of "!!int" ruamel takes the first digit.
+    except Exception as error:  # ruamel raises errors of its own, and of Python's for odd tags and keys.
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: no valid YAML: {cut(why, 300)}") from None
+        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: no valid YAML: {shown(why, 300)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1: expected keys such as models and engines; see bench.yaml")
     return data, lines

@@ -75,7 +75,7 @@ class Chain:
             self._wait(run, ended + more)
             kills.append(self._kill_part(run, self.rng.choice((*ENDS, "SIGSEGV")), part))
         if not self.kills or self.rng.random() < 0.7:
-            self._wait(run, self.rng.randint(ended, ROWS - 1))
+            self._wait(run, ended + self.rng.randint(0, ROWS - 1 - ended % ROWS))
             kills.append(self._kill_whole(run))
         self.kills += [kill for kill in kills if kill]
         killed = kills[-1] or "nothing"
