@@ -253,7 +253,8 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
         elif name == "start_s":
             found.append(f"starts in {seconds(cell[name])}")
         else:
-            found.append(f"{noun(name)} {text}" if FIGURES[name].percentile else text)
+            told = name in (choice.figure, "throughput", "peak_memory_mib") and not FIGURES[name].percentile
+            found.append(text if told else f"{noun(name)} {text}")
     return found
 
 

@@ -23,13 +23,12 @@ from profiler.processes import process
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "docs" / "extending.md").read_text().partition("## Adding an engine")[2].partition("\n## ")[0]
 FILE, ROW, PRESET = re.findall(r"```python\n(.*?)```", SECTION, flags=re.DOTALL)
-OPTIONS, _, ENGINE = ROW.partition("\n\n\n")
+OPTIONS, _, ENGINE = ROW.rpartition("\n\n\n")
 # A worker that calls its function through this module has the row in its catalog.
 REGISTERED = f"""
 import importlib
 from dataclasses import dataclass
 from engines.catalog import ENGINES, PRESETS, Engine, Preset, Requirement
-from engines.options import Options, option
 
 {OPTIONS}
 

@@ -30,6 +30,7 @@ def test_specifications_are_vega_lites() -> None:
         assert spec["width"] == "container", name
         alt.Chart.from_dict(spec, validate=True)
     assert set(made) - {chart.name for chart in charts(replace(DOMAINS, batches=[]))} == {"latency"}
+    assert {*made} <= {*page._TITLES}
     own = config()
     del own["legend"]["layout"]  # Vega's, which Vega-Lite hands on and its schema does not know.
     alt.Config.from_dict(own, validate=True)
