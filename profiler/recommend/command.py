@@ -185,10 +185,10 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
             console.print(Text(comparison(choice)))
         if len(answers) <= _WHOLE:
             _print_export(console, request, choice, runs)
-    again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
-    console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
     if len(answers) > _WHOLE and (exported := next(filter(_is_exported, answers), None)):
         _print_export(console, *exported, runs)
+    again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
+    console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
 
 
 def _is_exported(answer: Answer) -> bool:
