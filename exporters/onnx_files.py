@@ -112,10 +112,8 @@ def check_onnx(path: Path) -> None:
     import onnx
 
     for tensor, place in external_tensors(path):
-        data, where = (
-            path.parent / place.location,
-            f"{path}: tensor {tensor.name!r} keeps its data in {place.location!r}",
-        )
+        data = path.parent / place.location
+        where = f"{path}: tensor {tensor.name!r} keeps its data in {place.location!r}"
         if not data.is_file():
             raise ModelError(f"{where}, which is missing; copy it next to the model")
         end, has = (place.offset or 0) + (place.length or min(math.prod(tensor.dims), 1)), data.stat().st_size

@@ -43,9 +43,10 @@ _README = """{model} in {precision} for {engine}, in batches of {batch}: {latenc
     venv/bin/python run.py
 
 {contents}
-config.json has the options, the inputs and the figures. run.py is an example to start from: it takes inputs by
---input x.npy and times calls by the host's clock.
+config.json has the options, the inputs and the figures. run.py is an example to start from{usage}.
 """
+_USAGE = """: it times calls by the
+host's clock; `run.py --input {files}` takes inputs of your own, in config.json's order"""
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
@@ -196,8 +197,13 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         machine=row["machine"],
         latency=amount("latency_ms", row["latency_ms"], row["latency_low_ms"], row["latency_high_ms"]),
         contents=deployed.contents.format(machine=row["machine"]),
+        usage=_usage(deployed) if (folder / "frame.py").is_file() else "",
     )
     (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")
+
+
+def _usage(deployed: Deployed) -> str:
+    return _USAGE.format(files=" ".join(f"{spec['name']}.npy" for spec in deployed.config["inputs"]))
 
 
 def _release(version: object) -> str:

@@ -31,6 +31,10 @@ FACTOR = ("factor", "factor_low", "factor_high")
 _MARGIN = ("margin", "margin_low", "margin_high")
 _ANSWERED = [*_LATENCY, *FACTOR, "base", "error_high", "peak_memory_mib"]
 _shown = partial(fields, shown=Shown.REPORT)
+_FURTHER = (Group.CASE, Group.OUTCOME, Group.THROUGHPUT, Group.ACCURACY, Group.MACHINE, Group.PLACE)
+"""Groups without a table of their own, whose columns stand beside the speed-ups."""
+_ELSEWHERE = ("throughput", "rel_l2_error", "rel_l2_error_high", "loss_error", "gradient_error")
+"""Columns of those groups that other fields show."""
 
 
 def tables(data: Data) -> dict[str, Table]:
@@ -44,7 +48,9 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
     """Return the tables with a row a cell that has one of the figures that they need."""
     latency, undivided = _latency(), figure("Undivided", "undivided_mib", whole, unit="MiB")
     sums = [figure(DERIVED[of].heading, of, aligned(most=2), unit="s") for of in ("once_s", "start_s", "set_up_s")]
-    verdict = [words("over", "base"), words("Verdict", "verdict"), field("error"), words("Footnotes", "footnotes")]
+    further = [field(c.name) for c in columns(*_FURTHER, shown=Shown.REPORT) if c.name not in _ELSEWHERE]
+    verdict = [words("over", "base"), words("Verdict", "verdict"), field("error"), *further]
+    verdict += [words("Footnotes", "footnotes")]
     rates = [
         figure("Items/s (95\u00a0%)", ("throughput", "throughput_low", "throughput_high"), numbers.ranges),
         field("peak_memory_mib"),

@@ -145,7 +145,7 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
     lines = [_RANGES]
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
-        lines.append(f"{rough} of {counted(len(footnotes), 'figure')} are rough: other work ran, or clocks contradict.")
+        lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
     if any(cell["factor_high"] > _WIDE * cell["factor_low"] for cell in factors):
         lines.append("Some span a factor of two: --replicates 5 narrows them; on a busy machine --wait-for-idle 10.")
     if printed:

@@ -104,6 +104,12 @@ def run(profiler: Run, exports: Cache, folder: Path) -> Run:
 pytestmark = pytest.mark.slow
 
 
+def test_the_file_passes_the_projects_type_check_and_rules(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "mypy", folder / "onnx_reference.py"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stdout
+    assert "write_text" not in FILE, "files are replaced whole"
+
+
 def test_it_is_measured_checked_and_refused_where_its_row_says_so(folder: Path) -> None:
     rows = pl.read_parquet(folder / "one" / "run" / "results.parquet")
     cells = {(row["variant"], row["precision"]): row for row in rows.iter_rows(named=True)}

@@ -120,7 +120,7 @@ def test_charts_recommend_and_report_have_it(printed):
     assert (facts["figures"]["toy_ms"], facts["figures"]["set_up_s"]) == (0.125, 1.5)
     assert facts["asked"][-2:] == ["--max-toy", "0.13"]
     page = (folder / "report.html").read_text()
-    for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s", "Toys"):
+    for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s", "Toys", "Toy error", "Layout", "Rack"):
         assert heading in page
     assert '<td>Toy library</td><td class="p">9.8.7</td>' in page
     assert sorted(facts["compare"]) == ["new", "packages.numpy", "toy_version"], "a version, and not its package too"
