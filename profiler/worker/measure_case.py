@@ -1,33 +1,28 @@
-"""Measure one case in a process of its own: open, warm up, sample, check, and time its layers.
-
-Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
-process that uses the device meanwhile would be counted in.
-"""
+"""Measure one case in a process of its own: open, warm up, sample, check, and time its layers."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, Memory, OwnQueue, Phase, Session, Warning
+from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES
 from engines.options import Options, float_part
 from exporters.errors import sentence
 from profiler.job.case import Case
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings, sample_warnings
+from profiler.results.result import Kept, Result, Stage, layer_warnings, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
+from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, make_job
 
@@ -196,96 +191,3 @@ def _bytes(case: Case, arrays: Sequence[Array]) -> int:
     is_module = ENGINES[case.engine].needs == "torch"
     half = (float_part(case.precision, case.device) if is_module else case.precision) in ("fp16", "bf16")
     return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)
-
-
-# Memory.
-
-
-class HostMeter:
-    """Resident memory of this process above what it started with, in MiB; None where there is no /proc."""
-
-    def __init__(self) -> None:
-        self._baseline = _status("VmRSS")
-
-    def start_measuring(self) -> None:
-        """Let the kernel count the peak again from here, if it does that (proc(5), clear_refs)."""
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-
-    def peak_mib(self) -> float | None:
-        """Return the peak since the start, or since `start_measuring`."""
-        peak = _status("VmHWM")
-        return None if peak is None or self._baseline is None else max(peak - self._baseline, 0.0)
-
-
-def _status(key: str) -> float | None:
-    """Read a line of /proc/self/status in MiB."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return float(line.split()[1]) / 1024
-    return None
-
-
-class DeviceMeter:
-    """Reads device memory at a case's boundaries: before CUDA, with the context, with the model, and at the end."""
-
-    def __init__(self, used_mib: Callable[[], float | None]) -> None:
-        self._used_mib = used_mib
-        self._baseline = used_mib()
-        self.context_mib: float | None = None
-        self._loaded: float | None = None
-        self._peak: float | None = None
-
-    def context_created(self) -> None:
-        """Call once the CUDA context exists and nothing else."""
-        self.context_mib = self._step(self.read())
-
-    def loaded(self) -> None:
-        """Call once the model is on the device and has not run yet."""
-        self._loaded = self.read()
-
-    def read(self) -> float | None:
-        """Call at any boundary: the peak may be there."""
-        used = self._used_mib()
-        if used is not None:
-            self._peak = max(used, self._peak or 0.0)
-        return used
-
-    def parts(self, declared: Memory) -> Figures:
-        """Return what adds up to the peak: context, weights, gradients, optimizer, activations and other.
-
-        `other` is slack, which the engine's allocator holds unused, and library: loaded kernels, and the handles of
-        cuDNN and cuBLAS. Activations that an engine does not declare are what was added after loading, by the first
-        run and the search for algorithms.
-        """
-        peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
-        if activations is None and self._peak is not None and self._loaded is not None:
-            activations = max(self._peak - self._loaded, 0.0)
-        parts = {"context_mib": self.context_mib, **declared_parts(declared), "activations_mib": activations}
-        if peak is not None and None not in (self.context_mib, parts["weights_mib"], activations):
-            other = peak - sum(part for part in parts.values() if part is not None)
-            library = None if slack is None else other - slack
-            parts |= {"other_mib": other, "slack_mib": slack, "library_mib": library}
-        return parts | {
-            "peak_memory_mib": peak,
-            "baseline_mib": self._baseline,
-            "torch_allocated_mib": _mib(declared.torch_allocated),
-            "torch_reserved_mib": _mib(declared.torch_reserved),
-        }
-
-    def _step(self, used: float | None) -> float | None:
-        return None if used is None or self._baseline is None else used - self._baseline
-
-
-def declared_parts(declared: Memory) -> Figures:
-    """Return what an engine can say on any device: weights, gradients and optimizer."""
-    return {
-        "weights_mib": _mib(declared.weights),
-        "gradients_mib": _mib(declared.gradients),
-        "optimizer_mib": _mib(declared.optimizer),
-    }
-
-
-def _mib(size: int | None) -> float | None:
-    return None if size is None else size / MIB

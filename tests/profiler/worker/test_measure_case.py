@@ -30,7 +30,8 @@ from profiler.run.prepare import prepare
 from profiler.stats.intervals import upper_bound
 from profiler.worker import prepare_model as preparing
 from profiler.worker import sampling
-from profiler.worker.measure_case import DeviceMeter, declared_parts, measure_case
+from profiler.worker.measure_case import measure_case
+from profiler.worker.memory import DeviceMeter, declared_parts
 from profiler.worker.parity import Outputs
 from profiler.worker.prepare_model import affordable_runs, prepare_export, prepare_gradients, prepare_model
 from profiler.worker.task import Prepared, Step, Task, static_graph

@@ -1,0 +1,105 @@
+"""Meter the memory of a process and of a GPU.
+
+Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
+process that uses the device meanwhile would be counted in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from engines.base import Memory
+from profiler.results.result import Figures
+from profiler.results.roofline import MIB
+
+
+class HostMeter:
+    """Resident memory of this process above what it started with, in MiB; None where there is no /proc."""
+
+    def __init__(self) -> None:
+        self._baseline = resident_mib("VmRSS")
+
+    def start_measuring(self) -> None:
+        """Let the kernel count the peak again from here, if it does that (proc(5), clear_refs)."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def peak_mib(self) -> float | None:
+        """Return the peak since the start, or since `start_measuring`."""
+        peak = resident_mib("VmHWM")
+        return None if peak is None or self._baseline is None else max(peak - self._baseline, 0.0)
+
+
+def resident_mib(key: str) -> float | None:
+    """Read a line of /proc/self/status in MiB."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return float(line.split()[1]) / 1024
+    return None
+
+
+class DeviceMeter:
+    """Reads device memory at a case's boundaries: before CUDA, with the context, with the model, and at the end."""
+
+    def __init__(self, used_mib: Callable[[], float | None]) -> None:
+        self._used_mib = used_mib
+        self._baseline = used_mib()
+        self.context_mib: float | None = None
+        self._loaded: float | None = None
+        self._peak: float | None = None
+
+    def context_created(self) -> None:
+        """Call once the CUDA context exists and nothing else."""
+        self.context_mib = self._step(self.read())
+
+    def loaded(self) -> None:
+        """Call once the model is on the device and has not run yet."""
+        self._loaded = self.read()
+
+    def read(self) -> float | None:
+        """Call at any boundary: the peak may be there."""
+        used = self._used_mib()
+        if used is not None:
+            self._peak = max(used, self._peak or 0.0)
+        return used
+
+    def parts(self, declared: Memory) -> Figures:
+        """Return what adds up to the peak: context, weights, gradients, optimizer, activations and other.
+
+        `other` is slack, which the engine's allocator holds unused, and library: loaded kernels, and the handles of
+        cuDNN and cuBLAS. Activations that an engine does not declare are what was added after loading, by the first
+        run and the search for algorithms.
+        """
+        peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
+        if activations is None and self._peak is not None and self._loaded is not None:
+            activations = max(self._peak - self._loaded, 0.0)
+        parts = {"context_mib": self.context_mib, **declared_parts(declared), "activations_mib": activations}
+        if peak is not None and None not in (self.context_mib, parts["weights_mib"], activations):
+            other = peak - sum(part for part in parts.values() if part is not None)
+            library = None if slack is None else other - slack
+            parts |= {"other_mib": other, "slack_mib": slack, "library_mib": library}
+        return parts | {
+            "peak_memory_mib": peak,
+            "baseline_mib": self._baseline,
+            "torch_allocated_mib": _mib(declared.torch_allocated),
+            "torch_reserved_mib": _mib(declared.torch_reserved),
+        }
+
+    def _step(self, used: float | None) -> float | None:
+        return None if used is None or self._baseline is None else used - self._baseline
+
+
+def declared_parts(declared: Memory) -> Figures:
+    """Return what an engine can say on any device: weights, gradients and optimizer."""
+    return {
+        "weights_mib": _mib(declared.weights),
+        "gradients_mib": _mib(declared.gradients),
+        "optimizer_mib": _mib(declared.optimizer),
+    }
+
+
+def _mib(size: int | None) -> float | None:
+    return None if size is None else size / MIB
