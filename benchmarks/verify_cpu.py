@@ -31,6 +31,7 @@ from benchmarks.verify_plain import arrays, module_call, numpy_error
 from profiler.job.case import Budget, Case, file_name, parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan, only_of
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, run_one, start_forkserver
 from profiler.run.prepare import failure, prepare
@@ -75,7 +76,7 @@ def main() -> None:
     start_forkserver(logs / "forkserver.log")
     config = load_config(HERE / "verify_cpu.yaml", "cpu")
     cases = only_of(make_plan(config, "cpu"), parse_only(options.only))
-    prepared = prepare(cases, config.budget, logs, tuple(map(str, config.import_from)), lambda what, done, total: None)
+    prepared = prepare(cases, config.budget, logs, tuple(map(str, config.import_from)), lambda *_: None, Holders())
     rows = []
     print(f"{'median µs per call':<24}" + "".join(f"{name:>14}" for name in (*TOOLS, "difference", "share", "parity")))
     for case in cases:

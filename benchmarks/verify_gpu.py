@@ -35,6 +35,7 @@ from profiler.job.case import Budget, Case, file_name, parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan, only_of
 from profiler.nvml import power_capped, visible_gpus
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Entered, Outcome, Report
 from profiler.processes.process import Call, run_one, start_forkserver
 from profiler.run.prepare import failure, prepare
@@ -112,7 +113,7 @@ def main() -> None:
     start_forkserver(logs / "forkserver.log")
     config = load_config(HERE / "verify_gpu.yaml", "cuda")
     cases = only_of(make_plan(config, "cuda"), parse_only(options.only))
-    prepared = prepare(cases, config.budget, logs, (), lambda what, done, total: None, gpus[0].uuid)
+    prepared = prepare(cases, config.budget, logs, (), lambda *_: None, Holders(), gpus[0].uuid)
     tasks = [
         Task(case, prepared[case.model], config.budget, gpus[0].uuid)
         for case in cases

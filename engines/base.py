@@ -27,7 +27,7 @@ OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
 
 
 class Phase(StrEnum):
-    """Phase of a case's process; END closes the session, EXIT lasts until the process is gone."""
+    """Phase of a case's process; END closes the session, EXIT lasts until the process is gone. SERVE is a holder's."""
 
     FORK = "fork"
     OPEN = "open"
@@ -39,6 +39,7 @@ class Phase(StrEnum):
     ENERGY = "energy"
     CHECK = "check"
     PROFILE = "profile"
+    SERVE = "serve"
     END = "end"
     EXIT = "exit"
     ENDED = "ended"

@@ -97,8 +97,10 @@ class Engine:
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
-    int8_graph: Literal["int8", "int8-operands"] = "int8"
+    int8_graph: Literal["int8", "int8-operands", "int8-dynamic"] = "int8"
     """The graph of exporters/int8.py that it runs at int8."""
+    switches: tuple[str, ...] = ("tf32",)
+    """Precisions that are a switch of the engine, which runs the fp32 graph at them."""
     layers_are_modules: bool = False
     """Its profiled layers are named by the paths of PyTorch's modules."""
     capabilities: tuple[str, ...] = ()
@@ -137,10 +139,10 @@ class Preset:
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
 _NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
+_DYNAMIC_ON_CUDA = "ONNX Runtime's CUDA provider has no int8 products"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _OPENVINO_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
-    ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
     **dict.fromkeys((("cuda", each) for each in PASSES), _NO_OPENVINO_ON_CUDA),
 }
 _TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", each) for each in PASSES), _TRT_NEEDS_A_GPU)
@@ -257,6 +259,16 @@ ENGINES: dict[str, Engine] = {
             reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False), module="onnxruntime"),
         ),
         _ort_engine(
+            name="ort-dynamic",
+            summary="ONNX Runtime on the CPU, products in int8 with ranges taken at every call",
+            precisions={("inference", "cpu"): _can("int8")},
+            reasons=dict.fromkeys((("cuda", each) for each in PASSES), _DYNAMIC_ON_CUDA),
+            requirements=(_ORT,),
+            options=OrtOptions,
+            int8_graph="int8-dynamic",
+            deployment={"cpu": ("onnxruntime{release}",)},
+        ),
+        _ort_engine(
             name="ort-trt",
             summary="ONNX Runtime on TensorRT, its TensorRT provider",
             precisions={("inference", "cuda"): _can("fp32 tf32 fp16 bf16 int8")},
@@ -316,8 +328,10 @@ ENGINES: dict[str, Engine] = {
             library="OpenVINO",
             summary="OpenVINO on the CPU",
             needs="onnx",
-            precisions={("inference", "cpu"): _can("fp32 int8 native")},
+            precisions={("inference", "cpu"): _can("fp32 bf16 int8 native")},
             reasons=_OPENVINO_REASONS,
+            switches=("tf32", "bf16"),
+            int8_graph="int8-operands",
             requirements=(Requirement("openvino", "pip install 'openvino>=2026.0'"),),
             options=OpenVinoOptions,
             version=LibraryVersion("openvino_version", ("openvino",)),
@@ -368,6 +382,7 @@ PRESETS: dict[str, Preset] = {
         # A user's ONNX file, for which there is no eager.
         Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32")),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),
+        Preset("ort-dynamic", "ort-dynamic", "ONNX Runtime, dynamic int8", {}, _DYNAMIC_ON_CUDA, usual=True),
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),

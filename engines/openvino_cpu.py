@@ -26,14 +26,14 @@ def compute_type(kind: str, precision: str) -> str | None:
     return _TYPES.get(word, word) if kind.startswith(_COMPUTE) else None
 
 
-def cpu_properties(threads: int) -> dict[str, str | int]:
-    """Give the CPU plugin's properties; 0 threads let OpenVINO choose."""
-    return {
-        # The hint's default lets the plugin compute an fp32 graph in bf16 where the processor can.
-        "INFERENCE_PRECISION_HINT": "f32",
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads,
-    }
+def cpu_properties(threads: int, precision: str) -> dict[str, str | int]:
+    """Give the CPU plugin's properties; 0 threads let OpenVINO choose.
+
+    As it comes the plugin computes an fp32 graph in bf16 where the processor can: so it does at bf16, and at `native`,
+    where a file has types of its own.
+    """
+    hint = {} if precision == "native" else {"INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
+    return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
 
 
 def open_session(job: Job[OpenVinoOptions]) -> OpenVinoSession:
@@ -53,7 +53,7 @@ class OpenVinoSession:
         arrays = job.named_inputs(self.names)
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
-        self.compiled = core.compile_model(model, "CPU", cpu_properties(job.options.threads))
+        self.compiled = core.compile_model(model, "CPU", cpu_properties(job.options.threads, job.precision))
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         self.feed(job.inputs)
@@ -87,7 +87,10 @@ class OpenVinoSession:
             compute_types=dict(types),
             tf32=False,
             cuda_graph=False,
-            details={"operators": len(nodes)},
+            details={
+                "operators": len(nodes),
+                "inference_precision": self.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name(),
+            },
         )
 
     def layers(self) -> list[Layer]:
@@ -101,7 +104,8 @@ def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deplo
     """Write a folder that runs the graph with the settings that were measured."""
     copy_run("run_openvino.py", folder)
     return Deployed(
-        {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads)}, "model.onnx is the model."
+        {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads, job.precision)},
+        "model.onnx is the model.",
     )
 
 

@@ -111,6 +111,7 @@ _CUDA = Provider(
 )
 PROVIDERS: Mapping[tuple[str, Device], Provider] = {
     ("ort", "cpu"): _CPU,
+    ("ort-dynamic", "cpu"): _CPU,
     ("ort", "cuda"): _CUDA,
     ("ort-trt", "cuda"): Provider(
         "TensorrtExecutionProvider",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import sys
@@ -14,6 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from exporters.calls import call
 from exporters.catalog import network_of
@@ -31,6 +33,9 @@ _FAULT_CHARACTERS = 400
 _SMALL = 0.01
 """Largest constant scale that hides its branch, as layer scale of deep networks does, which starts at 1e-5 or 1e-6
 (https://arxiv.org/abs/2103.17239); the 0.1 of shallow ones does not."""
+_DRAWS = ("normal_", "uniform_", "trunc_normal_", "erfinv_")
+_HELD: dict[Path, nn.Module] = {}
+"""Models of `hold`, by the file of their state."""
 _SHIFT = 0.5
 """The mean of a library's batch norms' biases, in standard deviations of what they shift."""
 
@@ -154,13 +159,31 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
 
     A canonical network's weights, and a layer's, are mapped from the file (copy on write). Raises ModelError.
     """
+    if held := _HELD.pop(state_path, None):
+        return held
     if source.factory:
-        model = build(source)
+        with _Undrawn() if source.library else contextlib.nullcontext():
+            model = build(source)
         assign(model, read_weights(state_path), state_path)
         return model
     model = empty(source)
     model.load_state_dict(_opened(state_path), assign=True)
     return model
+
+
+def hold(source: ModelSource, state_path: Path) -> None:
+    """Keep what `restore` returns, for its first call in each process that is forked from this one."""
+    _HELD[state_path] = restore(source, state_path)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leave parameters undrawn: a state replaces all of them. Of a small Qwen2 drawing them took 15 s."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = args[0] if args else (kwargs or {}).get("tensor")  # So torch.nn.init names it.
+        if getattr(function, "__name__", "") in _DRAWS and isinstance(drawn, nn.Parameter):
+            return drawn
+        return function(*args, **(kwargs or {}))
 
 
 @torch.no_grad()

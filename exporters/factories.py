@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from exporters.packages import spec_of
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
+_KEPT: dict[str, tuple[nn.Module, list[Example]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,27 @@ def examples(source: ModelSource) -> list[Example]:
     return found
 
 
+@contextlib.contextmanager
+def called_once() -> Iterator[None]:
+    """Call each user's factory once in here: its module is given whenever it is asked for."""
+    global _KEPT
+    _KEPT = {}
+    try:
+        yield
+    finally:
+        _KEPT = None
+
+
 def _made(source: ModelSource) -> tuple[nn.Module, list[Example]]:
+    key = f"{source.factory} {source.options}"
+    if _KEPT is None or source.library is not None:
+        return _make(source)
+    if key not in _KEPT:
+        _KEPT[key] = _make(source)
+    return _KEPT[key]
+
+
+def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

@@ -6,6 +6,7 @@ differ in where the quantize and dequantize pairs are.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ _OPTIONS = {
     # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
     "DedicatedQDQPair": True,
 }
+_MEND = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
 _OPERANDS = (*WEIGHTED, "Add")
 
 
@@ -69,6 +71,8 @@ PLACEMENTS: Mapping[str, Placement] = {
     ),
 }
 """By the graph's name; engines/catalog.py says which engine runs which."""
+DYNAMIC = "int8-dynamic"
+"""The graph of products in int8 whose activations get their ranges at every call: it needs no calibration."""
 SEEDED_ITEMS = 8
 """Drawn where the user gives no calibration data: they fill the ranges, and no number of them would mean more."""
 
@@ -87,13 +91,41 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     def produce(path: Path) -> None:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
-        # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
-        check_room(path, 1.25 * sum(file.stat().st_size for file in graph_files(fp32.path).values()))
         write_quantized(source, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
         how = f"{fp32.how}, quantized by ONNX Runtime{placement.made_for}"
         note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, how)
 
     return Export.read(*cache.entry("onnx", quantized_key(source, files, placement), ".onnx", produce))
+
+
+def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
+    """Quantize the weights of products per channel; activations are quantized as they come, so nothing is calibrated.
+
+    Raises ModelError for a model that cannot be exported or quantized, or has no product.
+    """
+    import onnxruntime
+
+    source = identified(source)
+
+    def produce(path: Path) -> None:
+        from onnxruntime.quantization import QuantType
+        from onnxruntime.quantization import quantize_dynamic as quantize_products
+
+        fp32 = fp32_graph(source, cache)
+        start = time.perf_counter()
+        with _simplified(source, fp32.path, path) as (simplified, external):
+            quantize_products(
+                *(simplified, path),
+                op_types_to_quantize=["MatMul", "Gemm"],
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                use_external_data_format=external,
+                extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
+            )
+        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, f"{fp32.how}, products quantized")
+
+    key = digest([DYNAMIC, export_key(source, "fp32"), code_of("int8.py"), onnxruntime.__version__])
+    return Export.read(*cache.entry("onnx", key, ".onnx", produce))
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -162,21 +194,12 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
 def write_quantized(
     source: ModelSource, fp32: Path, batches: Iterator[dict[str, NDArray[Any]]], placement: Placement, path: Path
 ) -> None:
-    """Calibrate, quantize and check the file. The graph is simplified by ONNX Runtime first, as its quantizer asks for.
-    Symbolic shape inference is left out: the exporter wrote all shapes, the batch symbolic."""
+    """Calibrate, quantize and check the file."""
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
-    external = bool(external_tensors(fp32))
-    mend = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, source.failing("quantizing to int8", mend):
-        simplified = Path(folder) / "simplified.onnx"
-        quant_pre_process(
-            fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
-        )
-        residual, others = residuals(simplified) if placement.operands_only else ({}, [])
+    with _simplified(source, fp32, path) as (simplified, external):
+        residual, others = residuals(simplified, placement.operands_only)
         quantize_static(
             *(simplified, path),
             SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
@@ -195,11 +218,32 @@ def write_quantized(
         onnx.checker.check_model(str(path), full_check=True)
 
 
-def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return by name of each Add that can be the epilogue of a product the other input; and the names of other Adds.
+@contextlib.contextmanager
+def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[Path, bool]]:
+    """Give the graph as ONNX Runtime's quantizer asks for it, simplified, and whether its weights lie next to it.
+
+    Symbolic shape inference is left out: the exporter wrote all shapes, the batch symbolic.
+    """
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
+    check_room(path, 1.25 * sum(file.stat().st_size for file in graph_files(fp32).values()))
+    # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
+    external = bool(external_tensors(fp32))
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, source.failing("quantizing to int8", _MEND):
+        simplified = Path(folder) / "simplified.onnx"
+        quant_pre_process(
+            fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
+        )
+        yield simplified, external
+
+
+def residuals(path: Path, operands_only: bool) -> tuple[dict[str, str], list[str]]:
+    """Return by name of each Add that can be the epilogue of a product the other input; and the Adds to leave alone.
 
     Of two products the one with more nodes ahead of it has the epilogue: a projection of the shortcut comes earlier.
-    Nodes without a name get one, in the file.
+    With `operands_only` all other Adds are left alone, else those that no product leads to: of sums of embeddings
+    between pairs OpenVINO makes a node that lacks an input (2026.4). Nodes without a name get one, in the file.
     """
     import onnx
 
@@ -214,8 +258,13 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
     constant = {tensor.name for tensor in graph.initializer}
     constant |= {name for name, node in maker.items() if node.op_type == "Constant"}
     depth: dict[str, int] = {}
+    computed = set[str]()
     for node in graph.node:
         depth |= dict.fromkeys(node.output, 1 + max((depth.get(name, 0) for name in node.input), default=0))
+        if node.op_type in WEIGHTED or computed.intersection(node.input):
+            computed.update(node.output)
+    if not operands_only:
+        return {}, [add.name for add in adds if not computed.intersection(add.input)]
     found = {}
     for add in adds:
         results = [t for t in add.input if t in maker and maker[t].op_type in WEIGHTED and readers[t] == 1]

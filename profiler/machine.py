@@ -136,6 +136,13 @@ def _cpuinfo(key: str) -> str | None:
     return found and found[1]
 
 
+def has_bf16() -> bool:
+    """Tell whether the processor multiplies bf16 in hardware: AVX512-BF16 or AMX."""
+    with contextlib.suppress(OSError):
+        return bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text()))
+    return False
+
+
 def available_memory_mib() -> float:
     """Return the memory to be had without swapping: the machine's, or what control groups leave, if that is less."""
     return min([psutil.virtual_memory().available / 2**20, *map(_left, control_groups())])

@@ -118,7 +118,7 @@ def _cells(
                 continue  # What asks for this precision is a file that the engine does not take.
             cannot = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
             reason = reason or _untrainable(source, pass_) or cannot
-            if ENGINES[engine].needs == "onnx":
+            if ENGINES[engine].needs == "onnx" and precision not in ENGINES[engine].switches:
                 reason = reason or not_made(source, precision)
             reason = reason or lacking(engine, precision) or None
             yield Case(

@@ -33,6 +33,14 @@ class Salvage:
     value: Any
 
 
+@dataclass(frozen=True)
+class Serves:
+    """Tell where the process forks others from itself, and what it `made` before."""
+
+    address: str
+    made: Any
+
+
 @dataclass
 class Outcome:
     """How a call ended: what its function returned, and the last `salvage` that it reported."""
@@ -51,6 +59,6 @@ class Outcome:
     """The output of a call that failed, with the traceback of its error."""
 
 
-Message = Entered | Progress | Salvage | Outcome
+Message = Entered | Progress | Salvage | Serves | Outcome
 """The last one is the outcome; the child knows its status, reason and value."""
 Report = Callable[[Message], None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -17,12 +18,13 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
@@ -36,7 +38,7 @@ from engines.base import Phase, Unsupported
 from exporters.errors import chain, message, sentence
 from exporters.source import ModelError
 from profiler.machine import control_groups
-from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage
+from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage, Serves
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = re.compile(
@@ -60,6 +62,10 @@ _LONGEST = 60
 """Characters of a temporary folder that the forkserver's socket can be in: its path has 107 bytes (man 7 unix)."""
 _THEIRS: set[int] = set()
 """This process's children before the forkserver was started."""
+_ORIGINS: dict[str, _Server] = {}
+"""What calls are forked from besides the forkserver, by name."""
+_USUAL_THREADS: int | None = None
+"""Threads of a call that asks for no number; None leaves one a core."""
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: the forkserver's other children are orphans."""
 _FIRST_TO_GO = "1000"
@@ -87,6 +93,8 @@ class Call:
     """Threads that torch computes with; None leaves one a core, which calls side by side must not have."""
     option: str | None = None
     """The option that gives it longer; None is the job's budget."""
+    origin: str | None = None
+    """Name of the process that it is forked from; without one of that name it is the forkserver."""
 
 
 def start_forkserver(log: Path) -> None:
@@ -128,6 +136,68 @@ def _ensure_forkserver() -> None:
             os.environ["PYTHONSAFEPATH"] = users
 
 
+class _Server(forkserver.ForkServer):
+    """A call's process that forks others, as the forkserver does. See `serve`."""
+
+    def __init__(self, pid: int, address: str) -> None:
+        super().__init__()
+        self.pid = pid
+        self._forkserver_address = address
+
+    def ensure_running(self) -> None:
+        """Have each fork get what it closes as it enters."""
+        self._forkserver_alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _forked_from(origin: str | None) -> Iterator[int]:
+    """Have multiprocessing start its processes from this origin; gives its id. One that has ended is forgotten."""
+    server, usual = _ORIGINS.get(origin or ""), forkserver.connect_to_new_process
+    if server is None:
+        yield forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        return
+    forkserver.connect_to_new_process = server.connect_to_new_process
+    try:
+        yield server.pid
+    except (OSError, EOFError):
+        remove_origin(origin or "")
+        raise
+    finally:
+        forkserver.connect_to_new_process = usual
+
+
+def add_origin(name: str, child: Child, address: str) -> None:
+    """Have the calls of this origin forked from a child that serves."""
+    assert child.process.pid is not None
+    _ORIGINS[name] = _Server(child.process.pid, address)
+
+
+def remove_origin(name: str) -> None:
+    """Have the calls of this origin forked from the forkserver."""
+    _ORIGINS.pop(name, None)
+
+
+def serve(report: Report, made: Any, threads: int) -> None:
+    """Fork calls from this process until it is killed, and report what it `made`.
+
+    torch computes with so many `threads` in calls that ask for no number. Returns at once where a fork would lack some
+    of the process's threads.
+    """
+    global _USUAL_THREADS
+    tasks = Path("/proc/self/task")
+    if threading.active_count() > 1 or (tasks.is_dir() and len(list(tasks.iterdir())) > 1):
+        return
+    _USUAL_THREADS = threads
+    gc.freeze()
+    never, _ = os.pipe()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(Path(tempfile.mkdtemp(dir=util.get_temp_dir()), "socket")))
+    listener.listen()
+    report(Entered(Phase.SERVE))
+    report(Serves(listener.getsockname(), made))
+    forkserver.main(listener.detach(), never, [])
+
+
 class Child:
     """A running call. `poll` it until it returns an Outcome."""
 
@@ -135,6 +205,8 @@ class Child:
         self.call = call
         self.phase: str = Phase.FORK
         self.progress = ""
+        self.serves: tuple[str, Any] | None = None
+        """The address from which it forks, and what it made before."""
         self._phase_started = time.monotonic()
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self._seconds: dict[str, float] = {}
@@ -158,12 +230,13 @@ class Child:
         for tried in range(1, _STARTS + 1):
             try:
                 _ensure_forkserver()
-                self._start_without_main()
+                with _forked_from(self.call.origin) as pid:
+                    self._start_without_main()
             except (OSError, EOFError) as error:
                 reason = sentence(error)
                 time.sleep(tried * 0.1)  # A process that was killed closes its sockets before it counts as ended.
             else:
-                self._forkserver: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+                self._forkserver = pid
                 assert self.process.pid is not None
                 _RUNNING.add(self.process.pid)
                 return None
@@ -205,6 +278,8 @@ class Child:
                 self.progress = text
             case Salvage(value):
                 self._salvage = value
+            case Serves(address, made):
+                self.serves = address, made
             case Outcome():
                 return message
         return None
@@ -286,10 +361,16 @@ def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> O
     return outcome
 
 
-def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lambda done: None) -> list[Outcome]:
+def run_all(
+    calls: Iterable[Call],
+    slots: int,
+    tick: Callable[[int], None] = lambda done: None,
+    kept: Callable[[int, Child], Outcome | None] = lambda number, child: None,
+) -> list[Outcome]:
     """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. A crashed one runs once more.
 
-    `tick` is called a few times a second with the number of calls that have ended.
+    `tick` is called a few times a second with the number of calls that have ended. A running call for which `kept`
+    returns an outcome is left to the caller.
     """
     waiting, again = list(enumerate(calls)), set[int]()
     running: dict[int, Child] = {}
@@ -300,7 +381,7 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
                 index, call = waiting.pop(0)
                 running[index] = Child(call)
             for index, child in list(running.items()):
-                outcome = child.poll(0.05)
+                outcome = child.poll(0.05) or kept(index, child)
                 if outcome is not None and outcome.status == "crashed" and index not in again:
                     again.add(index)
                     running[index] = Child(child.call)
@@ -406,8 +487,9 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
         sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
         sys.path.append(str(Path.cwd()))
-        if call.threads is not None and "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(call.threads)
+        threads = call.threads or _USUAL_THREADS
+        if threads is not None and "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
         report(Entered(Phase.OPEN))
         module, _, name = call.function.partition(":")
         outcome = Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))

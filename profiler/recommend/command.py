@@ -21,7 +21,7 @@ from profiler.options import Recommend as Options
 from profiler.options import Run
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
 from profiler.recommend.artifact import NotExported, check_folder, export
-from profiler.results.choice import Choice, Limit, Loser
+from profiler.results.choice import HIGHER, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
@@ -166,7 +166,8 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
     console.print(Text(headline(choice), style=f"bold {'green' if choice.winner else 'red'}"))
-    console.print(Text(comparison(choice)), end="\n" if choice.winner else "")
+    told = "\n".join(filter(None, (comparison(choice), kept_out(choice))))
+    console.print(Text(told), end="\n" if choice.winner else "")
     for section in _sections(choice):
         print_section(console, section)
     console.print()
@@ -182,7 +183,7 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
         style = f"bold {'green' if choice.winner else 'yellow'}"
         console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
         if choice.winner:
-            console.print(Text(comparison(choice)))
+            console.print(Text("\n".join(filter(None, (comparison(choice), kept_out(choice))))))
         if len(answers) <= _WHOLE:
             _print_export(console, request, choice, runs)
     if len(answers) > _WHOLE and (exported := next(filter(_is_exported, answers), None)):
@@ -233,6 +234,21 @@ def comparison(choice: Choice) -> str:
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     return f"The only candidate{' that meets the limits' if choice.losers else ''}"
+
+
+def kept_out(choice: Choice) -> str:
+    """Return the best candidate that only its error keeps from winning, and what admits it; else nothing."""
+    if choice.winner is None:
+        return ""
+    sign, own = -1 if choice.figure in HIGHER else 1, choice.winner[choice.figure]
+    for loser in choice.losers:
+        cell, is_barred = loser.cell, all((r.code, r.figure) == ("over", "error") for r in loser.reasons)
+        if is_barred and sign * cell[choice.figure] < sign * own:
+            digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
+            figure = amount(choice.figure, *_ends(cell, choice.figure))
+            allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
+            return f"Better but for its error: {cell['name']}, {figure}; --max-error {allowed} admits it"
+    return ""
 
 
 def _parts(choice: Choice, cell: Row) -> list[str]:

@@ -19,6 +19,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.config import Config, config_of, merged
 from profiler.job.mistakes import Location
+from profiler.machine import has_bf16
 from profiler.options import Run as Options
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {
@@ -73,28 +74,34 @@ class ModelJob:
     def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
         """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
         usual = {"suite": self.given["models"][0]["name"], **_USUAL[device], "budget": _BUDGET}
+        if device == "cpu" and has_bf16():
+            usual["precisions"] = ["fp32", "bf16"]
         if self.fixed_batch is not None:
             usual["batch_sizes"] = [self.fixed_batch]
         if self._runs_as_it_is:
             del usual["precisions"]
         job = merged(usual, self.given, more)
-        return config_of({"engines": self._usual_engines(job, device, hardware), **job}, self.typed)
+        if "engines" not in job:
+            job |= self._usual_engines(job, device, hardware)
+        return config_of(job, self.typed)
 
-    def _usual_engines(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> list[str]:
-        """Select the installed presets that can do some of the job. Slow compilers come last."""
+    def _usual_engines(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> dict[str, Any]:
+        """Select installed presets that can do some of the job, slow compilers last; and exclude what they cannot."""
         kind = "onnx" if "onnx" in self.given["models"][0] else "factory"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
         cells = list(product(job.get("passes", ["inference"]), precisions))
 
-        def does(preset: Preset) -> bool:
+        def lacks(preset: Preset) -> list[tuple[Any, Any]]:
             engine = ENGINES[preset.engine]
-            return any(unsupported(engine, p, device, precision, kind, hardware) is None for p, precision in cells)
+            return [(p, q) for p, q in cells if unsupported(engine, p, device, q, kind, hardware) is not None]
 
         usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
         usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
         # Where an unknown word leaves none, the word is the mistake.
-        able = [preset for preset in usual if does(preset)] or usual
-        return [preset.name for preset in sorted(able, key=lambda preset: ENGINES[preset.engine].compiles)]
+        able = [preset for preset in usual if len(lacks(preset)) < len(cells)]
+        given = sorted(able or usual, key=lambda preset: ENGINES[preset.engine].compiles)
+        cannot = [{"variant": preset.name, "pass": p, "precision": q} for preset in able for p, q in lacks(preset)]
+        return {"engines": [preset.name for preset in given], "exclude": cannot}
 
 
 def model_job(word: str, options: Options) -> ModelJob:

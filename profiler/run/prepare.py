@@ -17,13 +17,14 @@ from exporters.cache import default_root
 from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import dimensions_of, why_fixed
-from exporters.int8 import PLACEMENTS, calibration_files
+from exporters.int8 import DYNAMIC, PLACEMENTS, calibration_files
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.forkserver import own_folder
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.results.run_folder import RunFolder
@@ -43,9 +44,13 @@ _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
 
 
+def _slots(calls: int) -> int:
+    return max(1, min(usable_cores(), int(available_memory_mib() / _MIB_EACH), calls))
+
+
 def side_by_side(calls: Mapping[Key, Call], tick: Tick, what: str) -> dict[Key, Outcome]:
     """Run calls, one a core as far as the memory allows; `tick` is called a few times a second, for the display."""
-    slots = max(1, min(usable_cores(), int(available_memory_mib() / _MIB_EACH), len(calls)))
+    slots = _slots(len(calls))
     # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
     shared = [replace(call, threads=call.threads or max(1, usable_cores() // slots)) for call in calls.values()]
     outcomes = run_all(shared, slots, lambda done: tick(f"preparing {what}", done, len(calls)))
@@ -53,15 +58,23 @@ def side_by_side(calls: Mapping[Key, Call], tick: Tick, what: str) -> dict[Key, 
 
 
 def prepare(
-    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick, gpu: str | None = None
+    cases: Sequence[Case],
+    budget: Budget,
+    logs: Path,
+    path: tuple[str, ...],
+    tick: Tick,
+    holders: Holders,
+    gpu: str | None = None,
 ) -> dict[str, Prepared]:
     """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
 
-    `tick(what, done, total)` is called a few times a second, for the display.
+    `tick(what, done, total)` is called a few times a second, for the display. Torch modules are made once, in
+    `holders`, from which all that needs them is forked.
     """
     runnable = [case for case in cases if case.unsupported is None]
     sources = {case.subject: case.source for case in runnable}
     stages = Stages(sources, budget, logs, path, tick, runnable)
+    stages.hold(holders, gpu)
     prepared = stages.models(gpu)
     stages.exports()
     # After the exports, which show what of a model reaches an output.
@@ -92,11 +105,27 @@ class Stages:
     cases: Sequence[Case] = ()
     prepared: dict[str, Prepared] = field(default_factory=dict)
 
+    def hold(self, holders: Holders, gpu: str | None = None) -> None:
+        """Make the torch modules, each once for all of its shapes, with their identities and weights."""
+        subjects: dict[str, list[str]] = {}
+        for name, source in self.sources.items():
+            if source.kind != "onnx":
+                subjects.setdefault(source.name, []).append(name)
+        calls = {model: self._call("hold_model", f"prepare-{model}", own[0]) for model, own in subjects.items()}
+        calls = {model: replace(call, timeout=math.inf, environment=_visible(gpu)) for model, call in calls.items()}
+        done = holders.start(calls, _slots(len(calls)), lambda done: self.tick("loading models", done, len(calls)))
+        for model, outcome in done.items():
+            for name in subjects[model]:
+                if outcome.status != "ok":
+                    self.prepared[name] = Prepared(failures={"model": failed(outcome)})
+                elif len(subjects[model]) == 1:
+                    self.sources[name] = outcome.value.source
+
     def models(self, gpu: str | None = None) -> dict[str, Prepared]:
         """Make identities, input shapes, weights and reference outputs."""
-        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in self.sources}
-        visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-        calls = {name: replace(call, environment=visible) for name, call in calls.items()}
+        left = [name for name in self.sources if name not in self.prepared]
+        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in left}
+        calls = {name: replace(call, environment=_visible(gpu)) for name, call in calls.items()}
         for name, outcome in self._run(calls, "weights and reference outputs").items():
             made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
             self.prepared[name] = made
@@ -115,8 +144,8 @@ class Stages:
         """Export the graphs that the cases' engines need; int8's are made of fp32's."""
         of_graphs = [case for case in self.cases if ENGINES[case.engine].needs == "onnx"]
         needed = dict.fromkeys((c.subject, graph_of(c)) for c in of_graphs if self._lacks(c.subject, graph_of(c)))
-        quantized = [key for key in needed if key[1] in PLACEMENTS]
-        floats = [key for key in needed if key[1] not in PLACEMENTS]
+        quantized = [key for key in needed if key[1] in (*PLACEMENTS, DYNAMIC)]
+        floats = [key for key in needed if key not in quantized]
         floats += [(name, "fp32") for name, _ in quantized if self._lacks(name, "fp32")]
         self._export(dict.fromkeys(floats), "exports to ONNX")
         self._export_by_batch(of_graphs)
@@ -223,10 +252,15 @@ class Stages:
             build_timeout=limit,
             path=self.path,
             option="budget.build_timeout" if limit <= most else None,
+            origin=self.sources[model].name,
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
         return side_by_side(calls, self.tick, what)
+
+
+def _visible(gpu: str | None) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
 
 
 def failure(case: Case, prepared: Prepared) -> Outcome | None:

@@ -20,6 +20,7 @@ from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_one
 from profiler.results.result import Result, log_name, result_of
@@ -146,21 +147,23 @@ class Runner:
         searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
         if not waiting and not searched:
             return
-        with DeviceLock(self._uuid or "cpu") as lock:
+        with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
             quiet.start()
-            task = self._prepare(waiting, searched, quiet)
+            task = self._prepare(waiting, searched, quiet, holders)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 measure = _Supervisor(self, watcher, quiet).measure_one
                 self._measure_all([task(case) for case in waiting], measure)
                 self._search_all([task(case) for case in searched], retry, measure)
 
-    def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet) -> Callable[[Case], Task]:
+    def _prepare(
+        self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
+    ) -> Callable[[Case], Task]:
         """Prepare the models and measure the device's roofs; return what makes a case's task."""
         # An odd batch and an even one, which a reference of the gradients is made for.
         cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
         config = self.config
-        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, self._uuid)
+        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
         if self.refuses and bad is not None:
             raise ConfigError(str(bad.reason))
@@ -315,7 +318,10 @@ class _Supervisor:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
 
-        call = Call(f"profiler.worker.{function}", task, log, *limits, visible, self.runner.config.path)
+        path, origin = self.runner.config.path, None
+        if ENGINES[task.case.engine].needs == "torch":
+            origin = task.case.source.name
+        call = Call(f"profiler.worker.{function}", task, log, *limits, visible, path, origin=origin)
         outcome = run_one(call, lambda child: tick(child.progress or child.phase))
         if log.exists() and not log.stat().st_size:
             log.unlink()

@@ -210,11 +210,12 @@ def ratio_interval(
 def upper_bound(errors: ArrayLike) -> float:
     """Return a 95 % upper bound for the error of a further item.
 
-    It is the one-sided prediction limit of log-normal errors, and no less than the largest one seen.
+    It is the one-sided prediction limit of log-normal errors, and no less than the largest one seen. Of fewer than five
+    errors it is that one: their spread would be known too badly.
     """
     values = np.asarray(errors, dtype=float)
     most = float(values.max())
-    if values.size < 2 or values.min() <= 0:
+    if values.size < 5 or values.min() <= 0:
         return most
     logs = np.log(values)
     n = logs.size

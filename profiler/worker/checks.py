@@ -29,6 +29,7 @@ from exporters.gradients import (
     unlike,
 )
 from exporters.inputs import HOW_SEEDED, distinct_items, seeded_inputs
+from exporters.int8 import DYNAMIC
 from exporters.source import shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
@@ -246,7 +247,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     """Warn of what is no contradiction but should be known."""
     warnings = []
     types = proof.compute_types
-    if case.calibrated is False and ENGINES[case.engine].needs == "onnx":
+    if case.calibrated is False and ENGINES[case.engine].needs == "onnx" and graph_of(case) != DYNAMIC:
         warnings.append(Warning("calibration", "seeded data, so accuracy says nothing"))
     if types and _mixed(case, types) and (strays := _strays(case, types)):
         share = f"{sum(strays.values())} of {sum(types.values())}"

@@ -7,19 +7,43 @@ process that uses the device meanwhile would be counted in.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engines.base import Memory
 from profiler.results.result import Figures
 from profiler.results.roofline import MIB
 
+_held_mib = 0.0
+
+
+@contextlib.contextmanager
+def holding() -> Iterator[None]:
+    """Count what this process allocates and keeps in here as memory of the processes that are forked from it.
+
+    Pages of files, such as mapped weights, count where they are read.
+    """
+    global _held_mib
+    before = resident_mib("RssAnon")
+    yield
+    gc.collect()
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    after = resident_mib("RssAnon")
+    _held_mib = 0.0 if before is None or after is None else after - before
+
 
 class HostMeter:
-    """Resident memory of this process above what it started with, in MiB; None where there is no /proc."""
+    """Resident memory of this process above what it started with, in MiB; None where there is no /proc.
+
+    A model that it was forked with is its own.
+    """
 
     def __init__(self) -> None:
-        self._baseline = resident_mib("VmRSS")
+        now = resident_mib("VmRSS")
+        self._baseline = None if now is None else now - _held_mib
 
     def start_measuring(self) -> None:
         """Let the kernel count the peak again from here, if it does that (proc(5), clear_refs)."""

@@ -8,18 +8,21 @@ import inspect
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import engines
-from engines.base import BuiltAhead, Feedable, Job, Named, Session, Unsupported, ignore
+from engines.base import BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
+from exporters.build_model import hold
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
 from exporters.errors import sentence
+from exporters.factories import called_once
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
@@ -33,13 +36,15 @@ from exporters.inputs import (
     numpy_dtype,
     seeded_inputs,
 )
-from exporters.int8 import PLACEMENTS, quantize
+from exporters.int8 import DYNAMIC, PLACEMENTS, quantize, quantize_dynamic
 from exporters.onnx_export import Export, export_onnx, fp32_graph, to_fp16
 from exporters.onnx_files import check_onnx
 from exporters.source import Identity, ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Outcome, Progress, Report
+from profiler.processes.process import serve
 from profiler.worker import parity
+from profiler.worker.memory import holding
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
@@ -92,6 +97,33 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     )
 
 
+@dataclass(frozen=True)
+class Held:
+    """A model as its holder has it: the source with its identity and inputs, and the file of its state."""
+
+    source: ModelSource
+    state: Path
+
+
+def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
+    """Make a torch module and fork calls from this process, which have it; returns what it made where it cannot serve.
+
+    It computes with one thread and on no device: threads and devices do not survive a fork. Raises
+    exporters.source.ModelError.
+    """
+    source, root = argument
+    report(Entered(Phase.BUILD))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with called_once(), holding():
+        source = identified(source)
+        made = Held(source, cached_state(source, Cache(root)))
+        hold(source, made.state)
+    if not torch.cuda.is_initialized():
+        serve(report, made, threads)
+    return made
+
+
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
     """Tell what the model is now. Raises exporters.source.ModelError."""
     return identify(argument[0])
@@ -129,6 +161,8 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
     cache = Cache(root)
     if graph in PLACEMENTS:
         return quantize(source, cache, graph)
+    if graph == DYNAMIC:
+        return quantize_dynamic(source, cache)
     if source.own_graph is None:
         return export_onnx(source, graph, cache, batch)
     return to_fp16(source, cache) if graph == "fp16" else fp32_graph(source, cache)

@@ -82,14 +82,15 @@ def usual_items(specs: Sequence[TensorSpec]) -> int:
 def graph_of(case: Case) -> str:
     """Name the graph that a case runs.
 
-    TF32 is a switch of the engine, not a type of the graph. Each engine quantizes a graph of its own, unless the user
-    gives one; a quantized module's layers are those of fp32's.
+    A switch of the engine is no type of the graph. Each engine quantizes a graph of its own, unless the user gives one;
+    a quantized module's layers are those of fp32's.
     """
-    if case.precision in EIGHT_BITS and ENGINES[case.engine].needs == "torch":
+    engine = ENGINES[case.engine]
+    if case.precision in EIGHT_BITS and engine.needs == "torch":
         return "fp32"
     if case.precision == "int8" and "int8" not in case.source.graphs:
-        return ENGINES[case.engine].int8_graph
-    return "fp32" if case.precision == "tf32" else case.precision
+        return engine.int8_graph
+    return "fp32" if case.precision in engine.switches else case.precision
 
 
 def own_graphs(source: ModelSource) -> dict[str, Export]:

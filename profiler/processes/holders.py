@@ -1,0 +1,52 @@
+"""Keep processes that hold what calls share, such as a model that took seconds to make: calls are forked from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from profiler.machine import available_memory_mib
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call, Child, add_origin, remove_origin, run_all
+
+_LEAST_MIB = 8192
+"""Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held."""
+
+
+class Holders:
+    """The holders of a run, by the name that their calls have as `origin`; they end with it."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, Child] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._children:
+            self._give_up(next(iter(self._children)))
+
+    def start(
+        self, calls: Mapping[str, Call], slots: int, tick: Callable[[int], None] = lambda done: None
+    ) -> dict[str, Outcome]:
+        """Run each call, `slots` at a time, until it serves or ends; by name what it made.
+
+        A call serves by `process.serve`, with what it made; where it cannot, it returns that and is no origin.
+        """
+        names = list(calls)
+
+        def serving(number: int, child: Child) -> Outcome | None:
+            if child.serves is None:
+                return None
+            address, made = child.serves
+            add_origin(names[number], child, address)
+            self._children[names[number]] = child
+            while len(self._children) > 1 and available_memory_mib() < _LEAST_MIB:
+                self._give_up(next(iter(self._children)))
+            return Outcome("ok", value=made)
+
+        return dict(zip(names, run_all(calls.values(), slots, tick, serving), strict=True))
+
+    def _give_up(self, name: str) -> None:
+        remove_origin(name)
+        self._children.pop(name).kill()
