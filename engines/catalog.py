@@ -94,6 +94,8 @@ class Engine:
     """Further distributions whose versions environment.json records."""
     compiles: bool = False
     """It compiles in the process that measures, for the better part of a minute."""
+    shares_kernels: bool = False
+    """What it compiles is kept by content, so that several cases can be compiled side by side before they run."""
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
@@ -126,6 +128,8 @@ class Preset:
     """Measured where a model is named without engines."""
     base_at: tuple[str, ...] = ()
     """The precisions at which speed-ups are relative to it."""
+    first: tuple[Device, ...] = ()
+    """Devices on which it often wins, so that a model's run measures it before others."""
 
     @property
     def options(self) -> dict[Device, Mapping[str, object]]:
@@ -237,6 +241,7 @@ ENGINES: dict[str, Engine] = {
             options=CompiledOptions,
             packages=("triton", "torchao"),
             compiles=True,
+            shares_kernels=True,
         ),
         _ort_engine(
             name="ort",
@@ -363,8 +368,8 @@ ENGINES: dict[str, Engine] = {
 
 _NO_CUDNN = "there is no cuDNN on the CPU"
 _NO_NHWC = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"
-_NHWC: Mapping[str, object] = {"channels_last": True}
-_GRAPH: Mapping[str, object] = {"cuda_graph": True}
+_NHWC: dict[str, object] = {"channels_last": True}
+_GRAPH: dict[str, object] = {"cuda_graph": True}
 _BENCHMARK: Mapping[str, object] = {"cudnn_benchmark": True}
 _ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
 
@@ -372,21 +377,19 @@ PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
         Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, usual=True, base_at=("fp32",)),
-        Preset(
-            "eager-tuned", "eager", "channels_last, and on a GPU a CUDA graph", _NHWC, {**_NHWC, **_GRAPH}, usual=True
-        ),
+        Preset("eager-tuned", "eager", "NHWC; on a GPU a CUDA graph", _NHWC, _NHWC | _GRAPH, usual=True, first=CUDA),
         Preset("eager-nocudnn", "eager", "PyTorch eager without cuDNN", _NO_CUDNN, {"cudnn": False}),
         Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
-        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True),
+        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True, first=CUDA),
         # A user's ONNX file, for which there is no eager.
-        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32")),
+        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32"), first=CPU),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),
         Preset("ort-dynamic", "ort-dynamic", "ONNX Runtime, dynamic int8", {}, _DYNAMIC_ON_CUDA, usual=True),
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
-        Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
-        Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
-        Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True),
+        Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
+        Preset("trt-rtx", "trt-rtx", "TensorRT for RTX, CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
+        Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True, first=CPU),
         Preset("jax", "jax", "JAX, compiled by XLA", {}, {}, usual=True),
     )
 }

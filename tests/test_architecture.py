@@ -249,7 +249,7 @@ NOT_WHOLE = {
     **dict.fromkeys(("engines.trt_build", "profiler.report.page"), "entry"),
     **dict.fromkeys(("engines.deployment", "engines.jax_xla", "profiler.recommend.artifact"), "artifact"),
     # Settings of the kernel.
-    **dict.fromkeys(("profiler.worker.measure_case", "profiler.processes.process"), "proc"),
+    **dict.fromkeys(("profiler.worker.memory", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.run_folder", "profiler.run.watch"), "log"),
     # Logs that nobody reads back; and the one place where the others write.

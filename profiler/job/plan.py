@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from engines.catalog import ENGINES, PRESETS, unsupported
-from engines.options import PLAIN, Device, Pass, Training
+from engines.options import EIGHT_BITS, PLAIN, PRECISION_TABLE, Device, Pass, Training
 from engines.requirements import explain, missing
 from exporters.inputs import at_shape
 from exporters.onnx_files import not_made, precisions_of
@@ -72,6 +72,34 @@ def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
     more = [[replace(case, replicate=number) for case in own] for number in range(replicates, BASE_PROCESSES)]
     halves = [cases[: len(cases) // 2], cases[len(cases) // 2 :]] if len(more) > 1 else [cases]
     return [case for part, extra in zip(halves, more, strict=False) for case in (*part, *extra)] if more else cases
+
+
+def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
+    """Order one model's cases by what they tell: its bases and what often wins and needs no more than they do; what
+    else often wins; all others. What often wins counts at the fewest bits that are no int8 or fp8."""
+    fewest: dict[str, int] = {}
+    for case in cases:
+        if case.precision not in EIGHT_BITS and case.unsupported is None:
+            bits = PRECISION_TABLE[case.precision].bits
+            fewest[case.variant] = min(bits, fewest.get(case.variant, bits))
+
+    def wave(case: Case) -> int:
+        preset, engine = PRESETS.get(case.variant), ENGINES[case.engine]
+        if case.replicate or preset is None:
+            return 2
+        if case.is_base:
+            return 0
+        often = case.device in preset.first and PRECISION_TABLE[case.precision].bits == fewest.get(case.variant)
+        return (0 if engine.needs == "torch" and not engine.compiles else 1) if often else 2
+
+    waves = [[case for case in cases if wave(case) == number] for number in range(3)]
+    waves[0].sort(key=lambda case: not case.is_base)
+    return [one for one in waves if one]
+
+
+def further(case: Case) -> list[Case]:
+    """Return the case in the further processes that a winner is measured in."""
+    return [replace(case, replicate=number) for number in range(1, BASE_PROCESSES)]
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:

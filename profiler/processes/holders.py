@@ -18,6 +18,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._children: dict[str, Child] = {}
+        self._made: dict[str, Outcome] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -29,11 +30,11 @@ class Holders:
     def start(
         self, calls: Mapping[str, Call], slots: int, tick: Callable[[int], None] = lambda done: None
     ) -> dict[str, Outcome]:
-        """Run each call, `slots` at a time, until it serves or ends; by name what it made.
+        """Run each call, `slots` at a time, until it serves or ends; by name what it made, now or when it ran before.
 
         A call serves by `process.serve`, with what it made; where it cannot, it returns that and is no origin.
         """
-        names = list(calls)
+        names = [name for name in calls if name not in self._made]
 
         def serving(number: int, child: Child) -> Outcome | None:
             if child.serves is None:
@@ -45,7 +46,9 @@ class Holders:
                 self._give_up(next(iter(self._children)))
             return Outcome("ok", value=made)
 
-        return dict(zip(names, run_all(calls.values(), slots, tick, serving), strict=True))
+        outcomes = run_all([calls[name] for name in names], slots, tick, serving)
+        self._made |= dict(zip(names, outcomes, strict=True))
+        return {name: self._made[name] for name in calls}
 
     def _give_up(self, name: str) -> None:
         remove_origin(name)

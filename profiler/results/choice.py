@@ -24,6 +24,7 @@ from profiler.results.result import WITH_ENDS, ends_of
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
+_MOST_CONTENDERS = 3
 _NEAR = 0.05
 """By less than this share figures are near for a tie."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
@@ -134,6 +135,16 @@ def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[
     keys = [*by, *(name for name in GROUP if name not in by)]
     groups = cells.group_by(keys, maintain_order=True)
     return [(dict(zip(keys, key, strict=True)), choose(group)) for key, group in groups]
+
+
+def contenders(cells: pl.DataFrame) -> list[Row]:
+    """Return what may win: of every group the winner, and up to two others that are within the best one's interval."""
+    found = []
+    for _, choice in choices(cells):
+        able = sorted((one for one in (choice.winner, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
+        near = [cell for cell in able if cell["latency_ms"] <= (able[0]["latency_high_ms"] or math.inf)]
+        found += [cell for cell in able if cell is choice.winner or cell in near[: _MOST_CONTENDERS - 1]]
+    return found
 
 
 def cell_name(cell: Row) -> str:

@@ -23,6 +23,7 @@ from profiler.errors import ConfigError, resuming
 from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
+from profiler.job.plan import further
 from profiler.machine import host_and_user
 from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
@@ -191,18 +192,29 @@ class RunFolder:
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)
 
-    def write_parquet(
+    def ended(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Write every case that has ended, in the plan's order; return results and samples. Raises OSError."""
+    ) -> tuple[list[tuple[Case, Result]], pl.DataFrame]:
+        """Return every case that has ended with its result, in the plan's order, and the rows of them.
+
+        Further processes of a case, which no plan has, come last.
+        """
         known = self.results()
-        ended = [(case, known[case.id]) for case in cases if case.id in known]
+        every = {one.id: one for one in (*cases, *(one for case in cases for one in further(case))) if one.id in known}
+        ended = [(case, known[id_]) for id_, case in every.items()]
         roofs = raised(environment.get("roofs") or {}, ended)
         done = [(case, placed(case, result, roofs)) for case, result in ended]
         spreads = all_spreads(environment.get("spread") or {}, spread_of_bases(done))
         rows = [row_of(result, case, self.run_id, suite, environment, spreads) for case, result in done]
+        return done, pl.DataFrame(rows, RESULTS)
+
+    def write_parquet(
+        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Write every case that has ended, in the plan's order; return results and samples. Raises OSError."""
+        done, results = self.ended(suite, cases, environment)
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
-        results, samples = pl.DataFrame(rows, RESULTS), _samples(self.run_id, [result for _, result in done])
+        samples = _samples(self.run_id, [result for _, result in done])
         frames = {"results": results, "samples": samples}
         extra = {"layers": pl.DataFrame(layers, LAYERS), "largest_batch": self.largest_batches()}
         for name, frame in (frames | {name: frame for name, frame in extra.items() if not frame.is_empty()}).items():

@@ -90,7 +90,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             return print_plan(start.console, start.target.name, start.cases, start.config)
         with _open_run(start) as run:
             runner = start.runner(run)
-            runner.refuses = isinstance(job, ModelJob)
+            runner.by_name = isinstance(job, ModelJob)
             interrupted, results = measure_cases(runner, console, options.retry)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engines.catalog import ENGINES
 from exporters.cache import default_root
@@ -31,6 +31,8 @@ from profiler.results.run_folder import RunFolder
 from profiler.worker.task import Prepared, Step, graph_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
+Part = tuple[dict[Any, Call], Callable[[Any], None]]
+"""Calls, and what takes their outcomes."""
 Tick = Callable[[str, int, int], None]
 """Called with what is being made, how many of it are done, and of how many."""
 _MIB_EACH = 4096
@@ -38,6 +40,8 @@ _MIB_EACH = 4096
 _SHAPES_SECONDS = 120.0
 """For importing a library of models."""
 _OK = Outcome("ok")
+_QUANTIZED = (*PLACEMENTS, DYNAMIC)
+"""Graphs that are made of fp32's."""
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 _GRADIENT_SECONDS = 300.0
@@ -75,12 +79,8 @@ def prepare(
     sources = {case.subject: case.source for case in runnable}
     stages = Stages(sources, budget, logs, path, tick, runnable)
     stages.hold(holders, gpu)
-    prepared = stages.models(gpu)
-    stages.exports()
-    # After the exports, which show what of a model reaches an output.
-    stages.costs()
-    stages.gradients()
-    return prepared
+    stages.models(gpu)
+    return stages.prepared
 
 
 def prepare_graphs(
@@ -119,18 +119,48 @@ class Stages:
                 if outcome.status != "ok":
                     self.prepared[name] = Prepared(failures={"model": failed(outcome)})
                 elif len(subjects[model]) == 1:
-                    self.sources[name] = outcome.value.source
+                    self.sources[name] = source = outcome.value.source
+                    own, state = own_graphs(source), outcome.value.state
+                    self.prepared[name] = Prepared(source.specs, state, None, own, identity=source.identity)
 
-    def models(self, gpu: str | None = None) -> dict[str, Prepared]:
-        """Make identities, input shapes, weights and reference outputs."""
-        left = [name for name in self.sources if name not in self.prepared]
-        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in left}
+    def models(self, gpu: str | None = None) -> None:
+        """Make identities, input shapes, weights and reference outputs, and all else that the cases need.
+
+        Of a model that is held all is made side by side.
+        """
+        held = [name for name, one in self.prepared.items() if "model" not in one.failures]
+        others = [name for name in self.sources if name not in self.prepared]
+        self._run_parts("reference outputs", self._references(others, gpu))
+        more = [] if self._needs_graphs else [self._costs()]
+        parts = self._references(held, gpu), self._floats(), self._gradients()
+        self._run_parts("reference outputs and graphs", *parts, *more)
+        self.exports()
+        if self._needs_graphs:  # Which show what of a model reaches an output.
+            self._run_parts("counts of FLOPs", self._costs())
+
+    @property
+    def _needs_graphs(self) -> bool:
+        return any(ENGINES[case.engine].needs == "onnx" for case in self.cases)
+
+    def _run_parts(self, what: str, *parts: Part) -> None:
+        """Run the calls of several parts side by side, and give each the outcomes of its own."""
+        every = {(n, key): call for n, (calls, _) in enumerate(parts) for key, call in calls.items()}
+        outcomes = self._run(every, what)
+        for n, (calls, take) in enumerate(parts):
+            take({key: outcomes[n, key] for key in calls})
+
+    def _references(self, names: Sequence[str], gpu: str | None) -> Part:
+        """Make the reference outputs, and what else of these models is not there."""
+        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in names}
         calls = {name: replace(call, environment=_visible(gpu)) for name, call in calls.items()}
-        for name, outcome in self._run(calls, "weights and reference outputs").items():
-            made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
-            self.prepared[name] = made
-            self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
-        return self.prepared
+
+        def take(outcomes: Mapping[str, Outcome]) -> None:
+            for name, outcome in outcomes.items():
+                made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
+                self.prepared[name] = made
+                self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
+
+        return calls, take
 
     def identities(self) -> dict[str, Identity | str]:
         """Identify the models, or say why one cannot be had."""
@@ -142,19 +172,30 @@ class Stages:
 
     def exports(self) -> None:
         """Export the graphs that the cases' engines need; int8's are made of fp32's."""
-        of_graphs = [case for case in self.cases if ENGINES[case.engine].needs == "onnx"]
-        needed = dict.fromkeys((c.subject, graph_of(c)) for c in of_graphs if self._lacks(c.subject, graph_of(c)))
-        quantized = [key for key in needed if key[1] in (*PLACEMENTS, DYNAMIC)]
-        floats = [key for key in needed if key not in quantized]
-        floats += [(name, "fp32") for name, _ in quantized if self._lacks(name, "fp32")]
-        self._export(dict.fromkeys(floats), "exports to ONNX")
-        self._export_by_batch(of_graphs)
+        self._run_parts("exports to ONNX", self._floats())
+        self._export_by_batch(self._of_graphs())
+        quantized = [key for key in self._lacking() if key[1] in _QUANTIZED]
         for name, graph in quantized:
             model = self.prepared[name]
             if "fp32" in model.failures:
                 self._keep(name, graph, model.failures["fp32"])
         ready = [(name, graph) for name, graph in quantized if graph not in self.prepared[name].failures]
-        self._export(ready, "graphs quantized to int8")
+        self._run_parts("graphs quantized to int8", self._exports(ready))
+
+    def _of_graphs(self) -> list[Case]:
+        return [case for case in self.cases if ENGINES[case.engine].needs == "onnx"]
+
+    def _lacking(self) -> list[tuple[str, str]]:
+        """List the graphs that cases need and no one has, each once."""
+        needed = dict.fromkeys((case.subject, graph_of(case)) for case in self._of_graphs())
+        return [(name, graph) for name, graph in needed if self._lacks(name, graph)]
+
+    def _floats(self) -> Part:
+        """Export the graphs that are not quantized, and those that will be."""
+        lacking = self._lacking()
+        floats = [key for key in lacking if key[1] not in _QUANTIZED]
+        floats += [(name, "fp32") for name, graph in lacking if graph in _QUANTIZED and self._lacks(name, "fp32")]
+        return self._exports(dict.fromkeys(floats))
 
     def _lacks(self, name: str, graph: str) -> bool:
         model = self.prepared[name]
@@ -184,7 +225,7 @@ class Stages:
                 outcome = replace(failed(outcome), reason=reason if why == free else f"{reason}; for any batch: {free}")
             self._keep(name, static_graph(graph, batch), outcome)
 
-    def _export(self, graphs: Iterable[tuple[str, str]], what: str) -> None:
+    def _exports(self, graphs: Iterable[tuple[str, str]]) -> Part:
         """Export each graph once a model, whose shapes share it: at the first that its calibration data fit, if any."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
@@ -193,9 +234,13 @@ class Stages:
         for (_, graph), names in sharing.items():
             first = next(filter(self._is_calibrated, names), names[0]) if graph in PLACEMENTS else names[0]
             calls[(*names, graph)] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
-        for (*names, graph), outcome in self._run(calls, what).items():
-            for name in names:
-                self._keep(name, graph, failed(outcome))
+
+        def take(outcomes: Mapping[tuple[str, ...], Outcome]) -> None:
+            for (*names, graph), outcome in outcomes.items():
+                for name in names:
+                    self._keep(name, graph, failed(outcome))
+
+        return calls, take
 
     def _is_calibrated(self, name: str) -> bool:
         source = self.sources[name]
@@ -203,39 +248,47 @@ class Stages:
             return bool(source.calibration and source.specs and calibration_files(source.calibration, source.specs))
         return False
 
-    def costs(self) -> None:
+    def _costs(self) -> Part:
         """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.subject for case in self.cases if case.pass_ == "training"}
         to_input, calls = self._to_input(), dict[str, Call]()
         for name in (name for name in self.sources if "model" not in self.prepared[name].failures):
             arguments = self.prepared[name], name in trained, name in to_input
             calls[name] = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
-        for name, outcome in self._run(calls, "counts of FLOPs").items():
-            cost: Cost = outcome.value if outcome.status == "ok" else Cost()
-            self.prepared[name] = replace(self.prepared[name], cost=cost)
-            if outcome.status != "ok":
-                reason = f"{outcome.status}: {outcome.reason}"
-                self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", len(calls), len(calls))
 
-    def gradients(self) -> None:
+        def take(outcomes: Mapping[str, Outcome]) -> None:
+            for name, outcome in outcomes.items():
+                cost: Cost = outcome.value if outcome.status == "ok" else Cost()
+                self.prepared[name] = replace(self.prepared[name], cost=cost)
+                if outcome.status != "ok":
+                    reason = f"{outcome.status}: {outcome.reason}"
+                    self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", len(calls), len(calls))
+
+        return calls, take
+
+    def _gradients(self) -> Part:
         """Take the first training step in fp64; where that fails, the model is measured all the same."""
         needed: dict[tuple[str, str, int], list[Case]] = {}
         for case in self.cases:
             if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:
                 key = case.subject, case.training.head, reference_items(case.batch_size)
                 needed.setdefault(key, []).append(case)
-        calls, to_input = {}, self._to_input()
+        calls, to_input = dict[tuple[str, str, int], Call](), self._to_input()
         for (name, head, items), own in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
             step, log = Step(head, items, name in to_input, precisions, batches), f"gradients-{name}-{head}-{items}"
             calls[name, head, items] = self._call(
                 "prepare_gradients", log, name, self.prepared[name], step, most=_GRADIENT_SECONDS
             )
-        for (name, head, items), outcome in self._run(calls, "reference gradients").items():
-            why = f"{outcome.reason}{f'; see {calls[name, head, items].log}' if outcome.log else ''}"
-            known = self.prepared[name].gradients
-            gradients = {**known, (head, items): outcome.value if outcome.status == "ok" else why}
-            self.prepared[name] = replace(self.prepared[name], gradients=gradients)
+
+        def take(outcomes: Mapping[tuple[str, str, int], Outcome]) -> None:
+            for (name, head, items), outcome in outcomes.items():
+                why = f"{outcome.reason}{f'; see {calls[name, head, items].log}' if outcome.log else ''}"
+                known = self.prepared[name].gradients
+                gradients = {**known, (head, items): outcome.value if outcome.status == "ok" else why}
+                self.prepared[name] = replace(self.prepared[name], gradients=gradients)
+
+        return calls, take
 
     def _to_input(self) -> set[str]:
         """Find the models whose training goes on to the gradient of the input."""

@@ -11,29 +11,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import polars as pl
+
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
 from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import estimate_seconds
-from profiler.machine import Target, available_memory_mib
+from profiler.job.plan import BASE_PROCESSES, estimate_seconds, further, in_waves
+from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome, Status
-from profiler.processes.process import Call, run_one
+from profiler.processes.process import Call, run_all, run_one
+from profiler.results.cells import cells
+from profiler.results.choice import contenders
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import Measured, excess, precisions_needed
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
+from profiler.run.summary import so_far
 from profiler.run.watch import DeviceLock, Quiet, Watcher
 from profiler.tables.numbers import count, counted, percent
 from profiler.worker.task import Task
 
 _ROOFS_SECONDS = 60.0
+_CORES_A_BUILD = 2 if usable_cores() > 2 else 1
+"""Cores for each of the builds that run side by side: a compiler starts compilers."""
+_FEWEST_ROWS = 3
+"""Rows after which a run says what is fastest so far."""
 _SHARE = 0.8
 """Share of the available main memory that a try may take: a machine that swaps is of no use to its user."""
 _CURED_BY_SIZE = ("oom", "failed", "crashed")
@@ -122,10 +131,12 @@ class Runner:
     environment: dict[str, Any]
     display: Display
     idle_minutes: float = 0.0
-    refuses: bool = False
-    """True if a model that cannot be had is an error, and no row."""
+    by_name: bool = False
+    """True of one model's run: a model that cannot be had is an error, and no row; what often wins comes first."""
     firsts: dict[str, Result] = field(default_factory=dict)
     """First takes of cases that are to be measured again, by id."""
+    spent: float = 0.0
+    """Seconds of all first takes."""
 
     @property
     def _uuid(self) -> str | None:
@@ -136,7 +147,7 @@ class Runner:
 
         Those beside other work are measured again at the end. Then the largest batch is searched for `searched`.
 
-        Raises ConfigError where it `refuses` a model.
+        Raises ConfigError for a model by name that cannot be had.
         """
         for case in cases:
             if case.unsupported is not None:
@@ -150,11 +161,19 @@ class Runner:
         with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
             quiet.start()
-            task = self._prepare(waiting, searched, quiet, holders)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                measure = _Supervisor(self, watcher, quiet).measure_one
-                self._measure_all([task(case) for case in waiting], measure)
-                self._search_all([task(case) for case in searched], retry, measure)
+                measure = _Supervisor(self, watcher, quiet)
+                ok = (one for one in self.run.results().values() if one.status == "ok" and retaken(one.warnings))
+                self.firsts = {result.case_id: _first(result) for result in ok}
+                waves, tasks = in_waves(waiting) if self.by_name else [list(waiting)], list[Task]()
+                while waves:
+                    tasks += self._measure_wave(waves, len(tasks), measure, holders)
+                    waves = waves[1:]
+                tasks += self._measure_winners(tasks, measure)
+                self._measure_again(tasks, measure)
+                if searched:
+                    task = self._prepare([], searched, quiet, holders)
+                    self._search_all([task(case) for case in searched], retry, measure)
 
     def _prepare(
         self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
@@ -165,7 +184,7 @@ class Runner:
         config = self.config
         prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
-        if self.refuses and bad is not None:
+        if self.by_name and bad is not None:
             raise ConfigError(str(bad.reason))
         identities = {name: one.identity for name, one in prepared.items() if one.identity}
         self.run.write_models(identities)
@@ -192,39 +211,76 @@ class Runner:
         self.environment |= {"roofs": {**found.roofs, **known}, "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
 
-    def _measure_all(self, tasks: Sequence[Task], measure: _Measure) -> None:
-        """Measure every task, then once more those with a cause for it, for the job's share of the time at most."""
-        ok = (result for result in self.run.results().values() if result.status == "ok" and retaken(result.warnings))
-        self.firsts = {result.case_id: _first(result) for result in ok}
+    def _measure_wave(
+        self, waves: Sequence[Sequence[Case]], done: int, measure: _Supervisor, holders: Holders
+    ) -> list[Task]:
+        """Prepare and measure the first of the `waves` that are left, after `done` cases; returns its tasks."""
+        task = self._prepare(waves[0], (), measure.quiet, holders)
         # Failures come first: who reads them then can mend them now.
-        ordered = sorted(tasks, key=lambda task: failure(task.case, task.prepared) is None)
-        spent = self._measure_each(ordered, measure)
-        again = [task for task in ordered if task.case.id in self.firsts]
+        tasks = sorted(map(task, waves[0]), key=lambda task: failure(task.case, task.prepared) is None)
+        measure.build_ahead(tasks)
+        self.spent += self._measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
+        return tasks
+
+    def _measure_winners(self, tasks: Sequence[Task], measure: _Supervisor) -> list[Task]:
+        """Measure what may win in as many processes as a base; returns the tasks of that."""
+        own, known = {task.case.id: task for task in tasks}, self.run.results()
+        merged = cells(self._rows()).filter(pl.col("model_kind") != "layer")
+        found = [id_ for cell in contenders(merged) for id_ in cell["case_ids"] if id_ in own]
+        more = [case for id_ in found if not own[id_].case.replicate for case in further(own[id_].case)]
+        more = sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)
+        again = [replace(own[replace(case, replicate=0).id], case=case) for case in more]
+        if again:
+            how_many = counted(len(again), "case")
+            self.display.announce(f"measuring what may win in {BASE_PROCESSES} processes: {how_many} more")
+            self.spent += self._measure_each(again, measure)
+        return again
+
+    def _measure_again(self, tasks: Sequence[Task], measure: _Supervisor) -> None:
+        """Measure once more the cases with a cause for it, for the job's share of the time at most."""
+        again = [task for task in tasks if task.case.id in self.firsts]
         if again and self.config.budget.repeats:
             self.display.announce(f"measuring {counted(len(again), 'case')} again")
-            self._measure_each(again, measure, self.config.budget.repeats * spent)
+            self._measure_each(again, measure, self.config.budget.repeats * self.spent)
 
-    def _measure_each(self, tasks: Sequence[Task], measure: _Measure, allowed: float = math.inf) -> float:
-        """Measure tasks until the `allowed` seconds are spent; return the seconds."""
+    def _measure_each(
+        self,
+        tasks: Sequence[Task],
+        measure: _Supervisor,
+        allowed: float = math.inf,
+        done: int = 0,
+        later: Sequence[Case] = (),
+    ) -> float:
+        """Measure tasks until the `allowed` seconds are spent; return the seconds.
+
+        So many were `done` before them, and `later` will be measured after them.
+        """
         expected = [estimate_seconds(task.case, self.config.budget) for task in tasks]
+        after = sum(estimate_seconds(case, self.config.budget) for case in later)
+        total = done + len(tasks) + len(later)
         spent = 0.0
         for number, task in enumerate(tasks):
             if spent >= allowed:
                 break
             # What is left takes longer or shorter than estimated, as what is done did.
-            left = sum(expected[number:]) * (spent / sum(expected[:number]) if spent else 1.0)
+            left = (sum(expected[number:]) + after) * (spent / sum(expected[:number]) if spent else 1.0)
 
             def tick(phase: str, task: Task = task, number: int = number, left: float = left) -> None:
-                self.display.measuring(task.case, phase, number, len(tasks), left)
+                self.display.measuring(task.case, phase, done + number, total, left)
 
             tick("start")
             if (why := failure(task.case, task.prepared)) is not None:
                 result = Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
             else:
-                result = measure(task, tick)
+                result = measure.measure_one(task, tick)
             spent += sum(result.phases.values())
             self._keep(task, result)
+            if self.by_name and done + number + 1 >= _FEWEST_ROWS:
+                self.display.so_far(*so_far(cells(self._rows())))
         return spent
+
+    def _rows(self) -> pl.DataFrame:
+        return self.run.ended(self.config.suite, self.plan, self.environment)[1]
 
     def _keep(self, task: Task, result: Result) -> None:
         """Write a result, unless it is a second take and no better than the first.
@@ -261,7 +317,7 @@ class Runner:
                 search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
         return search
 
-    def _search_all(self, tasks: Sequence[Task], retry: bool, measure: _Measure) -> None:
+    def _search_all(self, tasks: Sequence[Task], retry: bool, measure: _Supervisor) -> None:
         """Search the largest batch of each task's configuration, try after try."""
         ended = self._statuses() if tasks else {}
         for number, task in enumerate(tasks):
@@ -279,13 +335,10 @@ class Runner:
                 if result is None:
                     budget = short(self.config.budget)
                     one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
-                    result = measure(one, tick)
+                    result = measure.measure_one(one, tick)
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
                 self.run.append_try(case, result)
                 self.display.ended(case, result)
-
-
-_Measure = Callable[[Task, Callable[[str], None]], Result]
 
 
 @dataclass
@@ -295,6 +348,21 @@ class _Supervisor:
     runner: Runner
     watcher: Watcher
     quiet: Quiet
+    cold: dict[str, float | None] = field(default_factory=dict)
+    """Seconds of each configuration's first build, by the id of its first replicate: later ones find its kernels."""
+
+    def build_ahead(self, tasks: Sequence[Task]) -> None:
+        """Have what compiles into a cache of its own do so side by side; what fails says why when it is measured."""
+        first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
+        first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
+        if len(first) > 1:
+            slots = max(1, min(usable_cores() // _CORES_A_BUILD, len(first)))
+            workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
+            calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
+            shown = self.runner.display.doing
+            ended = run_all(calls, slots, lambda done: shown("compiling", done, len(calls)))
+            built = {id_: one.seconds.get(Phase.BUILD) for id_, one in zip(first, ended, strict=True) if one.value}
+            self.cold |= built
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
         """Measure one case. An engine that builds does so in another process before, whose memory does not count."""
@@ -310,22 +378,28 @@ class _Supervisor:
             result.warnings.append(Warning(DISTURBED, "another run measured on the same device"))
         if built is not None:
             _add_build(result, built)
+        if ENGINES[task.case.engine].shares_kernels and result.status == "ok":
+            own = replace(task.case, replicate=0).id
+            result.figures["build_s"] = self.cold.setdefault(own, result.figures.get("build_s"))
         self._add_telemetry(result)
         return result
 
     def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
         """Run a worker's function within the task's limits; a log that stays empty is deleted."""
+        call = self._call(function, task)
+        outcome = run_one(call, lambda child: tick(child.progress or child.phase))
+        if call.log.exists() and not call.log.stat().st_size:
+            call.log.unlink()
+        return outcome
+
+    def _call(self, function: str, task: Task, environment: Mapping[str, str] | None = None) -> Call:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-
         path, origin = self.runner.config.path, None
         if ENGINES[task.case.engine].needs == "torch":
             origin = task.case.source.name
-        call = Call(f"profiler.worker.{function}", task, log, *limits, visible, path, origin=origin)
-        outcome = run_one(call, lambda child: tick(child.progress or child.phase))
-        if log.exists() and not log.stat().st_size:
-            log.unlink()
-        return outcome
+        variables = {**visible, **(environment or {})}
+        return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin)
 
     def _add_telemetry(self, result: Result) -> None:
         """Add the device's readings while the case was measured, by the phases that it `entered`."""

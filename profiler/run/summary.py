@@ -14,12 +14,12 @@ from profiler.job.case import Case, setting_words
 from profiler.job.config import Config
 from profiler.job.plan import estimate_seconds
 from profiler.results.cells import GROUP, OK, largest, not_measured
-from profiler.results.choice import Choice, choose
+from profiler.results.choice import Choice, cell_name, choices, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
 from profiler.results.warning_kinds import is_rough
 from profiler.tables import numbers
-from profiler.tables.numbers import counted, duration, grouped
+from profiler.tables.numbers import counted, duration, grouped, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_pairs, print_table
 
@@ -94,6 +94,18 @@ def print_results(
     print_more()
     _print_problems(console, results)
     _print_notes(console, cells, printed)
+
+
+def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
+    """Return the configurations that are fastest in each group so far, and a line that says so."""
+    best = [(key, choice.winner) for key, choice in choices(cells) if choice.winner and choice.winner["factor"]]
+    parts, many = [], len({key["pass"] for key, _ in best})
+    for key, cell in best:
+        where = [key["pass"]] * (many > 1) + [f"batch {key['batch_size']}", *setting_words(key["setting"] or "")]
+        before = f"{', '.join(where)}: " if len(best) > 1 else ""
+        factor = times(cell["factor"], cell["factor_low"], cell["factor_high"], f"× {cell['base']}")
+        parts.append(f"{before}{cell_name(cell)}, {factor}")
+    return [cell_name(cell) for _, cell in best], f"so far: {'; '.join(parts)}" if parts else ""
 
 
 def _table(key: Row, group: pl.DataFrame) -> Table:

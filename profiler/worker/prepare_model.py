@@ -59,7 +59,7 @@ from profiler.worker.task import (
 
 _CPU_SECONDS = 60.0
 """Seconds for the reference outputs of a model on the CPU: all of a catalog's networks need less."""
-_FURTHER_SECONDS = 10.0
+_FURTHER_SECONDS = 3.0
 """Seconds for items beyond those of the first run."""
 _FURTHER_BYTES = 2**27
 """Bound of the outputs of all items, where the first run's are not more by themselves."""

@@ -15,6 +15,7 @@ from runs import Profiler
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
@@ -92,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forkserver: None) -> Path:
 def prepared(folder: Path) -> Prepared:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROFILER_CACHE", str(folder / "cache"))
-        return prepare([case(1)], BUDGET, folder, (str(folder),), lambda *_: None)["net"]
+        return prepare([case(1)], BUDGET, folder, (str(folder),), lambda *_: None, Holders())["net"]
 
 
 @pytest.fixture(params=[("FREEING", "SIGABRT"), *(("CLOSING", how) for how in ENDS)], ids="-".join)

@@ -153,7 +153,7 @@ def test_int8_is_quantized_at_the_first_shape_that_its_calibration_data_fit(monk
 
     monkeypatch.setattr(prepare, "side_by_side", run)
     for graph in ("fp32", "int8"):
-        stages._export([(name, graph) for name in sources], "")
+        stages._run_parts("", stages._exports([(name, graph) for name in sources]))
     assert called == [16, 24]
     assert all(set(one.onnx) == {"fp32", "int8"} for one in stages.prepared.values())
 

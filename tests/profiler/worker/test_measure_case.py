@@ -24,6 +24,7 @@ from exporters.gradients import GradientReference, Gradients
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
+from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
@@ -622,7 +623,7 @@ def test_references_are_made_for_what_will_be_compared_and_nothing_else(
         trained(asked, input_gradient=True),
         trained(single),
     ]
-    made = prepare(cases, Budget(), tmp_path, (str(folder),), lambda *_: None)
+    made = prepare(cases, Budget(), tmp_path, (str(folder),), lambda *_: None, Holders())
     both, one = made["net"].gradients["cross-entropy", 2], made["net"].gradients["logits", 1]
     assert set(made["net"].gradients) == {("cross-entropy", 2), ("logits", 1)}
     assert isinstance(both, GradientReference) and isinstance(one, GradientReference)

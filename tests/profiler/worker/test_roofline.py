@@ -17,6 +17,7 @@ from runs import Profiler
 from engines.options import Pass
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
+from profiler.processes.holders import Holders
 from profiler.processes.process import Call, run_one
 from profiler.results.roofline import precisions_needed
 from profiler.run.prepare import prepare
@@ -116,7 +117,7 @@ def prepared(forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def run(factory: str, *planned: tuple[str, Pass]) -> Prepared:
         source = ModelSource("a", factory=f"unusual:{factory}", input_shape=(3, 16, 16))
         cases = [case("fp32", pass_, source, engine) for engine, pass_ in planned]
-        return prepare(cases, Budget(), tmp_path, (str(tmp_path),), lambda what, done, total: None)["a"]
+        return prepare(cases, Budget(), tmp_path, (str(tmp_path),), lambda *_: None, Holders())["a"]
 
     return run
 
