@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.options import OpenVinoOptions
 
@@ -48,6 +48,8 @@ class OpenVinoSession:
         self.job = job
         self.library: Any = importlib.import_module("openvino")
         core = self.library.Core()
+        if job.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise Unsupported("this processor has no bf16, which OpenVINO would compute in fp32")
         model = core.read_model(job.graph)
         self.names = [port.any_name for port in model.inputs]
         arrays = job.named_inputs(self.names)

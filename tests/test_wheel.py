@@ -86,6 +86,7 @@ def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(insta
     (run,) = (tmp_path / "results").iterdir()
     rows = pl.read_parquet(run / "results.parquet").sort("variant", "precision")
     cells = [("eager", "fp32")] * 3 + [("ort", "fp32"), ("ort", "int8")]
+    rows = rows.filter((pl.col("replicate") == 0) | (pl.col("variant") == "eager"))  # Not the winner's further ones.
     assert rows.select("variant", "precision", "status", "reason").rows() == [(*cell, "ok", None) for cell in cells]
     assert rows["onnxruntime_version"][-1], "as the module says"
     environment = json.loads((run / "environment.json").read_text())

@@ -177,6 +177,15 @@ def remove_origin(name: str) -> None:
     _ORIGINS.pop(name, None)
 
 
+def _native_threads() -> list[str]:
+    """Name the threads of this process besides the one that runs this."""
+    names = []
+    with contextlib.suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            names += [(task / "comm").read_text().strip()] if int(task.name) != threading.get_native_id() else []
+    return names
+
+
 def serve(report: Report, made: Any, threads: int) -> None:
     """Fork calls from this process until it is killed, and report what it `made`.
 
@@ -184,8 +193,11 @@ def serve(report: Report, made: Any, threads: int) -> None:
     of the process's threads.
     """
     global _USUAL_THREADS
-    tasks = Path("/proc/self/task")
-    if threading.active_count() > 1 or (tasks.is_dir() and len(list(tasks.iterdir())) > 1):
+    threads_here = [one.name for one in threading.enumerate()][1:] + _native_threads()
+    if threads_here:
+        print(
+            f"nothing is forked from this process, which has other threads: {', '.join(threads_here)}", file=sys.stderr
+        )
         return
     _USUAL_THREADS = threads
     gc.freeze()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from engines.catalog import ENGINES, PRESETS, Preset, unsupported
+from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import Device
 from engines.requirements import missing
 from exporters.catalog import CATALOG
@@ -39,6 +39,10 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
 }
 """Options that only a model goes with: the name in Options, and the places in a job that they fill."""
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
+
+
+_Cell = tuple[str, str, Callable[[str], bool]]
+"""A pass, a precision, and what tells whether a preset or an engine of that name can do it."""
 
 
 def named_entry(word: str | Path) -> dict[str, Any]:
@@ -81,27 +85,40 @@ class ModelJob:
         if self._runs_as_it_is:
             del usual["precisions"]
         job = merged(usual, self.given, more)
+        cells = self._cells(job, device, hardware)
         if "engines" not in job:
-            job |= self._usual_engines(job, device, hardware)
+            job["engines"] = self._usual_engines(cells, device)
+        if not {"engines", "precisions"} <= self.given.keys():  # What nobody asked for is no row where it cannot run.
+            job["exclude"] = [
+                {"variant": name, "pass": pass_, "precision": precision}
+                for name in job["engines"]
+                if any(can := [able(name) for _, _, able in cells]) and not all(can)
+                for pass_, precision, able in cells
+                if not able(name)
+            ]
         return config_of(job, self.typed)
 
-    def _usual_engines(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> dict[str, Any]:
-        """Select installed presets that can do some of the job, slow compilers last; and exclude what they cannot."""
+    def _cells(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> list[_Cell]:
+        """List the job's passes and precisions, each with what tells whether a preset or an engine can do it."""
         kind = "onnx" if "onnx" in self.given["models"][0] else "factory"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
-        cells = list(product(job.get("passes", ["inference"]), precisions))
 
-        def lacks(preset: Preset) -> list[tuple[Any, Any]]:
-            engine = ENGINES[preset.engine]
-            return [(p, q) for p, q in cells if unsupported(engine, p, device, q, kind, hardware) is not None]
+        def able(pass_: Any, precision: str) -> Callable[[str], bool]:
+            def can(name: str) -> bool:
+                engine = ENGINES.get(PRESETS[name].engine if name in PRESETS else name)
+                return engine is None or unsupported(engine, pass_, device, precision, kind, hardware) is None
 
+            return can
+
+        return [(*each, able(*each)) for each in product(job.get("passes", ["inference"]), precisions)]
+
+    def _usual_engines(self, cells: Sequence[_Cell], device: Device) -> list[str]:
+        """Select the installed presets that can do some of the job. Slow compilers come last."""
         usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
         usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
         # Where an unknown word leaves none, the word is the mistake.
-        able = [preset for preset in usual if len(lacks(preset)) < len(cells)]
-        given = sorted(able or usual, key=lambda preset: ENGINES[preset.engine].compiles)
-        cannot = [{"variant": preset.name, "pass": p, "precision": q} for preset in able for p, q in lacks(preset)]
-        return {"engines": [preset.name for preset in given], "exclude": cannot}
+        some = [preset for preset in usual if any(can(preset.name) for _, _, can in cells)] or usual
+        return [preset.name for preset in sorted(some, key=lambda preset: ENGINES[preset.engine].compiles)]
 
 
 def model_job(word: str, options: Options) -> ModelJob:

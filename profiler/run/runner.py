@@ -15,11 +15,12 @@ import polars as pl
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
+from engines.options import EIGHT_BITS
 from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import BASE_PROCESSES, estimate_seconds, further, in_waves
+from profiler.job.plan import estimate_seconds, further, in_waves
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.holders import Holders
@@ -163,8 +164,7 @@ class Runner:
             quiet.start()
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 measure = _Supervisor(self, watcher, quiet)
-                ok = (one for one in self.run.results().values() if one.status == "ok" and retaken(one.warnings))
-                self.firsts = {result.case_id: _first(result) for result in ok}
+                self.firsts = self.taken_first()
                 waves, tasks = in_waves(waiting) if self.by_name else [list(waiting)], list[Task]()
                 while waves:
                     tasks += self._measure_wave(waves, len(tasks), measure, holders)
@@ -211,6 +211,11 @@ class Runner:
         self.environment |= {"roofs": {**found.roofs, **known}, "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
 
+    def taken_first(self) -> dict[str, Result]:
+        """Return the journal's rows that have a cause to be measured again."""
+        ok = (result for result in self.run.results().values() if result.status == "ok" and retaken(result.warnings))
+        return {result.case_id: _first(result) for result in ok}
+
     def _measure_wave(
         self, waves: Sequence[Sequence[Case]], done: int, measure: _Supervisor, holders: Holders
     ) -> list[Task]:
@@ -232,7 +237,7 @@ class Runner:
         again = [replace(own[replace(case, replicate=0).id], case=case) for case in more]
         if again:
             how_many = counted(len(again), "case")
-            self.display.announce(f"measuring what may win in {BASE_PROCESSES} processes: {how_many} more")
+            self.display.announce(f"measuring what may win in further processes: {how_many}")
             self.spent += self._measure_each(again, measure)
         return again
 
@@ -396,7 +401,8 @@ class _Supervisor:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
         path, origin = self.runner.config.path, None
-        if ENGINES[task.case.engine].needs == "torch":
+        # torchao asks for a GPU as it is imported, and a model's library imports it.
+        if ENGINES[task.case.engine].needs == "torch" and task.case.precision not in EIGHT_BITS:
             origin = task.case.source.name
         variables = {**visible, **(environment or {})}
         return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import inspect
 import time
@@ -57,6 +58,8 @@ from profiler.worker.task import (
     usual_items,
 )
 
+_CUDA_NOT_INITIALIZED = 3
+"""https://docs.nvidia.com/cuda/cuda-driver-api, CUresult."""
 _CPU_SECONDS = 60.0
 """Seconds for the reference outputs of a model on the CPU: all of a catalog's networks need less."""
 _FURTHER_SECONDS = 3.0
@@ -119,9 +122,18 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
         source = identified(source)
         made = Held(source, cached_state(source, Cache(root)))
         hold(source, made.state)
-    if not torch.cuda.is_initialized():
+    if not _has_cuda():
         serve(report, made, threads)
     return made
+
+
+def _has_cuda() -> bool:
+    """Tell whether something has initialized CUDA in this process, which no fork could use then."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALIZED)
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:

@@ -30,6 +30,7 @@ from runs import Profiler, on_console
 from engines.base import Phase
 from profiler.job import plan
 from profiler.job.config import LargestBatch, load_config
+from profiler.machine import has_bf16
 from profiler.nvml import visible_gpus
 from profiler.options import Run as Options
 from profiler.processes.process import Child
@@ -242,6 +243,7 @@ def test_what_can_run_on_a_cpu_ran(full: Finished) -> None:
         *(f"eager-tuned/{pass_}/{p}/b2" for pass_ in ("inference", "training") for p in ("fp32", "bf16")),
         *(f"ort/inference/fp32/b{b}" for b in (1, 2)),
         *(["openvino/inference/fp32/b2"] if OPENVINO else []),
+        *(["openvino/inference/bf16/b2"] if OPENVINO and has_bf16() else []),
         *(["compiled/inference/fp32/b1"] if COMPILER else []),
     }
     ok = full.rows.filter(pl.col("status") == "ok")["case_id"]
@@ -327,9 +329,8 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
     job = f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n"
     finished = run_with(profiler, cache, workplace, job, AS_IF_QUIET="yes")
-    assert sorted(finished.rows.select("variant", "replicate").rows()) == [
-        ("eager", 0), ("eager", 1), ("eager", 2), ("ort", 0),
-    ]  # fmt: skip
+    processes = dict(finished.rows.group_by("variant").agg(pl.col("replicate").sort()).rows())
+    assert processes["eager"] == [0, 1, 2] and processes["ort"] in ([0], [0, 1, 2])
     for row in finished.rows.to_dicts():
         for name in ("latency_ms", "throughput"):
             low, high = ends_of(name)
@@ -343,13 +344,14 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     # The interval of one process reaches as far as those three differ, and as earlier bases did.
     known, free = environment["spread"]["host"]
     sd = ((known + sums["host"][0]) / (free + 2)) ** 0.5
-    assert finished.rows["latency_spread"].to_list() == pytest.approx([sd] * 4)
+    assert finished.rows["latency_spread"].to_list() == pytest.approx([sd] * len(finished.rows))
     asked = profiler("recommend", str(finished.folder), cwd=workplace)
     title = re.search("<h1>(.*?)</h1>", (finished.folder / "report.html").read_text())
     assert title
     texts = [finished.done.stdout, asked.stdout, title[1]]
     assert len({tuple(re.findall(r"Deploy (\S+ \S+?)[,:]? ", f"{text} ")) for text in texts}) == 1, texts
     assert "Deploy " in title[1]
+    assert processes[title[1].partition("Deploy ")[2].split()[0]] == [0, 1, 2], "what wins is as well known as the base"
 
 
 def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None:
@@ -559,13 +561,14 @@ def test_onnx_files_run_as_they_are_where_graphs_run(users: Finished) -> None:
         expected = "unsupported"
         if (
             row["engine"] != "eager"
-            and row["precision"] == "fp32"
+            and (row["precision"] == "fp32" or (row["engine"] == "openvino" and has_bf16()))
             and (row["model"], row["batch_size"]) != ("fixed", 1)
         ):
             expected = "ok"
             assert row["reference"] == "ort-cpu-unoptimized"
-            assert row["rel_l2_error"] < 1e-5
-            assert set(json.loads(row["proof"])["compute_types"]) == {"float32"}
+            assert row["rel_l2_error"] < (1e-5 if row["precision"] == "fp32" else 1e-1)
+            compute = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
+            assert set(json.loads(row["proof"])["compute_types"]) == {compute}
         assert row["status"] == expected, (row["case_id"], row["reason"])
     assert "fixed batch of 2" in users.row("fixed/ort/inference/fp32/b1/r0")["reason"]
     assert "torch module" in users.row("fixed/eager/inference/fp32/b2/r0")["reason"]

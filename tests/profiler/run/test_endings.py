@@ -93,7 +93,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forkserver: None) -> Path:
 def prepared(folder: Path) -> Prepared:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROFILER_CACHE", str(folder / "cache"))
-        return prepare([case(1)], BUDGET, folder, (str(folder),), lambda *_: None, Holders())["net"]
+        with Holders() as holders:
+            return prepare([case(1)], BUDGET, folder, (str(folder),), lambda *_: None, holders)["net"]
 
 
 @pytest.fixture(params=[("FREEING", "SIGABRT"), *(("CLOSING", how) for how in ENDS)], ids="-".join)

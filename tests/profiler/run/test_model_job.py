@@ -104,8 +104,14 @@ def test_an_array_of_a_file_is_found_from_the_current_folder(folder: Path) -> No
 
 def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_job, "missing", lambda engine, device: [])
+    monkeypatch.setattr(model_job, "has_bf16", lambda: True)
     on_cpu, on_gpu = job("resnet18"), job("resnet18", "cuda")
-    assert (on_cpu.precisions, on_cpu.batch_sizes, on_cpu.passes) == (["fp32"], [1, 16], ["inference"])
+    assert (on_cpu.precisions, on_cpu.batch_sizes, on_cpu.passes) == (["fp32", "bf16"], [1, 16], ["inference"])
+    without = [condition.conditions for condition in on_cpu.exclude]
+    assert {"variant": ["ort"], "pass": ["inference"], "precision": ["bf16"]} in without
+    assert not any(condition["variant"] == ["openvino"] for condition in without)
+    monkeypatch.setattr(model_job, "has_bf16", lambda: False)
+    assert (job("resnet18").precisions, job("resnet18").exclude) == (["fp32"], [])
     assert (on_gpu.precisions, on_gpu.batch_sizes) == (["fp32", "tf32", "fp16"], [1, 64])
     labels = {kind: [entry.label for entry in config.engines] for kind, config in (("cpu", on_cpu), ("cuda", on_gpu))}
     # What compiles for long comes last.

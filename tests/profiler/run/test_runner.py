@@ -192,7 +192,7 @@ def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_sam
     for result in (cool(1.0), take(0.5, of="b"), take(0.5, "failed", of="c")):
         folder.append(result)
     runner = Runner(folder, config, Target("cpu"), [], [], {}, Told())
-    runner._measure_all([], lambda task, tick: cool(1.0))
+    runner.firsts = runner.taken_first()
     assert {id_: first.samples for id_, first in runner.firsts.items()} == {case("b").id: {}}
 
 

@@ -117,7 +117,8 @@ def prepared(forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def run(factory: str, *planned: tuple[str, Pass]) -> Prepared:
         source = ModelSource("a", factory=f"unusual:{factory}", input_shape=(3, 16, 16))
         cases = [case("fp32", pass_, source, engine) for engine, pass_ in planned]
-        return prepare(cases, Budget(), tmp_path, (str(tmp_path),), lambda *_: None, Holders())["a"]
+        with Holders() as holders:
+            return prepare(cases, Budget(), tmp_path, (str(tmp_path),), lambda *_: None, holders)["a"]
 
     return run
 
