@@ -6,6 +6,7 @@ import contextlib
 import math
 import pickle
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,9 +34,12 @@ _FAULT_CHARACTERS = 400
 _SMALL = 0.01
 """Largest constant scale that hides its branch, as layer scale of deep networks does, which starts at 1e-5 or 1e-6
 (https://arxiv.org/abs/2103.17239); the 0.1 of shallow ones does not."""
-_DRAWS = ("normal_", "uniform_", "trunc_normal_", "erfinv_")
-_HELD: dict[Path, nn.Module] = {}
-"""Models of `hold`, by the file of their state."""
+# The last makes truncated normals of what was drawn, which takes as long.
+_DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "erfinv_")
+_HELD: dict[Path, tuple[nn.Module, float]] = {}
+"""Models of `hold` and the seconds that each took, by the file of their state."""
+spared_seconds = 0.0
+"""Seconds that `restore` did not take, since the model was held."""
 _SHIFT = 0.5
 """The mean of a library's batch norms' biases, in standard deviations of what they shift."""
 
@@ -159,8 +163,10 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
 
     A canonical network's weights, and a layer's, are mapped from the file (copy on write). Raises ModelError.
     """
+    global spared_seconds
     if held := _HELD.pop(state_path, None):
-        return held
+        model, spared_seconds = held
+        return model
     if source.factory:
         with _Undrawn() if source.library else contextlib.nullcontext():
             model = build(source)
@@ -173,11 +179,19 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
 
 def hold(source: ModelSource, state_path: Path) -> None:
     """Keep what `restore` returns, for its first call in each process that is forked from this one."""
-    _HELD[state_path] = restore(source, state_path)
+    start = time.perf_counter()
+    model = restore(source, state_path)
+    _HELD[state_path] = model, time.perf_counter() - start
+
+
+def is_shared(state_path: Path) -> bool:
+    """Tell whether a held model has tensors that forks would not get copies of."""
+    model, _ = _HELD[state_path]
+    return any(tensor.is_shared() for tensor in (*model.parameters(), *model.buffers()))
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leave parameters undrawn: a state replaces all of them. Of a small Qwen2 drawing them took 15 s."""
+    """Skip random initialization, of 15 s for a small Qwen2: a state replaces all parameters."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = args[0] if args else (kwargs or {}).get("tensor")  # So torch.nn.init names it.

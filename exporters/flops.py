@@ -138,7 +138,10 @@ def _count_module(
         counted = {pass_: -(-counter.get_total_flops() // batch)}
         if trains:
             return counted
-        weights = [*model.parameters(), *model.buffers()]
+        tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
+        tables -= {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear)}
+        # Of a table few rows are read, as in a graph's count.
+        weights = [each for each in (*model.parameters(), *model.buffers()) if id(each) not in tables]
         return counted | {
             "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
             "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),

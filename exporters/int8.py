@@ -21,7 +21,7 @@ import numpy as np
 from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
-from exporters.onnx_files import external_tensors, file_inputs, graph_files
+from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx
 from exporters.source import ModelError, ModelSource, digest
 from exporters.weights import identified
 
@@ -56,7 +56,8 @@ class Placement:
 
 
 PLACEMENTS: Mapping[str, Placement] = {
-    # Runtimes that look for an operator between pairs, and for a chain of them: ONNX Runtime's CPU provider, OpenVINO.
+    # Runtimes that look for an operator between pairs, and for a chain of them: ONNX Runtime's CPU provider. Of pairs
+    # around sums of embeddings OpenVINO (2026.4) makes a node that lacks an input.
     # No softmax: onnxruntime gives it a zero point other than 0 whatever the options say.
     "int8": Placement(
         (*WEIGHTED, "Relu", "Clip", "Add", "Concat", "MaxPool", "AveragePool", "Reshape", "Flatten", "Transpose")
@@ -67,7 +68,7 @@ PLACEMENTS: Mapping[str, Placement] = {
         _OPERANDS,
         {**_OPTIONS, "OpTypesToExcludeOutputQuantization": list(_OPERANDS)},
         operands_only=True,
-        made_for=" for TensorRT",
+        made_for=", operands only",
     ),
 }
 """By the graph's name; engines/catalog.py says which engine runs which."""
@@ -122,6 +123,8 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
                 use_external_data_format=external,
                 extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
             )
+        if not any(node.op_type == "DynamicQuantizeLinear" for node in read_onnx(path).graph.node):
+            raise source.error("it has no product with weights, which alone are computed in int8 here")
         note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, f"{fp32.how}, products quantized")
 
     key = digest([DYNAMIC, export_key(source, "fp32"), code_of("int8.py"), onnxruntime.__version__])
@@ -199,7 +202,7 @@ def write_quantized(
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with _simplified(source, fp32, path) as (simplified, external):
-        residual, others = residuals(simplified, placement.operands_only)
+        residual, others = residuals(simplified) if placement.operands_only else ({}, [])
         quantize_static(
             *(simplified, path),
             SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
@@ -238,12 +241,11 @@ def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[P
         yield simplified, external
 
 
-def residuals(path: Path, operands_only: bool) -> tuple[dict[str, str], list[str]]:
-    """Return by name of each Add that can be the epilogue of a product the other input; and the Adds to leave alone.
+def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return by name of each Add that can be the epilogue of a product the other input; and the names of other Adds.
 
     Of two products the one with more nodes ahead of it has the epilogue: a projection of the shortcut comes earlier.
-    With `operands_only` all other Adds are left alone, else those that no product leads to: of sums of embeddings
-    between pairs OpenVINO makes a node that lacks an input (2026.4). Nodes without a name get one, in the file.
+    Nodes without a name get one, in the file.
     """
     import onnx
 
@@ -258,13 +260,8 @@ def residuals(path: Path, operands_only: bool) -> tuple[dict[str, str], list[str
     constant = {tensor.name for tensor in graph.initializer}
     constant |= {name for name, node in maker.items() if node.op_type == "Constant"}
     depth: dict[str, int] = {}
-    computed = set[str]()
     for node in graph.node:
         depth |= dict.fromkeys(node.output, 1 + max((depth.get(name, 0) for name in node.input), default=0))
-        if node.op_type in WEIGHTED or computed.intersection(node.input):
-            computed.update(node.output)
-    if not operands_only:
-        return {}, [add.name for add in adds if not computed.intersection(add.input)]
     found = {}
     for add in adds:
         results = [t for t in add.input if t in maker and maker[t].op_type in WEIGHTED and readers[t] == 1]

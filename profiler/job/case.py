@@ -104,7 +104,8 @@ class Case:
         """True if 8-bit ranges come from the user's data or a file quantized by others; None for other precisions."""
         if self.precision not in EIGHT_BITS:
             return None
-        if ENGINES[self.engine].needs == "torch":
+        engine = ENGINES[self.engine]
+        if engine.needs == "torch" or engine.int8_graph == "int8-dynamic":  # Ranges are taken at every call.
             return False
         return self.source.calibration is not None or "int8" in self.source.graphs
 

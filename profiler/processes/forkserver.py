@@ -46,6 +46,17 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
                 os.environ.pop(name, None)
 
 
+def forget_choices() -> None:
+    """Forget which kernels torch.compile timed as the fastest: they were timed beside other work.
+
+    In a cache of the user's own they stay.
+    """
+    cache = Path(os.environ.get(_CACHE, ""))
+    if cache.parent.name.startswith(_PREFIX):
+        for choice in cache.rglob("*.best_config"):
+            choice.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def leaving_no_trace() -> Iterator[None]:
     """Leave a user's process as it was: without the forkserver that was started, and with its own environment.

@@ -24,6 +24,10 @@ class Holders:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End all of them; their calls make for themselves what they held."""
         while self._children:
             self._give_up(next(iter(self._children)))
 

@@ -66,6 +66,8 @@ _ORIGINS: dict[str, _Server] = {}
 """What calls are forked from besides the forkserver, by name."""
 _USUAL_THREADS: int | None = None
 """Threads of a call that asks for no number; None leaves one a core."""
+_SURVIVING = ("jemalloc_bg_thd",)
+"""Native threads that their library starts again after a fork: pyarrow's, which transformers imports."""
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: the forkserver's other children are orphans."""
 _FIRST_TO_GO = "1000"
@@ -179,11 +181,12 @@ def remove_origin(name: str) -> None:
 
 def _native_threads() -> list[str]:
     """Name the threads of this process besides the one that runs this."""
+    tasks = Path("/proc/self/task")
     names = []
-    with contextlib.suppress(OSError):
-        for task in Path("/proc/self/task").iterdir():
+    for task in tasks.iterdir() if tasks.is_dir() else ():
+        with contextlib.suppress(OSError):  # One that has just ended.
             names += [(task / "comm").read_text().strip()] if int(task.name) != threading.get_native_id() else []
-    return names
+    return [name for name in names if name not in _SURVIVING]
 
 
 def serve(report: Report, made: Any, threads: int) -> None:
@@ -194,6 +197,9 @@ def serve(report: Report, made: Any, threads: int) -> None:
     """
     global _USUAL_THREADS
     threads_here = [one.name for one in threading.enumerate()][1:] + _native_threads()
+    if hasattr(forkserver.ForkServer(), "_forkserver_authkey"):
+        print("nothing is forked from this process: Python 3.14 asks for a key", file=sys.stderr)
+        return
     if threads_here:
         print(
             f"nothing is forked from this process, which has other threads: {', '.join(threads_here)}", file=sys.stderr
@@ -248,7 +254,8 @@ class Child:
                 reason = sentence(error)
                 time.sleep(tried * 0.1)  # A process that was killed closes its sockets before it counts as ended.
             else:
-                self._forkserver = pid
+                self._origin = pid
+                self._forkserver: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
                 assert self.process.pid is not None
                 _RUNNING.add(self.process.pid)
                 return None
@@ -310,7 +317,7 @@ class Child:
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
             self.process.join(_EXIT_SECONDS)
-        end_below(self._forkserver, _RUNNING)
+        end_below(self._origin, _RUNNING)
         if not any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children()):
             end_below(os.getpid(), _of_this_session())
 

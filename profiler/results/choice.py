@@ -142,8 +142,9 @@ def contenders(cells: pl.DataFrame) -> list[Row]:
     found = []
     for _, choice in choices(cells):
         able = sorted((one for one in (choice.winner, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
-        near = [cell for cell in able if cell["latency_ms"] <= (able[0]["latency_high_ms"] or math.inf)]
-        found += [cell for cell in able if cell is choice.winner or cell in near[: _MOST_CONTENDERS - 1]]
+        limit = (able[0]["latency_high_ms"] or math.inf) if able else 0.0
+        others = [cell for cell in able if cell is not choice.winner and cell["latency_ms"] <= limit]
+        found += [cell for cell in (choice.winner, *others[: _MOST_CONTENDERS - 1]) if cell]
     return found
 
 

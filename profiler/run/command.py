@@ -272,8 +272,8 @@ def _write_results(runner: Runner, console: Console) -> pl.DataFrame:
     """Write and print what the journal holds."""
     run, config, environment = runner.run, runner.config, runner.environment
     results, _ = run.write_parquet(config.suite, runner.plan, environment)
-    known, tries, study = run.results(), run.largest_batches(), config.published
-    ended = ((case, known[case.id]) for case in runner.plan if case.id in known)
+    tries, study = run.largest_batches(), config.published
+    ended, _ = run.ended(config.suite, runner.plan, environment)
     keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))
     merged = cells(results)
     write_tables(run.tables, results, merged, tries)

@@ -23,6 +23,7 @@ from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds, further, in_waves
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
+from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all, run_one
@@ -42,6 +43,8 @@ from profiler.worker.task import Task
 _ROOFS_SECONDS = 60.0
 _CORES_A_BUILD = 2 if usable_cores() > 2 else 1
 """Cores for each of the builds that run side by side: a compiler starts compilers."""
+_MOST_BUILDS = 8
+"""Builds side by side: on a GPU each has a context and the model."""
 _FEWEST_ROWS = 3
 """Rows after which a run says what is fastest so far."""
 _SHARE = 0.8
@@ -157,7 +160,7 @@ class Runner:
         families = {case.family for case in waiting}
         ended = self._statuses() if searched else {}
         searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
-        if not waiting and not searched:
+        if not waiting and not searched and not self._further():
             return
         with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
@@ -165,13 +168,16 @@ class Runner:
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 measure = _Supervisor(self, watcher, quiet)
                 self.firsts = self.taken_first()
-                waves, tasks = in_waves(waiting) if self.by_name else [list(waiting)], list[Task]()
+                waves, tasks = [list(waiting)] if waiting else [], list[Task]()
+                if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
+                    waves = in_waves(waiting)
                 while waves:
                     tasks += self._measure_wave(waves, len(tasks), measure, holders)
                     waves = waves[1:]
-                tasks += self._measure_winners(tasks, measure)
+                tasks += self._measure_winners(measure, holders)
                 self._measure_again(tasks, measure)
                 if searched:
+                    holders.give_up()  # Their memory is what is searched in.
                     task = self._prepare([], searched, quiet, holders)
                     self._search_all([task(case) for case in searched], retry, measure)
 
@@ -184,7 +190,7 @@ class Runner:
         config = self.config
         prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
-        if self.by_name and bad is not None:
+        if self.by_name and bad is not None and not self.spent:
             raise ConfigError(str(bad.reason))
         identities = {name: one.identity for name, one in prepared.items() if one.identity}
         self.run.write_models(identities)
@@ -227,19 +233,26 @@ class Runner:
         self.spent += self._measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
         return tasks
 
-    def _measure_winners(self, tasks: Sequence[Task], measure: _Supervisor) -> list[Task]:
-        """Measure what may win in as many processes as a base; returns the tasks of that."""
-        own, known = {task.case.id: task for task in tasks}, self.run.results()
+    def _further(self) -> list[Case]:
+        """Give the processes that what may win lacks to be as well known as a base; none if only some were chosen."""
+        by_id = {case.id: case for case in self.chosen}
+        if any(case.replicate for case in self.plan if case.id not in by_id):
+            return []
+        known = self.run.results()
         merged = cells(self._rows()).filter(pl.col("model_kind") != "layer")
-        found = [id_ for cell in contenders(merged) for id_ in cell["case_ids"] if id_ in own]
-        more = [case for id_ in found if not own[id_].case.replicate for case in further(own[id_].case)]
-        more = sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)
-        again = [replace(own[replace(case, replicate=0).id], case=case) for case in more]
-        if again:
-            how_many = counted(len(again), "case")
-            self.display.announce(f"measuring what may win in further processes: {how_many}")
-            self.spent += self._measure_each(again, measure)
-        return again
+        found = [by_id[id_] for cell in contenders(merged) for id_ in cell["case_ids"] if id_ in by_id]
+        more = [case for one in found if not one.replicate for case in further(one) if case.id not in known]
+        return sorted(more, key=lambda case: case.replicate)
+
+    def _measure_winners(self, measure: _Supervisor, holders: Holders) -> list[Task]:
+        """Measure what may win in as many processes as a base; returns the tasks of that."""
+        more = self._further()
+        if not more:
+            return []
+        self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
+        tasks = list(map(self._prepare(more, (), measure.quiet, holders), more))
+        self.spent += self._measure_each(tasks, measure)
+        return tasks
 
     def _measure_again(self, tasks: Sequence[Task], measure: _Supervisor) -> None:
         """Measure once more the cases with a cause for it, for the job's share of the time at most."""
@@ -354,18 +367,20 @@ class _Supervisor:
     watcher: Watcher
     quiet: Quiet
     cold: dict[str, float | None] = field(default_factory=dict)
-    """Seconds of each configuration's first build, by the id of its first replicate: later ones find its kernels."""
+    """Seconds of each configuration's first build, which may have been beside others, by the id of its first replicate:
+    later ones find its kernels."""
 
     def build_ahead(self, tasks: Sequence[Task]) -> None:
         """Have what compiles into a cache of its own do so side by side; what fails says why when it is measured."""
         first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
         first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
         if len(first) > 1:
-            slots = max(1, min(usable_cores() // _CORES_A_BUILD, len(first)))
+            slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
             shown = self.runner.display.doing
             ended = run_all(calls, slots, lambda done: shown("compiling", done, len(calls)))
+            forget_choices()
             built = {id_: one.seconds.get(Phase.BUILD) for id_, one in zip(first, ended, strict=True) if one.value}
             self.cold |= built
 

@@ -14,6 +14,7 @@ import engines
 from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES
 from engines.options import Options, float_part
+from exporters import build_model
 from exporters.errors import sentence
 from profiler.job.case import Case
 from profiler.nvml import Nvml
@@ -24,7 +25,7 @@ from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
-from profiler.worker.task import Task, check_inputs, make_job
+from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
@@ -165,7 +166,7 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
         "export_s": graph.seconds if graph else None,
         # Of an engine from a cache what building took when it was done.
         "build_s": built.seconds if built else bench.seconds.get(Phase.BUILD),
-        "load_s": bench.seconds.get(Phase.LOAD),
+        "load_s": bench.seconds[Phase.LOAD] + build_model.spared_seconds,
     }
 
 
@@ -189,5 +190,5 @@ def _profile(session: Session, result: Result) -> None:
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:
     """Return the arrays' size on the device, where floats have the precision's type."""
     is_module = ENGINES[case.engine].needs == "torch"
-    half = (float_part(case.precision, case.device) if is_module else case.precision) in ("fp16", "bf16")
+    half = (float_part(case.precision, case.device) if is_module else graph_of(case)) in ("fp16", "bf16")
     return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import inspect
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import engines
 from engines.base import BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
-from exporters.build_model import hold
+from exporters.build_model import hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
 from exporters.errors import sentence
@@ -122,7 +123,11 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
         source = identified(source)
         made = Held(source, cached_state(source, Cache(root)))
         hold(source, made.state)
-    if not _has_cuda():
+    if is_shared(made.state):
+        print("nothing is forked from this process, whose model has tensors in shared memory", file=sys.stderr)
+    elif _has_cuda():
+        print("nothing is forked from this process, in which the model's code initialized CUDA", file=sys.stderr)
+    else:
         serve(report, made, threads)
     return made
 

@@ -90,7 +90,8 @@ def graph_of(case: Case) -> str:
         return "fp32"
     if case.precision == "int8" and "int8" not in case.source.graphs:
         return engine.int8_graph
-    return "fp32" if case.precision in engine.switches else case.precision
+    is_switch = case.precision in engine.switches and case.precision not in case.source.graphs
+    return "fp32" if is_switch else case.precision
 
 
 def own_graphs(source: ModelSource) -> dict[str, Export]:
