@@ -115,6 +115,7 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
         with _simplified(source, fp32.path, path) as (simplified, external):
+            _without_shapes_of_weights(simplified)
             quantize_products(
                 *(simplified, path),
                 op_types_to_quantize=["MatMul", "Gemm"],
@@ -129,6 +130,18 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
 
     key = digest([DYNAMIC, export_key(source, "fp32"), code_of("int8.py"), onnxruntime.__version__])
     return Export.read(*cache.entry("onnx", key, ".onnx", produce))
+
+
+def _without_shapes_of_weights(path: Path) -> None:
+    """Leave out of the file what it says of its weights' shapes: the quantizer transposes those of a Gemm."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.value_info if value.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    onnx.save(model, path)
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from engines.catalog import ENGINES
 from engines.options import OrtOptions
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.int8 import quantize
+from exporters.int8 import quantize, quantize_dynamic
 from exporters.onnx_export import export_onnx
-from exporters.source import ModelSource
+from exporters.source import ModelError, ModelSource
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +37,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         return nn.functional.relu(x + self.b(nn.functional.relu(self.a(x))))
+
+def convolution():
+    return nn.Conv2d(3, 8, 3)
 
 def residual():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Block(), Block(), nn.Flatten(), nn.Linear(1568, 10))
@@ -76,6 +80,18 @@ def test_without_optimizations_onnx_runtime_computes_in_float_and_the_proof_says
     session, expected = open_session("ort", optimize=False), outputs(open_session("ort", "fp32"))
     assert 1e-3 < error(outputs(session), expected) < 0.1, "the graph's own error, on every processor"
     assert session.proof().compute_types == {"float32": PRODUCTS}
+
+
+def test_products_alone_are_int8_where_ranges_are_taken_at_every_call(open_session: Open, cache: Cache) -> None:
+    inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
+    graph, own = quantize_dynamic(SOURCE, cache), OrtOptions()
+    job = Job(SOURCE, "inference", "int8", BATCH, "cpu", own, inputs, onnx=graph.path)
+    session, expected = engines.open_session("ort-dynamic", job), outputs(open_session("ort", "fp32"))
+    assert 1e-4 < error(outputs(session), expected) < 0.1
+    assert session.proof().compute_types == {"float32": PRODUCTS - 1, "int8": 1}
+    source = replace(SOURCE, factory="net_for_int8:convolution", input_shape=(3, 8, 8))
+    with pytest.raises(ModelError, match="no product with weights"):
+        quantize_dynamic(source, cache)
 
 
 def test_weights_take_a_quarter(open_session: Open) -> None:

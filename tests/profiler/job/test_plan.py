@@ -17,7 +17,7 @@ from profiler.errors import ConfigError
 from profiler.job import plan
 from profiler.job.case import Budget, Case, Filter, file_name, parse_only, setting_words
 from profiler.job.config import config_of, load_config
-from profiler.job.plan import estimate_seconds, make_plan, only_of, searched
+from profiler.job.plan import estimate_seconds, in_waves, make_plan, only_of, searched
 from profiler.results.reading import chosen
 
 Planned = Callable[..., list[Case]]
@@ -280,3 +280,17 @@ def test_options_are_the_presets_on_this_device_and_the_users_over_them(
 ) -> None:
     (case,) = planned(one(engine), device)
     assert case.options == options
+
+
+def test_of_one_model_bases_and_what_often_wins_come_first() -> None:
+    job = {"models": ["resnet18"], "engines": ["eager", "eager-tuned", "ort", "jax"], "batch_sizes": [1, 8]}
+    for device, narrow, first, second in (
+        ("cuda", "fp16", ("eager/fp32", "eager-tuned/fp16"), ()),
+        ("cpu", "bf16", ("eager/fp32",), ("ort/fp32",)),
+    ):
+        plan = make_plan(config_of({**job, "precisions": ["fp32", narrow]}), device)  # type: ignore[arg-type]
+        waves = in_waves(plan)
+        names = [[f"{case.variant}/{case.precision}/b{case.batch_size}" for case in of] for of in waves]
+        assert names[0] == [f"{name}/b{batch}" for name in first for batch in (1, 8)]
+        assert not second or names[1] == [f"{name}/b{batch}" for name in second for batch in (1, 8)]
+        assert sorted(case.id for of in waves for case in of) == sorted(case.id for case in plan)

@@ -1,0 +1,42 @@
+"""What may win, what is said of it while a run goes on, and what only its error keeps from winning."""
+
+from __future__ import annotations
+
+import handmade
+import pytest
+
+from profiler.recommend.answer import Request, cells_of, decide
+from profiler.recommend.command import kept_out
+from profiler.results.cells import cells
+from profiler.results.choice import Choice, contenders
+from profiler.run.summary import so_far
+
+ROWS = [handmade.row("eager", ms=10.0), handmade.row("ort", ms=2.0, load_s=1.0)]
+
+
+@pytest.mark.parametrize(("others", "named"), [((), []), ((2.01, 2.5), ["a"]), ((2.002, 2.004, 2.006), ["a", "b"])])
+def test_the_winner_and_up_to_two_within_the_best_ones_interval_may_win(
+    others: tuple[float, ...], named: list[str]
+) -> None:
+    more = [handmade.row(name, ms=ms, load_s=9.0) for name, ms in zip("abc", others, strict=False)]
+    results, _ = handmade.run(*ROWS, *more)
+    assert [cell["variant"] for cell in contenders(cells(results))] == ["ort", *named]
+
+
+def test_what_is_fastest_so_far_is_one_line() -> None:
+    results, _ = handmade.run(*ROWS, handmade.row("eager", ms=40.0, batch_size=8))
+    names, text = so_far(cells(results))
+    assert names == ["ort fp32", "eager fp32"]
+    assert text.startswith("so far: batch 1: ort fp32, 5.0× eager fp32")
+    assert "batch 8: eager fp32, 1.00×" in text
+
+
+def chosen(error: float) -> Choice:
+    results, _ = handmade.run(*ROWS, handmade.row("ort", "bf16", 1.0, rel_l2_error=error, rel_l2_error_high=error))
+    return decide(cells_of(results), Request("net"))
+
+
+def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it() -> None:
+    text = kept_out(chosen(1.8e-2))
+    assert text.startswith("Better but for its error: ") and text.endswith("; --max-error 2e-2 admits it")
+    assert kept_out(chosen(2e-3)) == "", "it wins"
