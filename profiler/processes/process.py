@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import multiprocessing
@@ -206,6 +207,11 @@ def serve(report: Report, made: Any, threads: int) -> None:
         )
         return
     _USUAL_THREADS = threads
+    # What was asked of the machine before may have been asked of one without GPUs.
+    gc.unfreeze()
+    for each in gc.get_objects():
+        if isinstance(each, functools._lru_cache_wrapper):
+            each.cache_clear()
     gc.freeze()
     never, _ = os.pipe()
     listener = socket.socket(socket.AF_UNIX)
