@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import functools
 import gc
 import importlib
 import multiprocessing
@@ -207,11 +206,6 @@ def serve(report: Report, made: Any, threads: int) -> None:
         )
         return
     _USUAL_THREADS = threads
-    # What was asked of the machine before may have been asked of one without GPUs.
-    gc.unfreeze()
-    for each in gc.get_objects():
-        if isinstance(each, functools._lru_cache_wrapper):
-            each.cache_clear()
     gc.freeze()
     never, _ = os.pipe()
     listener = socket.socket(socket.AF_UNIX)
