@@ -112,10 +112,7 @@ class Stages:
             if source.kind != "onnx":
                 subjects.setdefault(source.name, []).append(name)
         calls = {model: self._call("hold_model", f"prepare-{model}", own[0]) for model, own in subjects.items()}
-        for model, (first, *_) in subjects.items():
-            # A library that its imports would have look for GPUs finds none; a user's factory may ask for its own.
-            seen = {"CUDA_VISIBLE_DEVICES": ""} if self.sources[first].library else _visible(gpu)
-            calls[model] = replace(calls[model], timeout=math.inf, environment=seen)
+        calls = {model: replace(call, timeout=math.inf, environment=_visible(gpu)) for model, call in calls.items()}
         done = holders.start(calls, _slots(len(calls)), lambda done: self.tick("loading models", done, len(calls)))
         for model, outcome in done.items():
             for name in subjects[model]:

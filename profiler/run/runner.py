@@ -15,7 +15,6 @@ import polars as pl
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
-from engines.options import EIGHT_BITS
 from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
@@ -416,8 +415,7 @@ class _Supervisor:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
         path, origin = self.runner.config.path, None
-        # torchao asks for a GPU as it is imported, and a model's library imports it.
-        if ENGINES[task.case.engine].needs == "torch" and task.case.precision not in EIGHT_BITS:
+        if ENGINES[task.case.engine].needs == "torch":
             origin = task.case.source.name
         variables = {**visible, **(environment or {})}
         return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin)
