@@ -448,7 +448,7 @@ exclude:
   - {{engine: ort, model: [{", ".join(factories)}]}}
 """
     hangs: dict[str, Callable[[Child], bool]] = {
-        "hanging_at_once": lambda child: child.phase == Phase.OPEN,
+        "hanging_at_once": lambda child: child.phase == Phase.BUILD,
         "hanging": lambda child: child.phase == Phase.WARM_UP or child.call.function.endswith("prepare_cost"),
     }
     with pytest.MonkeyPatch.context() as patch:
