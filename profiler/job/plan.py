@@ -75,8 +75,8 @@ def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
 
 
 def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
-    """Order one model's cases by what they tell: its bases and what often wins and needs no more than they do; what
-    else often wins; all others. What often wins counts at the fewest bits that are no int8 or fp8."""
+    """Order one model's cases in up to three waves: bases and the modules that often win; the rest of what often wins,
+    which compiles or needs a graph; all others. What often wins is taken at the fewest bits besides int8 and fp8."""
     fewest: dict[str, int] = {}
     for case in cases:
         if case.precision not in EIGHT_BITS and case.unsupported is None:

@@ -147,7 +147,7 @@ class _Server(forkserver.ForkServer):
         self._forkserver_address = address
 
     def ensure_running(self) -> None:
-        """Have each fork get what it closes as it enters."""
+        """Send the forkserver's pipe along: each fork closes it."""
         self._forkserver_alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
 
 

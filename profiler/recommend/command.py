@@ -166,8 +166,7 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
     console.print(Text(headline(choice), style=f"bold {'green' if choice.winner else 'red'}"))
-    told = "\n".join(filter(None, (comparison(choice), kept_out(choice))))
-    console.print(Text(told), end="\n" if choice.winner else "")
+    console.print(Text(_compared(choice)), end="\n" if choice.winner else "")
     for section in _sections(choice):
         print_section(console, section)
     console.print()
@@ -183,7 +182,7 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
         style = f"bold {'green' if choice.winner else 'yellow'}"
         console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
         if choice.winner:
-            console.print(Text("\n".join(filter(None, (comparison(choice), kept_out(choice))))))
+            console.print(Text(_compared(choice)))
         if len(answers) <= _WHOLE:
             _print_export(console, request, choice, runs)
     if len(answers) > _WHOLE and (exported := next(filter(_is_exported, answers), None)):
@@ -234,6 +233,10 @@ def comparison(choice: Choice) -> str:
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     return f"The only candidate{' that meets the limits' if choice.losers else ''}"
+
+
+def _compared(choice: Choice) -> str:
+    return "\n".join(filter(None, (comparison(choice), kept_out(choice))))
 
 
 def kept_out(choice: Choice) -> str:

@@ -124,10 +124,7 @@ class Stages:
                     self.prepared[name] = Prepared(source.specs, state, None, own, identity=source.identity)
 
     def models(self, gpu: str | None = None) -> None:
-        """Make identities, input shapes, weights and reference outputs, and all else that the cases need.
-
-        Of a model that is held all is made side by side.
-        """
+        """Make all that the cases need; for models that are held side by side."""
         held = [name for name, one in self.prepared.items() if "model" not in one.failures]
         others = [name for name in self.sources if name not in self.prepared]
         self._run_parts("reference outputs", self._references(others, gpu))
