@@ -104,6 +104,7 @@ def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
         where = [key["pass"]] * (many > 1) + [f"batch {key['batch_size']}", *setting_words(key["setting"] or "")]
         before = f"{', '.join(where)}: " if len(best) > 1 else ""
         factor = times(cell["factor"], cell["factor_low"], cell["factor_high"], f"× {cell['base']}")
+        factor = "the base" if cell["is_base"] else factor
         parts.append(f"{before}{cell_name(cell)}, {factor}")
     return [cell_name(cell) for _, cell in best], f"so far: {'; '.join(parts)}" if parts else ""
 
