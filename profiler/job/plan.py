@@ -75,8 +75,11 @@ def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
 
 
 def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
-    """Order one model's cases in up to three waves: bases and the modules that often win; the rest of what often wins,
-    which compiles or needs a graph; all others. What often wins is taken at the fewest bits besides int8 and fp8."""
+    """Order one model's cases in up to four waves: bases and the modules that often win; the rest of what often wins,
+    which compiles or needs a graph; all others; of those last what is built alone, for a third of a minute each.
+
+    What often wins is taken at the fewest bits besides int8 and fp8.
+    """
     fewest: dict[str, int] = {}
     for case in cases:
         if case.precision not in EIGHT_BITS and case.unsupported is None:
@@ -85,14 +88,14 @@ def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
 
     def wave(case: Case) -> int:
         preset, engine = PRESETS.get(case.variant), ENGINES[case.engine]
-        if case.replicate or preset is None:
-            return 2
-        if case.is_base:
+        if case.is_base and not case.replicate:
             return 0
-        often = case.device in preset.first and PRECISION_TABLE[case.precision].bits == fewest.get(case.variant)
-        return (0 if engine.needs == "torch" and not engine.compiles else 1) if often else 2
+        is_small = PRECISION_TABLE[case.precision].bits == fewest.get(case.variant)
+        if preset and case.device in preset.first and is_small and not case.replicate:
+            return 0 if engine.needs == "torch" and not engine.compiles else 1
+        return 3 if engine.compiles and not engine.shares_kernels else 2
 
-    waves = [[case for case in cases if wave(case) == number] for number in range(3)]
+    waves = [[case for case in cases if wave(case) == number] for number in range(4)]
     waves[0].sort(key=lambda case: not case.is_base)
     return [one for one in waves if one]
 

@@ -66,8 +66,9 @@ _ORIGINS: dict[str, _Server] = {}
 """What calls are forked from besides the forkserver, by name."""
 _USUAL_THREADS: int | None = None
 """Threads of a call that asks for no number; None leaves one a core."""
-_SURVIVING = ("jemalloc_bg_thd",)
-"""Native threads that their library starts again after a fork: pyarrow's, which transformers imports."""
+_SURVIVING = ("jemalloc_bg_thd", "cuda0")
+"""What native threads are called that a fork does without: pyarrow starts its own again, and NVML, which names its own
+as CUDA does, answers without."""
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: the forkserver's other children are orphans."""
 _FIRST_TO_GO = "1000"
@@ -186,7 +187,7 @@ def _native_threads() -> list[str]:
     for task in tasks.iterdir() if tasks.is_dir() else ():
         with contextlib.suppress(OSError):  # One that has just ended.
             names += [(task / "comm").read_text().strip()] if int(task.name) != threading.get_native_id() else []
-    return [name for name in names if name not in _SURVIVING]
+    return [name for name in names if not name.startswith(_SURVIVING)]
 
 
 def serve(report: Report, made: Any, threads: int) -> None:

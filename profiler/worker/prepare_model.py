@@ -9,12 +9,15 @@ import inspect
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import device_interface
 
 import engines
 from engines.base import BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
@@ -43,6 +46,7 @@ from exporters.onnx_export import Export, export_onnx, fp32_graph, to_fp16
 from exporters.onnx_files import check_onnx
 from exporters.source import Identity, ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, identified, identify, source_key
+from profiler.nvml import visible_gpus
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import serve
 from profiler.worker import parity
@@ -119,7 +123,7 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
     report(Entered(Phase.BUILD))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with called_once(), holding():
+    with called_once(), described_gpus(), holding():
         source = identified(source)
         made = Held(source, cached_state(source, Cache(root)))
         hold(source, made.state)
@@ -130,6 +134,31 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
     else:
         serve(report, made, threads)
     return made
+
+
+@contextlib.contextmanager
+def described_gpus() -> Iterator[None]:
+    """Have NVML answer in here who asks torch what the GPU can do, as torchao does when it is imported.
+
+    torch itself would initialize CUDA for it.
+    """
+    gpus = visible_gpus()
+    versions = [tuple(map(int, (gpu.compute_capability or "0.0").split("."))) for gpu in gpus]
+    cards = [SimpleNamespace(name=g.name, major=v[0], minor=v[1]) for g, v in zip(gpus, versions, strict=True)]
+    answers: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: versions[0],
+        "get_device_properties": lambda device=None: cards[0],
+    }
+    before = {name: getattr(torch.cuda, name) for name in answers}
+    for name, answer in answers.items() if gpus else ():
+        setattr(torch.cuda, name, answer)
+    try:
+        yield
+    finally:
+        for name, usual in before.items():
+            setattr(torch.cuda, name, usual)
+        device_interface.caching_worker_device_properties.clear()  # Which the compiler asks for more.
 
 
 def _has_cuda() -> bool:

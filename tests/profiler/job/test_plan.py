@@ -293,4 +293,5 @@ def test_of_one_model_bases_and_what_often_wins_come_first() -> None:
         names = [[f"{case.variant}/{case.precision}/b{case.batch_size}" for case in of] for of in waves]
         assert names[0] == [f"{name}/b{batch}" for name in first for batch in (1, 8)]
         assert not second or names[1] == [f"{name}/b{batch}" for name in second for batch in (1, 8)]
+        assert {case.engine for case in waves[-1]} == {"jax"}
         assert sorted(case.id for of in waves for case in of) == sorted(case.id for case in plan)
