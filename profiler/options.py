@@ -81,6 +81,14 @@ class Run:
     wait_for_idle: float | None = _option(
         "Wait up to so long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )
+    within: str | None = _option("Measure what fits into so long, such as 90s or 3m", metavar="TIME")
+    against: str | None = _option(
+        "Another model or job, or git:REVISION for this one as it was: measure both in turn until it is told whether "
+        "this one is slower; exit code 1 if so",
+        metavar="OLD",
+    )
+    limit: str | None = _option("With --against: how much slower is too much, else 5%")
+    junit: Path | None = _option("With --against: also write the result as JUnit's XML", metavar="FILE")
     machine: str | None = _option("What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
 
 

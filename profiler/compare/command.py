@@ -100,7 +100,9 @@ def execute(options: Options, console: Console) -> int:
 
 def make_comparison(options: Options) -> Comparison:
     """Compare as the options ask. Raises ConfigError for what cannot be used."""
-    limit = None if options.fail_on_regression is None else parse_limit(options.fail_on_regression)
+    limit = (
+        None if options.fail_on_regression is None else parse_limit("--fail-on-regression", options.fail_on_regression)
+    )
     only, runs, by = parse_only(options.only), read_runs(options.runs), options.by or "run"
     results = runs.results.with_columns(run=pl.col("run_id").replace_strict(runs.labels, return_dtype=pl.String))
     wanted = None
@@ -127,11 +129,11 @@ def make_comparison(options: Options) -> Comparison:
     )
 
 
-def parse_limit(text: str) -> float:
+def parse_limit(option: str, text: str) -> float:
     """Read "5%" or "0.05" as 0.05; raise ConfigError for anything else."""
     found = _LIMIT.fullmatch(text.strip())
     if not found:
-        raise ConfigError(f"--fail-on-regression: expected a percentage such as 5%, or a share, got '{text}'")
+        raise ConfigError(f"{option}: expected a percentage such as 5%, or a share, got '{text}'")
     return float(found[1]) / 100 if found[1] else float(found[2])
 
 

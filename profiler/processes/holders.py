@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Self
 
 from profiler.machine import available_memory_mib
@@ -11,6 +12,11 @@ from profiler.processes.process import Call, Child, add_origin, remove_origin, r
 
 _LEAST_MIB = 8192
 """Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held."""
+
+
+def origin_of(logs: Path, model: str) -> str:
+    """Name the holder of a model of the run that has these logs."""
+    return f"{logs}/{model}"
 
 
 class Holders:

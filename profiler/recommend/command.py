@@ -28,6 +28,7 @@ from profiler.results.reasons import amount, bound, noun
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import meaning
 from profiler.run.command import execute as run_job
+from profiler.run.gate import execute as compare_in_turn
 from profiler.tables.numbers import UNITS, grouped, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section
@@ -75,7 +76,12 @@ def execute(options: Options, console: Console) -> int:
 
 
 def execute_run(options: Run, console: Console) -> int:
-    """Run a job, and end the run with what to deploy; returns the exit code. Raises ConfigError."""
+    """Run a job, and end the run with what to deploy, or with how it compares; returns the exit code.
+
+    Raises ConfigError.
+    """
+    if options.against is not None:
+        return compare_in_turn(options, console)
     return run_job(options, console, conclude)
 
 

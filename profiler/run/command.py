@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import shutil
 import time
@@ -42,6 +43,7 @@ from profiler.run.summary import print_plan, print_results
 from profiler.tables.numbers import counted, duration
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
 _ALL_RUNS_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
@@ -80,17 +82,16 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         check_root(default_root())
     # A mistake in the other device's block should show here too.
     configs = [read_job(options, job, kind) for kind in DEVICES]
-    words = {entry.network or "" for config in configs for entry in config.models}
-    asked = [library for library in map(library_of, words) if library]
-    with libraries({name for library in asked for name in (library.module, library.package)}) as facts:
+    with libraries(preloaded(configs)) as facts:
         target = resolve_device(configs[0].device, facts)
         config = read_job(options, job, target.kind, target.hardware)
         start = resolved(options, console, config, target, facts, only)
         if options.dry_run:
             return print_plan(start.console, start.target.name, start.cases, start.config)
-        with _open_run(start) as run:
+        with open_run(start) as run:
             runner = start.runner(run)
             runner.by_name = isinstance(job, ModelJob)
+            runner.within = read_seconds("--within", options.within) if options.within else None
             interrupted, results = measure_cases(runner, console, options.retry)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
@@ -99,10 +100,27 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
+    if left := len(_waiting(run.results(), start.cases, retry=False)):
+        start.say(f"{counted(left, 'case')} did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:
         conclude(run.path, results, console)
     statuses = set(results["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
+
+
+def preloaded(configs: Sequence[Config]) -> set[str]:
+    """Name the modules of the libraries whose models the jobs have."""
+    words = {entry.network or "" for config in configs for entry in config.models}
+    asked = [library for library in map(library_of, words) if library]
+    return {name for library in asked for name in (library.module, library.package)}
+
+
+def read_seconds(option: str, text: str) -> float:
+    """Read "90s", "3m" or "1.5h"; raises ConfigError for anything else."""
+    found = _DURATION.fullmatch(text.strip())
+    if not found or not float(found[1]):
+        raise ConfigError(f"{option}: expected a time such as 90s, 3m or 1h, got '{text}'")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _check_options(options: Options) -> None:
@@ -162,7 +180,7 @@ def resolved(
 
 
 @contextlib.contextmanager
-def _open_run(start: Start) -> Iterator[RunFolder]:
+def open_run(start: Start) -> Iterator[RunFolder]:
     """Open a new run's folder, or the resumed one's; nobody else writes into it.
 
     Raises ConfigError for a run that cannot be resumed, and where the folder cannot be made.
@@ -218,15 +236,20 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**device, **threads, **versions, **environment.get("packages", {})}
 
 
+def begin(runner: Runner) -> None:
+    """Write down what all rows of the run have in common."""
+    runner.environment["sampling_seconds"] = runner.config.budget.seconds
+    runner.environment.setdefault("spread", earlier_spread(runner.environment))
+    runner.run.write_environment(runner.environment)
+
+
 def measure_cases(
     runner: Runner, console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
     """Measure what the journal lacks and write all; returns whether it was interrupted, and the results."""
-    environment, config, started = runner.environment, runner.config, time.monotonic()
-    environment["sampling_seconds"] = config.budget.seconds
-    environment.setdefault("spread", earlier_spread(environment))
-    runner.run.write_environment(environment)
-    cases, limits = runner.chosen, config.largest_batch
+    started = time.monotonic()
+    begin(runner)
+    cases, limits = runner.chosen, runner.config.largest_batch
     waiting = _waiting(runner.run.results(), cases, retry)
     if damaged := runner.run.damaged:
         lost = f"{counted(damaged, 'damaged line')} of journal.jsonl left out; what only they held is measured again"
@@ -240,7 +263,7 @@ def measure_cases(
             runner.measure(waiting, to_search, retry)
         except KeyboardInterrupt:
             interrupted = True
-    results = _write_results(runner, console)
+    results = write_results(runner, console)
     if waiting or to_search:
         console.print(Text(f"\nTook {duration(time.monotonic() - started)}"))
     if report and not results.is_empty():
@@ -268,7 +291,7 @@ def _waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) 
     return [case for case in cases if not is_done(journal.get(case.id))]
 
 
-def _write_results(runner: Runner, console: Console) -> pl.DataFrame:
+def write_results(runner: Runner, console: Console) -> pl.DataFrame:
     """Write and print what the journal holds."""
     run, config, environment = runner.run, runner.config, runner.environment
     results, _ = run.write_parquet(config.suite, runner.plan, environment)

@@ -70,10 +70,20 @@ class ModelJob:
     """By place in the job what was typed for it, as errors name it."""
 
     @property
+    def is_onnx(self) -> bool:
+        return "onnx" in self.given["models"][0]
+
+    @property
     def _runs_as_it_is(self) -> bool:
         """Return True for a file that is never converted to other precisions."""
-        path = self.given["models"][0].get("onnx")
-        return path is not None and not is_float32(Path(path))
+        return self.is_onnx and not is_float32(Path(self.given["models"][0]["onnx"]))
+
+    def narrowed(self, engine: str, budget: Mapping[str, Any]) -> ModelJob:
+        """Return the job with one cell, in this engine, where the command line asks for none."""
+        usual: dict[str, Any] = {"engines": [engine], "budget": budget}
+        usual |= {} if self.fixed_batch is not None else {"batch_sizes": [1]}
+        usual |= {} if self._runs_as_it_is else {"precisions": ["fp32"]}
+        return replace(self, given={**usual, **self.given})
 
     def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
         """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
@@ -100,7 +110,7 @@ class ModelJob:
 
     def _cells(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> list[_Cell]:
         """List the job's passes and precisions, each with what tells whether a preset or an engine can do it."""
-        kind = "onnx" if "onnx" in self.given["models"][0] else "factory"
+        kind = "onnx" if self.is_onnx else "factory"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
 
         def able(pass_: Any, precision: str) -> Callable[[str], bool]:

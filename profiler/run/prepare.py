@@ -24,7 +24,7 @@ from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.forkserver import own_folder
-from profiler.processes.holders import Holders
+from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.results.run_folder import RunFolder
@@ -111,10 +111,11 @@ class Stages:
         for name, source in self.sources.items():
             if source.kind != "onnx":
                 subjects.setdefault(source.name, []).append(name)
-        calls = {model: self._call("hold_model", f"prepare-{model}", own[0]) for model, own in subjects.items()}
-        calls = {model: replace(call, timeout=math.inf, environment=_visible(gpu)) for model, call in calls.items()}
+        asked = {model: self._call("hold_model", f"prepare-{model}", own[0]) for model, own in subjects.items()}
+        lasting = (replace(call, timeout=math.inf, environment=_visible(gpu)) for call in asked.values())
+        calls = {str(call.origin): call for call in lasting}
         done = holders.start(calls, _slots(len(calls)), lambda done: self.tick("loading models", done, len(calls)))
-        for model, outcome in done.items():
+        for model, outcome in zip(asked, done.values(), strict=True):
             for name in subjects[model]:
                 if outcome.status != "ok":
                     self.prepared[name] = Prepared(failures={"model": failed(outcome)})
@@ -302,7 +303,7 @@ class Stages:
             build_timeout=limit,
             path=self.path,
             option="budget.build_timeout" if limit <= most else None,
-            origin=self.sources[model].name,
+            origin=origin_of(self.logs, self.sources[model].name),
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:

@@ -6,8 +6,10 @@ alone, so a resumed search goes on where it was interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +25,7 @@ from profiler.job.plan import estimate_seconds, further, in_waves
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
-from profiler.processes.holders import Holders
+from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all, run_one
 from profiler.results.cells import cells
@@ -37,7 +39,7 @@ from profiler.run.progress import Display
 from profiler.run.summary import so_far
 from profiler.run.watch import DeviceLock, Quiet, Watcher
 from profiler.tables.numbers import count, counted, percent
-from profiler.worker.task import Task
+from profiler.worker.task import Prepared, Task
 
 _ROOFS_SECONDS = 60.0
 _CORES_A_BUILD = 2 if usable_cores() > 2 else 1
@@ -140,6 +142,9 @@ class Runner:
     """First takes of cases that are to be measured again, by id."""
     spent: float = 0.0
     """Seconds of all first takes."""
+    within: float | None = None
+    """Seconds that the run may take."""
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def _uuid(self) -> str | None:
@@ -161,24 +166,33 @@ class Runner:
         searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
         if not waiting and not searched and not self._further():
             return
+        with self.supervised() as (measure, holders):
+            self.firsts = self.taken_first()
+            waves, tasks = [list(waiting)] if waiting else [], list[Task]()
+            if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
+                waves = in_waves(waiting)
+            while waves and not self.is_over():
+                tasks += self._measure_wave(waves, len(tasks), measure, holders)
+                waves = waves[1:]
+            tasks += self._measure_winners(measure, holders)
+            self._measure_again(tasks, measure)
+            if searched and not self.is_over():
+                holders.give_up()  # Their memory is what is searched in.
+                task = self._prepare([], searched, measure.quiet, holders)
+                self._search_all([task(case) for case in searched], retry, measure)
+
+    @contextlib.contextmanager
+    def supervised(self) -> Iterator[tuple[Supervisor, Holders]]:
+        """Have the device for this run, its telemetry read, and holders for its models."""
         with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
             quiet.start()
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                measure = _Supervisor(self, watcher, quiet)
-                self.firsts = self.taken_first()
-                waves, tasks = [list(waiting)] if waiting else [], list[Task]()
-                if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
-                    waves = in_waves(waiting)
-                while waves:
-                    tasks += self._measure_wave(waves, len(tasks), measure, holders)
-                    waves = waves[1:]
-                tasks += self._measure_winners(measure, holders)
-                self._measure_again(tasks, measure)
-                if searched:
-                    holders.give_up()  # Their memory is what is searched in.
-                    task = self._prepare([], searched, quiet, holders)
-                    self._search_all([task(case) for case in searched], retry, measure)
+                yield Supervisor(self, watcher, quiet), holders
+
+    def is_over(self, seconds: float = 0.0) -> bool:
+        """Tell whether what takes so many more seconds would end after the time that the run may take."""
+        return self.within is not None and time.monotonic() - self.started + seconds > self.within
 
     def _prepare(
         self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
@@ -186,6 +200,16 @@ class Runner:
         """Prepare the models and measure the device's roofs; return what makes a case's task."""
         # An odd batch and an even one, which a reference of the gradients is made for.
         cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
+        prepared, task = self.prepare(cases, holders)
+        quiet.start()
+        self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
+        return task
+
+    def prepare(self, cases: Sequence[Case], holders: Holders) -> tuple[dict[str, Prepared], Callable[[Case], Task]]:
+        """Prepare the models; return what of them is prepared, and what makes a case's task.
+
+        Raises ConfigError for a model by name that cannot be had.
+        """
         config = self.config
         prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
@@ -193,10 +217,8 @@ class Runner:
             raise ConfigError(str(bad.reason))
         identities = {name: one.identity for name, one in prepared.items() if one.identity}
         self.run.write_models(identities)
-        quiet.start()
-        self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
         energy, profile = config.energy, config.profile
-        return lambda case: Task(case, prepared[case.subject], config.budget, self._uuid, energy, profile)
+        return prepared, lambda case: Task(case, prepared[case.subject], config.budget, self._uuid, energy, profile)
 
     def _measure_roofs(self, cases: Sequence[Case]) -> None:
         """Measure the roofs that these cases need; a resumed run keeps its own and adds those that it lacks."""
@@ -222,14 +244,15 @@ class Runner:
         return {result.case_id: _first(result) for result in ok}
 
     def _measure_wave(
-        self, waves: Sequence[Sequence[Case]], done: int, measure: _Supervisor, holders: Holders
+        self, waves: Sequence[Sequence[Case]], done: int, measure: Supervisor, holders: Holders
     ) -> list[Task]:
         """Prepare and measure the first of the `waves` that are left, after `done` cases; returns its tasks."""
         task = self._prepare(waves[0], (), measure.quiet, holders)
         # Failures come first: who reads them then can mend them now.
         tasks = sorted(map(task, waves[0]), key=lambda task: failure(task.case, task.prepared) is None)
-        measure.build_ahead(tasks)
-        self.spent += self._measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
+        if not self.is_over(max(estimate_seconds(case, self.config.budget) for case in waves[0])):
+            measure.build_ahead(tasks)
+        self.spent += self.measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
         return tasks
 
     def _further(self) -> list[Case]:
@@ -243,27 +266,27 @@ class Runner:
         more = [case for one in found if not one.replicate for case in further(one) if case.id not in known]
         return sorted(more, key=lambda case: case.replicate)
 
-    def _measure_winners(self, measure: _Supervisor, holders: Holders) -> list[Task]:
+    def _measure_winners(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Measure what may win in as many processes as a base; returns the tasks of that."""
         more = self._further()
-        if not more:
+        if not more or self.is_over():
             return []
         self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
         tasks = list(map(self._prepare(more, (), measure.quiet, holders), more))
-        self.spent += self._measure_each(tasks, measure)
+        self.spent += self.measure_each(tasks, measure)
         return tasks
 
-    def _measure_again(self, tasks: Sequence[Task], measure: _Supervisor) -> None:
+    def _measure_again(self, tasks: Sequence[Task], measure: Supervisor) -> None:
         """Measure once more the cases with a cause for it, for the job's share of the time at most."""
         again = [task for task in tasks if task.case.id in self.firsts]
-        if again and self.config.budget.repeats:
+        if again and self.config.budget.repeats and not self.is_over():
             self.display.announce(f"measuring {counted(len(again), 'case')} again")
-            self._measure_each(again, measure, self.config.budget.repeats * self.spent)
+            self.measure_each(again, measure, self.config.budget.repeats * self.spent)
 
-    def _measure_each(
+    def measure_each(
         self,
         tasks: Sequence[Task],
-        measure: _Supervisor,
+        measure: Supervisor,
         allowed: float = math.inf,
         done: int = 0,
         later: Sequence[Case] = (),
@@ -277,10 +300,11 @@ class Runner:
         total = done + len(tasks) + len(later)
         spent = 0.0
         for number, task in enumerate(tasks):
-            if spent >= allowed:
-                break
             # What is left takes longer or shorter than estimated, as what is done did.
-            left = (sum(expected[number:]) + after) * (spent / sum(expected[:number]) if spent else 1.0)
+            rate = spent / sum(expected[:number]) if spent else 1.0
+            if spent >= allowed or self.is_over(expected[number] * rate):
+                break
+            left = (sum(expected[number:]) + after) * rate
 
             def tick(phase: str, task: Task = task, number: int = number, left: float = left) -> None:
                 self.display.measuring(task.case, phase, done + number, total, left)
@@ -334,7 +358,7 @@ class Runner:
                 search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
         return search
 
-    def _search_all(self, tasks: Sequence[Task], retry: bool, measure: _Supervisor) -> None:
+    def _search_all(self, tasks: Sequence[Task], retry: bool, measure: Supervisor) -> None:
         """Search the largest batch of each task's configuration, try after try."""
         ended = self._statuses() if tasks else {}
         for number, task in enumerate(tasks):
@@ -359,7 +383,7 @@ class Runner:
 
 
 @dataclass
-class _Supervisor:
+class Supervisor:
     """Measures a case in a process of its own, once the machine is quiet, and adds the device's telemetry."""
 
     runner: Runner
@@ -416,7 +440,7 @@ class _Supervisor:
         limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
         path, origin = self.runner.config.path, None
         if ENGINES[task.case.engine].needs == "torch":
-            origin = task.case.source.name
+            origin = origin_of(self.runner.run.logs, task.case.source.name)
         variables = {**visible, **(environment or {})}
         return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin)
 

@@ -22,7 +22,7 @@ from profiler.job.plan import make_plan
 from profiler.machine import Target
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
-from profiler.run.command import _write_results
+from profiler.run.command import write_results
 from profiler.run.progress import Display
 from profiler.run.runner import Runner
 
@@ -150,7 +150,7 @@ class Job:
                     run.append(Result(case.id, "ok", clock="host", samples={"host": [1.0, 2.0, 3.0]}, throughput=1.0))
             console = Console(quiet=True)
             runner = Runner(run, self.config, Target("cpu"), self.plan, self.plan, environment, Display(console))
-            _write_results(runner, console)
+            write_results(runner, console)
 
 
 def rows(path: Path) -> set[str]:

@@ -118,7 +118,7 @@ def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
     def measured(batch: int) -> Result:
         run = SimpleNamespace(run=SimpleNamespace(logs=folder), config=SimpleNamespace(path=(str(folder),)))
         with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-            supervisor = module._Supervisor(run, watcher, alone)  # type: ignore[arg-type]
+            supervisor = module.Supervisor(run, watcher, alone)  # type: ignore[arg-type]
             return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)
 
     return measured

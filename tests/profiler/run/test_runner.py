@@ -128,7 +128,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             measured.append(task.case.id)
             return replace(takes[task.case.variant].pop(0), case_id=task.case.id, phases={"measure": SECONDS})
 
-        monkeypatch.setattr(module._Supervisor, "measure_one", measure_one)
+        monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         config = config_of({"models": ["alexnet"], "engines": ["eager"], "budget": {"repeats": repeats}})
         runner = Runner(folder, config, Target("cpu"), cases, cases, dict(environment), display)
@@ -243,7 +243,7 @@ class Watched:
 
 def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
     runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()))
-    return module._Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
+    return module.Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
 
 
 def process(call: Call, tick: object) -> Outcome:

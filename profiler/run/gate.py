@@ -1,0 +1,276 @@
+"""Measure two sides in turn, in fresh processes, until it is told whether the new one is slower than a limit allows.
+
+A round is a process of each side for each cell, next to each other in time, so that what slows the machine slows both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import shlex
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.text import Text
+
+from engines.options import DEVICES
+from exporters.cache import check_root, default_root, most_bytes, trim
+from profiler.compare.command import parse_limit
+from profiler.errors import ConfigError
+from profiler.job.case import Case, parse_only
+from profiler.job.config import JobFile
+from profiler.machine import resolve_device
+from profiler.options import Run as Options
+from profiler.processes.forkserver import libraries
+from profiler.run.command import (
+    begin,
+    open_job,
+    open_run,
+    preloaded,
+    read_job,
+    read_seconds,
+    resolved,
+    write_results,
+)
+from profiler.run.model_job import ModelJob
+from profiler.run.progress import Display
+from profiler.run.runner import Runner, Supervisor
+from profiler.stats.intervals import rounds_interval
+from profiler.stats.samples import Interval
+from profiler.tables.numbers import duration, percent, relative
+from profiler.worker.task import Task
+
+REVISION = "git:"
+_LIMIT, _WITHIN = "5%", "3m"
+_SECONDS = 0.5
+"""Sampling time of a process: processes differ more than a median of half a second is uncertain."""
+_SLOWER, _UNTOLD = 1, 4
+"""Exit codes."""
+
+
+@dataclass
+class Cell:
+    """A cell that both sides have, and what was measured of it, as one of `tests` cells that one verdict is made of."""
+
+    new: Case
+    old: Case
+    tests: int = 1
+    logs: list[float] = field(default_factory=list)
+    """By round the logarithm of how many times as long the new side took."""
+    problem: str | None = None
+    """Why a side has no latency."""
+
+    @property
+    def interval(self) -> Interval:
+        return rounds_interval(self.logs, self.tests)
+
+    def is_slower(self, limit: float) -> bool | None:
+        """Tell whether the new side is slower than the limit allows; None while that cannot be told."""
+        if self.problem is not None:
+            return True
+        found = self.interval
+        return True if found.low > 1 + limit else False if found.high <= 1 + limit else None
+
+    @property
+    def name(self) -> str:
+        case = self.new
+        parts = case.model, f"{case.variant} {case.precision}", case.pass_, f"batch {case.batch_size}", case.setting
+        return ", ".join(filter(None, parts))
+
+    def told(self, against: str, limit: float) -> str:
+        """Say in words how the sides compare."""
+        if self.problem is not None:
+            return self.problem
+        low, high = self.interval.low, self.interval.high
+        if not math.isfinite(high):
+            return f"not told against {against} in this time: {len(self.logs)} processes each, of at least 3"
+        speed = math.exp(-sum(self.logs) / len(self.logs))
+        least = f"differences below {percent(math.sqrt(high / low) - 1)} % cannot be told here"
+        words = {True: "over the limit of", False: "within the limit of", None: f"{least}, and the limit is"}
+        told = f"{words[self.is_slower(limit)]} {percent(limit)} %"
+        return f"{relative(speed, 1 / high, 1 / low)} against {against}, {len(self.logs)} processes each: {told}"
+
+
+class _Side(NamedTuple):
+    """The options and the job of a side."""
+
+    options: Options
+    job: JobFile | ModelJob
+
+
+def execute(options: Options, console: Console) -> int:
+    """Measure both sides in turn and say how they compare.
+
+    Returns 1 where a cell is slower or no longer runs, 4 with --strict where one cannot be told, else 0. Raises
+    ConfigError.
+    """
+    for name, given in {"--resume": options.resume, "--replicates": options.replicates}.items():
+        if given is not None:
+            raise ConfigError(f"{name} and --against exclude each other: it measures as many processes as it takes")
+    limit = parse_limit("--limit", options.limit or _LIMIT)
+    within = read_seconds("--within", options.within or _WITHIN)
+    check_root(default_root())
+    against, started, interrupted = str(options.against), time.monotonic(), False
+    with contextlib.ExitStack() as stack:
+        sides, display = stack.enter_context(_sides(options)), stack.enter_context(Display(console))
+        configs = [read_job(side.options, side.job, kind) for side in sides for kind in DEVICES]
+        facts = stack.enter_context(libraries(preloaded(configs)))
+        runners = []
+        for side in sides:
+            target = resolve_device(configs[0].device, facts)
+            config = read_job(side.options, side.job, target.kind, target.hardware)
+            start = resolved(side.options, console, config, target, facts, parse_only(options.only))
+            runners.append(start.runner(stack.enter_context(open_run(start)), display))
+        cells = pair(*(runner.chosen for runner in runners))
+        try:
+            _measure(runners[0], runners[1], cells, limit, started + within)
+        except KeyboardInterrupt:
+            interrupted = True
+        for runner in runners:
+            write_results(runner, Console(file=io.StringIO()))
+    trim(default_root(), most_bytes())
+    for cell in cells:
+        console.print(Text(f"{cell.name}: {cell.told(against, limit)}"), soft_wrap=True)
+    places = " and ".join(shlex.quote(str(runner.run.path)) for runner in runners)
+    console.print(Text(f"Took {duration(time.monotonic() - started)}; results: {places}", style="dim"), soft_wrap=True)
+    if options.junit is not None:
+        write_junit(options.junit, cells, against, limit)
+    found = [cell.is_slower(limit) for cell in cells]
+    return 130 if interrupted else _SLOWER if True in found else _UNTOLD if None in found and options.strict else 0
+
+
+def _measure(new: Runner, old: Runner, cells: Sequence[Cell], limit: float, deadline: float) -> None:
+    """Add round after round to the cells, of which each leaves once it is told, as long as one more fits in."""
+    for runner in (new, old):
+        begin(runner)
+    with new.supervised() as (measure, holders):
+        sides = [
+            _Measured(new, new.prepare([cell.new for cell in cells], holders)[1], measure),
+            _Measured(old, old.prepare([cell.old for cell in cells], holders)[1], replace(measure, runner=old)),
+        ]
+        number, longest = 0, 0.0
+        while waiting := [cell for cell in cells if cell.is_slower(limit) is None]:
+            began = time.monotonic()
+            if number and began + longest > deadline:
+                break
+            for cell in waiting:
+                _add_round(cell, number, *sides)
+            longest = max(longest, time.monotonic() - began)
+            number += 1
+
+
+class _Measured(NamedTuple):
+    """What measures a side."""
+
+    runner: Runner
+    task: Callable[[Case], Task]
+    measure: Supervisor
+
+    def latency(self, case: Case) -> float | str:
+        """Measure a case; return its median, or why there is none."""
+        self.runner.measure_each([self.task(case)], self.measure)
+        result = self.runner.run.results()[case.id]
+        found = result.median(result.clock) if result.status == "ok" else None
+        return f"{result.status}: {result.reason}" if found is None else found
+
+
+def _add_round(cell: Cell, number: int, new: _Measured, old: _Measured) -> None:
+    """Measure a process of each side; who comes first changes from round to round."""
+    found = dict[bool, float]()
+    for is_new in (True, False) if number % 2 else (False, True):
+        side, case = (new, cell.new) if is_new else (old, cell.old)
+        latency = side.latency(replace(case, replicate=number))
+        if isinstance(latency, str):
+            cell.problem = latency if is_new else f"the old side: {latency}"
+            return
+        found[is_new] = latency
+    cell.logs.append(math.log(found[True] / found[False]))
+
+
+def pair(new: Sequence[Case], old: Sequence[Case]) -> list[Cell]:
+    """Pair the cells of both sides; models have one name on both, unless each side has only one.
+
+    Raises ConfigError where the sides have no cell in common.
+    """
+    of_one = all(len({case.model for case in side}) == 1 for side in (new, old))
+    keyed: list[Mapping[str, Case]] = [
+        {case.id.partition("/")[2] if of_one else case.id: case for case in side if not case.replicate}
+        for side in (new, old)
+    ]
+    shared = [key for key, case in keyed[1].items() if key in keyed[0] and case.unsupported is None]
+    if not shared:
+        names = [", ".join(list(side)[:3]) or "nothing" for side in keyed]
+        raise ConfigError(f"--against: the sides have nothing in common that runs here: {names[0]}; and {names[1]}")
+    return [Cell(keyed[0][key], keyed[1][key], len(shared), problem=keyed[0][key].unsupported) for key in shared]
+
+
+def write_junit(path: Path, cells: Sequence[Cell], against: str, limit: float) -> None:
+    """Write a JUnit report, a test a cell: slower is a failure, and what cannot be told is skipped.
+
+    Raises ConfigError where the file cannot be written.
+    """
+    suite = ElementTree.Element("testsuite", name=f"runtime-profiler against {against}", tests=str(len(cells)))
+    found = [cell.is_slower(limit) for cell in cells]
+    suite.attrib |= {"failures": str(found.count(True)), "skipped": str(found.count(None)), "errors": "0"}
+    for cell, is_slower in zip(cells, found, strict=True):
+        case = ElementTree.SubElement(suite, "testcase", classname=cell.new.model, name=cell.name)
+        text = cell.told(against, limit)
+        if is_slower is not False:
+            ElementTree.SubElement(case, "failure" if is_slower else "skipped", message=text)
+        ElementTree.SubElement(case, "system-out").text = text
+    try:
+        ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        raise ConfigError(f"--junit {path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _sides(options: Options) -> Iterator[tuple[_Side, _Side]]:
+    """Open the new and the old side. Raises ConfigError."""
+    word, new = str(options.against), _Side(options, open_job(options))
+    if not word.startswith(REVISION):
+        old = replace(options, config=Path(word))
+        yield _alike(new, _Side(old, open_job(old)))
+        return
+    with tempfile.TemporaryDirectory(prefix="profiler-revision-") as name:
+        folder = Path(name).resolve()
+        _check_out(word.removeprefix(REVISION), folder)
+        is_file = (folder / str(options.config)).is_file()
+        old = replace(options, config=folder / str(options.config)) if is_file else options
+        job = open_job(old)
+        if isinstance(job, ModelJob):
+            job = replace(job, given={**job.given, "import_from": [str(folder)]})
+        yield _alike(new, _Side(old, job))
+
+
+def _check_out(revision: str, folder: Path) -> None:
+    """Put this folder as it was in a revision of its repository into another one. Raises ConfigError."""
+    try:
+        done = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=False)
+    except OSError as error:
+        raise ConfigError(f"--against {REVISION}{revision}: git cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise ConfigError(f"--against {REVISION}{revision}: {done.stderr.decode(errors='replace').strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def _alike(new: _Side, old: _Side) -> tuple[_Side, _Side]:
+    """Have models by name measured in one engine, precision and batch, as far as none was asked for."""
+    jobs = [side.job for side in (new, old) if isinstance(side.job, ModelJob)]
+    engine = "ort" if any(job.is_onnx for job in jobs) else "eager"
+    budget = {"seconds": _SECONDS}
+    sides = [
+        _Side(side.options, side.job.narrowed(engine, budget) if isinstance(side.job, ModelJob) else side.job)
+        for side in (new, old)
+    ]
+    return sides[0], sides[1]
