@@ -93,7 +93,7 @@ class Cell:
         low, high = self.interval.low, self.interval.high
         if not math.isfinite(high):
             return f"not told against {against} in this time: {len(self.logs)} processes each, of at least 3"
-        speed = math.exp(-sum(self.logs) / len(self.logs))
+        speed = 1 / math.sqrt(low * high)
         least = f"differences below {percent(math.sqrt(high / low) - 1)} % cannot be told here"
         words = {True: "over the limit of", False: "within the limit of", None: f"{least}, and the limit is"}
         told = f"{words[self.is_slower(limit)]} {percent(limit)} %"

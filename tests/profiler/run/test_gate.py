@@ -1,0 +1,123 @@
+"""Two sides measured in turn: which cells are compared, what is told of them, and the whole on the CPU."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from runs import Profiler
+
+from exporters.source import ModelSource
+from profiler.errors import ConfigError
+from profiler.job.case import Case
+from profiler.run.command import read_seconds
+from profiler.run.gate import Cell, pair, write_junit
+
+CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
+OLD = replace(CASE, model="old")
+NET = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(*[layer for _ in range({}) for layer in (nn.Linear(256, 256), nn.ReLU())])
+"""
+
+
+def cell(*ratios: float, problem: str | None = None) -> Cell:
+    return Cell(CASE, OLD, logs=[math.log(ratio) for ratio in ratios], problem=problem)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "words"),
+    [
+        (cell(1.30, 1.29, 1.31), True, "1.30× slower (1.26–1.34) against old, 3 processes each: over the limit of 5 %"),
+        (cell(1.00, 1.01, 1.00), False, "within the limit of 5 %"),
+        (cell(0.50, 0.51, 0.50), False, "faster"),
+        (cell(1.02, 1.2, 0.9), None, "cannot be told here, and the limit is 5 %"),
+        (cell(1.3, 1.3), None, "not told against old in this time: 2 processes each, of at least 3"),
+        (cell(problem="failed: no such layer"), True, "failed: no such layer"),
+    ],
+)
+def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(
+    measured: Cell, expected: bool | None, words: str
+) -> None:
+    assert measured.is_slower(0.05) is expected
+    assert words in measured.told("old", 0.05)
+
+
+def test_of_two_models_the_cells_are_paired_whatever_their_names() -> None:
+    unsupported = replace(CASE, precision="fp16", unsupported="not here")
+    (one,) = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16", unsupported="not here")])
+    assert (one.new, one.old, one.tests) == (CASE, OLD, 1)
+    both = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16")])
+    assert [each.problem for each in both] == [None, "not here"]
+    assert {each.tests for each in both} == {2}
+
+
+def test_of_jobs_with_several_models_the_names_count() -> None:
+    (one,) = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
+    assert one.new == one.old == OLD
+    with pytest.raises(ConfigError, match="nothing in common that runs here"):
+        pair([CASE], [replace(OLD, batch_size=2)])
+
+
+def test_junit_has_a_test_a_cell(tmp_path: Path) -> None:
+    cells = [cell(1.3, 1.3, 1.3), cell(1.0, 1.0, 1.0), cell(1.0)]
+    write_junit(tmp_path / "gate.xml", cells, "old", 0.05)
+    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
+    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["3", "1", "1"]
+    assert [[child.tag for child in case] for case in suite] == [
+        ["failure", "system-out"],
+        ["system-out"],
+        ["skipped", "system-out"],
+    ]
+    with pytest.raises(ConfigError, match="--junit"):
+        write_junit(tmp_path / "missing" / "gate.xml", cells, "old", 0.05)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("3m", 180), ("1.5 h", 5400)])
+def test_a_time(text: str, seconds: float) -> None:
+    assert read_seconds("--within", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["90", "3 minutes", "0s", "-3m", ""])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="--within: expected a time such as 90s"):
+        read_seconds("--within", text)
+
+
+def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path, profiler: Profiler) -> None:
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path)]
+    (tmp_path / "net.py").write_text(NET.format(2))
+    for words in (["init", "-q"], ["add", "net.py"], ["commit", "-qm", "small"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "net.py").write_text(NET.format(60))
+    given = ["net:make", "--input", "256", "--batch", "64", "--limit", "100%", "--seconds", "0.05", "--junit", "j.xml"]
+    done = profiler(*given, "--against", "git:HEAD", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "over the limit of 100 %" in done.stdout
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "1"
+    assert len([*tmp_path.glob("results/*/results.parquet")]) == 2
+    missing = profiler(*given, "--against", "git:nowhere", cwd=tmp_path)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "git:nowhere" in missing.stderr
+
+
+def test_what_does_not_run_any_more_fails(tmp_path: Path, profiler: Profiler) -> None:
+    (tmp_path / "net.py").write_text(NET.format(2) + "\n\ndef broken():\n    raise ValueError('no weights')\n")
+    done = profiler("net:broken", "--against", "net:make", "--input", "256", "--within", "9s", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no weights" in done.stdout
+
+
+def test_a_run_keeps_to_its_time_and_says_what_it_left_out(tmp_path: Path, profiler: Profiler) -> None:
+    (tmp_path / "net.py").write_text(NET.format(2))
+    given = ["net:make", "--input", "256", "--engine", "eager", "--batch", "1,2,4,8,16,32,64,128"]
+    done = profiler(*given, "--seconds", "0.5", "--within", "9s", cwd=tmp_path)
+    assert "did not fit in 9s" in done.stdout, done.stdout + done.stderr
+    assert "--resume" in done.stdout
