@@ -16,6 +16,8 @@ OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
 HEADS: tuple[Head, ...] = ("cross-entropy", "logits")
 CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
+THREADS = (1, 2, 4, 8, 16, 32)
+"""Tried as far as the machine has more."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Option:
     meaning: str
     choices: tuple[str, ...] = ()
     devices: tuple[Device, ...] = DEVICES
+    search: tuple[object, ...] = ()
+    """Values that --search tries besides the default."""
 
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:
@@ -112,10 +116,12 @@ class Options:
 
 @dataclass(frozen=True)
 class EagerOptions(Options):
-    channels_last: bool = option(False, "weights and activations in NHWC memory order")
-    cuda_graph: bool = option(False, "record one iteration and replay it", devices=CUDA)
+    channels_last: bool = option(False, "weights and activations in NHWC memory order", search=(True,))
+    cuda_graph: bool = option(False, "record one iteration and replay it", devices=CUDA, search=(True,))
     cudnn: bool = option(True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=CUDA)
-    cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA)
+    cudnn_benchmark: bool = option(
+        False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA, search=(True,)
+    )
 
 
 @dataclass(frozen=True)
@@ -124,9 +130,12 @@ class CompiledOptions(Options):
         "reduce-overhead",
         "torch.compile's mode; reduce-overhead records CUDA graphs",
         choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        search=("max-autotune",),
     )
-    channels_last: bool = option(False, "weights and activations in NHWC memory order")
-    cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA)
+    channels_last: bool = option(False, "weights and activations in NHWC memory order", search=(True,))
+    cudnn_benchmark: bool = option(
+        False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA, search=(True,)
+    )
     # Only eager can be asked for these:
     cuda_graph: ClassVar[bool] = False
     cudnn: ClassVar[bool] = True
@@ -137,17 +146,18 @@ TorchOptions = EagerOptions | CompiledOptions
 
 @dataclass(frozen=True)
 class OrtOptions(Options):
-    prefer_nhwc: bool = option(False, "convolutions in NHWC memory order", devices=CUDA)
-    cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
+    prefer_nhwc: bool = option(False, "convolutions in NHWC memory order", devices=CUDA, search=(True,))
+    cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA, search=(True,))
     conv_search: str = option(
         "EXHAUSTIVE",
         "how cuDNN's convolution algorithm is chosen (the library's default is EXHAUSTIVE)",
         choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         devices=CUDA,
+        search=("HEURISTIC",),
     )
-    fuse_conv_bias: bool = option(False, "bias and convolution in one cuDNN graph", devices=CUDA)
+    fuse_conv_bias: bool = option(False, "bias and convolution in one cuDNN graph", devices=CUDA, search=(True,))
     optimize: bool = option(True, "graph optimizations (fusions, constant folding, layout)")
-    threads: int = option(0, "threads inside an operator; 0 is one per core", devices=CPU)
+    threads: int = option(0, "threads inside an operator; 0 is one per core", devices=CPU, search=THREADS)
 
 
 @dataclass(frozen=True)
@@ -165,4 +175,4 @@ class TrtOptions(Options):
 
 @dataclass(frozen=True)
 class OpenVinoOptions(Options):
-    threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=CPU)
+    threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=CPU, search=THREADS)

@@ -81,6 +81,7 @@ class Run:
     wait_for_idle: float | None = _option(
         "Wait up to so long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )
+    search: bool = _flag("--search", "Go on from the best presets: try their engines' options, and confirm the winner")
     within: str | None = _option("Measure what fits into so long, such as 90s or 3m", metavar="TIME")
     against: str | None = _option(
         "Another model or job, or git:REVISION for this one as it was: measure both in turn until it is told whether "

@@ -334,6 +334,8 @@ class Config(_Strict):
     """By named dimension of the inputs the sizes that are measured, every combination; of a model those that it has."""
     training: TrainingEntry = TrainingEntry()
     largest_batch: LargestBatch | None = None
+    search: bool = False
+    """Try what the engines' options make of the best configurations, and tell apart what may win."""
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
     """The published benchmark whose figures are shown next to the run's."""
     machine: Machine = Machine()

@@ -26,6 +26,8 @@ _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
 """How often a base is measured at least: its processes tell how far any process may be from the next."""
+MOST_PROCESSES = 9
+"""How often a search measures what it cannot tell apart."""
 _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
@@ -100,9 +102,9 @@ def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
     return [one for one in waves if one]
 
 
-def further(case: Case) -> list[Case]:
+def further(case: Case, processes: int = BASE_PROCESSES) -> list[Case]:
     """Return the case in the further processes that a winner is measured in."""
-    return [replace(case, replicate=number) for number in range(1, BASE_PROCESSES)]
+    return [replace(case, replicate=number) for number in range(1, processes)]
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:

@@ -137,14 +137,14 @@ def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[
     return [(dict(zip(keys, key, strict=True)), choose(group)) for key, group in groups]
 
 
-def contenders(cells: pl.DataFrame) -> list[Row]:
-    """Return what may win: of every group the winner, and up to two others that are within the best one's interval."""
+def contenders(cells: pl.DataFrame) -> list[list[Row]]:
+    """Return what may win in each group: the winner, and up to two others that are within the best one's interval."""
     found = []
     for _, choice in choices(cells):
         able = sorted((one for one in (choice.winner, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
         limit = (able[0]["latency_high_ms"] or math.inf) if able else 0.0
         others = [cell for cell in able if cell is not choice.winner and cell["latency_ms"] <= limit]
-        found += [cell for cell in (choice.winner, *others[: _MOST_CONTENDERS - 1]) if cell]
+        found.append([cell for cell in (choice.winner, *others[: _MOST_CONTENDERS - 1]) if cell])
     return found
 
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from profiler.errors import ConfigError, resuming
 from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
-from profiler.job.plan import further
 from profiler.machine import host_and_user
 from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
@@ -200,7 +200,10 @@ class RunFolder:
         Further processes of a case, which no plan has, come last.
         """
         known = self.results()
-        every = {one.id: one for one in (*cases, *(one for case in cases for one in further(case))) if one.id in known}
+        every = {case.id: case for case in cases if case.id in known}
+        for case in [case for case in every.values() if not case.replicate]:
+            further = takewhile(lambda one: one.id in known, (replace(case, replicate=number) for number in count(1)))
+            every |= {one.id: one for one in further if one.id not in every}
         ended = [(case, known[id_]) for id_, case in every.items()]
         roofs = raised(environment.get("roofs") or {}, ended)
         done = [(case, placed(case, result, roofs)) for case, result in ended]

@@ -39,6 +39,7 @@ from profiler.run.model_job import ModelJob, model_job, refuse_model_options
 from profiler.run.prepare import Stages, check_models, with_shapes
 from profiler.run.progress import Display
 from profiler.run.runner import Runner
+from profiler.run.search import contributions
 from profiler.run.summary import print_plan, print_results
 from profiler.tables.numbers import counted, duration
 
@@ -104,6 +105,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         start.say(f"{counted(left, 'case')} did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:
         conclude(run.path, results, console)
+        if start.config.search:
+            for line in contributions(cells(results), runner.plan):
+                start.say(line)
     statuses = set(results["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
@@ -126,7 +130,7 @@ def read_seconds(option: str, text: str) -> float:
 def _check_options(options: Options) -> None:
     """Raise ConfigError for options that contradict each other."""
     started = {"a job": options.config, "--replicates": options.replicates, "--seconds": options.seconds}
-    started |= {"--quick": options.quick, "--dry-run": options.dry_run}
+    started |= {"--quick": options.quick, "--dry-run": options.dry_run, "--search": options.search}
     resumed = {"--retry": options.retry, "--trust-code": options.trust_code}
     for name, value in (resumed if options.resume is None else started).items():
         if value and options.resume is None:
@@ -162,7 +166,7 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
 
 def _overrides(options: Options) -> dict[str, Any]:
     """Return the keys of a job that options stand in place of."""
-    given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates")}
+    given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates", "search")}
     given |= {"output": options.output and str(options.output.resolve()), "machine": machine_keys(options.machine)}
     given["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     return {key: value for key, value in given.items() if value}

@@ -21,7 +21,7 @@ from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import estimate_seconds, further, in_waves
+from profiler.job.plan import BASE_PROCESSES, MOST_PROCESSES, estimate_seconds, further, in_waves
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
@@ -36,6 +36,7 @@ from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
+from profiler.run.search import next_trials
 from profiler.run.summary import so_far
 from profiler.run.watch import DeviceLock, Quiet, Watcher
 from profiler.tables.numbers import count, counted, percent
@@ -164,7 +165,7 @@ class Runner:
         families = {case.family for case in waiting}
         ended = self._statuses() if searched else {}
         searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
-        if not waiting and not searched and not self._further():
+        if not waiting and not searched and not self.config.search and not self._further():
             return
         with self.supervised() as (measure, holders):
             self.firsts = self.taken_first()
@@ -174,6 +175,8 @@ class Runner:
             while waves and not self.is_over():
                 tasks += self._measure_wave(waves, len(tasks), measure, holders)
                 waves = waves[1:]
+            if self.config.search:
+                tasks += self._search_options(measure, holders)
             tasks += self._measure_winners(measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
@@ -255,25 +258,48 @@ class Runner:
         self.spent += self.measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
         return tasks
 
-    def _further(self) -> list[Case]:
-        """Give the processes that what may win lacks to be as well known as a base; none if only some were chosen."""
-        by_id = {case.id: case for case in self.chosen}
+    def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
+        """Try the neighbours of what is the best, until none of them is new; returns the tasks of that."""
+        tasks: list[Task] = []
+        while trials := next_trials(self._merged(), self.plan):
+            self.plan, self.chosen = [*self.plan, *trials], [*self.chosen, *trials]
+            known = self.run.results()
+            waiting = [case for case in trials if case.id not in known]
+            if waiting and not self.is_over():
+                self.display.announce(f"searching: {counted(len(waiting), 'configuration')} next to the best")
+                tasks += self._measure_wave([waiting], len(tasks), measure, holders)
+        return tasks
+
+    def _merged(self) -> pl.DataFrame:
+        return cells(self._rows()).filter(pl.col("model_kind") != "layer")
+
+    def _further(self, most: int = BASE_PROCESSES) -> list[Case]:
+        """Give the processes that what may win lacks: as many as a base has, and `most` where several may win.
+
+        None if only some were chosen.
+        """
+        by_id, known = {case.id: case for case in self.chosen}, self.run.results()
         if any(case.replicate for case in self.plan if case.id not in by_id):
             return []
-        known = self.run.results()
-        merged = cells(self._rows()).filter(pl.col("model_kind") != "layer")
-        found = [by_id[id_] for cell in contenders(merged) for id_ in cell["case_ids"] if id_ in by_id]
-        more = [case for one in found if not one.replicate for case in further(one) if case.id not in known]
-        return sorted(more, key=lambda case: case.replicate)
+        more = []
+        for group in contenders(self._merged()):
+            found = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
+            processes = most if len(group) > 1 else BASE_PROCESSES
+            more += [case for one in found if not one.replicate for case in further(one, processes)]
+        return sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)
 
     def _measure_winners(self, measure: Supervisor, holders: Holders) -> list[Task]:
-        """Measure what may win in as many processes as a base; returns the tasks of that."""
-        more = self._further()
-        if not more or self.is_over():
-            return []
-        self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
-        tasks = list(map(self._prepare(more, (), measure.quiet, holders), more))
-        self.spent += self.measure_each(tasks, measure)
+        """Measure what may win in as many processes as a base, a search's last ones until they are told apart."""
+        tasks: list[Task] = []
+        most = MOST_PROCESSES if self.config.search else BASE_PROCESSES
+        for processes in range(BASE_PROCESSES, most + 1):
+            more = self._further(processes)
+            if not more or self.is_over():
+                break
+            self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
+            new = list(map(self._prepare(more, (), measure.quiet, holders), more))
+            self.spent += self.measure_each(new, measure)
+            tasks += new
         return tasks
 
     def _measure_again(self, tasks: Sequence[Task], measure: Supervisor) -> None:

@@ -1,0 +1,101 @@
+"""Search for configurations that are faster than the presets, from the best of each engine to its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import polars as pl
+
+from engines.catalog import ENGINES
+from profiler.job.case import Case
+from profiler.machine import usable_cores
+from profiler.results.choice import Choice, cell_name, choices
+from profiler.tables.numbers import listed, times
+
+_REACH = 1.5
+"""An engine whose best is this many times slower than the best of all is left: no option of its own makes that up."""
+
+_MEASURED = {"worse", "better", "equivalent", "unclear"}
+"""Codes of cells that lost by their figure, not by a limit."""
+
+Row = Mapping[str, Any]
+
+
+def next_trials(cells: pl.DataFrame, plan: Iterable[Case]) -> list[Case]:
+    """Return what is to be tried next: in each group, of every engine that may still win, its best's neighbours."""
+    by_id = {case.id: case for case in plan}
+    tried = {_identity(case) for case in by_id.values()}
+    found = dict[Any, Case]()
+    for _, choice in choices(cells):
+        for cell in _best_of_engines(choice):
+            for case in neighbours(by_id[cell["case_ids"][0]]):
+                if _identity(case) not in tried:
+                    found.setdefault(_identity(case), case)
+    return list(found.values())
+
+
+def neighbours(case: Case) -> list[Case]:
+    """Return the case with each option changed that a search tries, at the default and the values that are declared."""
+    return [
+        _with(case, name, value)
+        for name, option in ENGINES[case.engine].options.declared().items()
+        if option.search and case.device in option.devices
+        for value in (option.default, *option.search)
+        if value != _options(case)[name] and not (name == "threads" and int(str(value)) >= usable_cores())
+    ]
+
+
+def label(engine: str, options: Mapping[str, Any]) -> str:
+    """Name a configuration by its engine and its options that are not the default: "compiled+channels_last"."""
+    declared = ENGINES[engine].options.declared()
+    differs = {
+        name: options[name] for name in declared if options.get(name, declared[name].default) != declared[name].default
+    }
+    return "+".join([engine, *(name if value is True else f"{name}={value}" for name, value in differs.items())])
+
+
+def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
+    """Say of each group's winner how many times slower it is without each of its options, where that was tried."""
+    by_id, lines = {case.id: case for case in plan}, []
+    for key, choice in choices(cells):
+        if choice.winner is None:
+            continue
+        won, told = by_id[choice.winner["case_ids"][0]], []
+        others = {(loser.cell["variant"], loser.cell["precision"]): loser.reasons[0] for loser in choice.losers}
+        alike = {_identity(case): (case.variant, case.precision) for case in by_id.values()}
+        for name, option in ENGINES[won.engine].options.declared().items():
+            without = _with(won, name, option.default)
+            reason = others.get(alike.get(_identity(without), ("", "")))
+            if _options(won)[name] != option.default and reason is not None and reason.value is not None:
+                told.append(f"{name} {times(reason.value, reason.low, reason.high)}")
+        if told:
+            lines.append(f"{cell_name(choice.winner)}, batch {key['batch_size']}, owes to {listed(told)}")
+    return lines
+
+
+def _with(case: Case, name: str, value: object) -> Case:
+    options = {**case.options, name: value}
+    return replace(case, variant=label(case.engine, options), options=options, replicate=0)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return asdict(ENGINES[case.engine].options(**case.options))
+
+
+def _identity(case: Case) -> tuple[object, ...]:
+    """Return what two cases have in common that are one configuration under two names."""
+    axes = case.model, case.engine, case.pass_, case.precision, case.batch_size, case.setting
+    return (*axes, *sorted((name, str(value)) for name, value in _options(case).items()))
+
+
+def _best_of_engines(choice: Choice) -> list[Row]:
+    """Return the fastest cell of each engine that is allowed and within reach of the best."""
+    able = [cell for cell in (choice.winner, *choice.tied) if cell]
+    able += [one.cell for one in choice.losers if {reason.code for reason in one.reasons} <= _MEASURED]
+    able.sort(key=lambda cell: cell["latency_ms"])
+    best: dict[str, Row] = {}
+    for cell in able:
+        best.setdefault(cell["engine"], cell)
+    return [cell for cell in best.values() if cell["latency_ms"] <= _REACH * able[0]["latency_ms"]]

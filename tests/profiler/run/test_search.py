@@ -1,0 +1,64 @@
+"""A search goes from the best configurations to their neighbours, and on from what is better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from runs import Profiler
+
+from engines.catalog import PRESETS
+from exporters.source import ModelSource
+from profiler.job.case import Case
+from profiler.results.reading import load
+from profiler.run import search
+from profiler.run.search import label, neighbours
+
+CASE = Case("net", "eager", "eager", "inference", "fp16", 1, "cuda", 0, ModelSource("net"))
+TUNED = replace(CASE, variant="eager-tuned", options=dict(PRESETS["eager-tuned"].options["cuda"]), replicate=2)
+
+
+def test_neighbours_differ_in_one_option_and_are_named_by_what_is_no_default() -> None:
+    assert [each.variant for each in neighbours(CASE)] == [
+        "eager+channels_last",
+        "eager+cuda_graph",
+        "eager+cudnn_benchmark",
+    ]
+    around = neighbours(TUNED)
+    assert [each.variant for each in around] == [
+        "eager+cuda_graph",
+        "eager+channels_last",
+        "eager+channels_last+cuda_graph+cudnn_benchmark",
+    ]
+    assert {(each.replicate, each.precision, each.engine) for each in around} == {(0, "fp16", "eager")}
+    assert label("compiled", {"mode": "max-autotune", "channels_last": False}) == "compiled+mode=max-autotune"
+
+
+def test_options_of_the_other_device_and_more_threads_than_there_are_cores_are_no_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "usable_cores", lambda: 4)
+    on_cpu = replace(CASE, engine="ort", variant="ort", precision="fp32", device="cpu")
+    assert [each.options for each in neighbours(on_cpu)] == [{"threads": 1}, {"threads": 2}]
+
+
+def test_a_search_tries_options_confirms_the_winner_and_is_resumed(tmp_path: Path, profiler: Profiler) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"
+    )
+    given = ["net:make", "--input", "3,32,32", "--batch", "1", "--precision", "fp32", "--engine", "eager"]
+    done = profiler(*given, "--seconds", "0.05", "--search", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "searching: 1 configuration next to the best" in done.stdout
+    (run,) = tmp_path.glob("results/*")
+    rows = load(str(run))[0].select("variant", "replicate", "status", "options").collect()
+    assert set(rows["variant"]) == {"eager", "eager+channels_last"}
+    assert set(rows["status"]) == {"ok"}
+    assert rows.filter(variant="eager").height >= 3
+    again = profiler("--resume", str(run), cwd=tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    after = load(str(run))[0].select(pl.len()).collect().item()
+    assert after >= rows.height
+    assert "eager+channels_last" in again.stdout
