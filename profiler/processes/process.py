@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import mmap
 import multiprocessing
 import os
 import queue
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from pathlib import Path
+from random import SystemRandom
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -69,6 +71,9 @@ _USUAL_THREADS: int | None = None
 _SURVIVING = ("jemalloc_bg_thd", "cuda0")
 """What native threads are called that a fork does without: pyarrow starts its own again, and NVML, which names its own
 as CUDA does, answers without."""
+_MOST_PAGES = 512
+"""2 MiB, a huge page."""
+_PLACED: list[mmap.mmap] = []
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: the forkserver's other children are orphans."""
 _FIRST_TO_GO = "1000"
@@ -502,6 +507,7 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
         redirect_output(call.log)
+        _place_memory_anew()
         faulthandler.enable()  # A crash in C leaves the Python stack in the log.
         os.environ.update(call.environment)
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
@@ -517,6 +523,21 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
         # Here, where its frames still hold what they held: a runtime can abort while it frees a session.
         _leave(report, explain(error))
     _leave(report, outcome)
+
+
+def _place_memory_anew() -> None:
+    """Move the places of what is allocated from here on by random numbers of pages, as the kernel does when it starts a
+    program.
+
+    Processes that are forked from one parent have its layout, by which a convolution may differ by a quarter: their
+    figures would agree, and be wrong together (Mytkowicz et al., "Producing wrong data without doing anything obviously
+    wrong", ASPLOS 2009).
+    """
+    random, libc = SystemRandom(), ctypes.CDLL(None)
+    if hasattr(libc, "sbrk"):
+        libc.sbrk.argtypes, libc.sbrk.restype = [ctypes.c_long], ctypes.c_void_p
+        libc.sbrk(mmap.PAGESIZE * random.randrange(_MOST_PAGES))
+    _PLACED.append(mmap.mmap(-1, mmap.PAGESIZE * random.randrange(1, _MOST_PAGES)))
 
 
 def _leave(report: Report, outcome: Outcome) -> NoReturn:
