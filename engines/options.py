@@ -97,6 +97,8 @@ class Option:
     devices: tuple[Device, ...] = DEVICES
     search: tuple[object, ...] = ()
     """Values that --search tries besides the default."""
+    builds_long: bool = False
+    """Such a value takes minutes to build, and is tried last."""
 
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:
@@ -131,6 +133,7 @@ class CompiledOptions(Options):
         "torch.compile's mode; reduce-overhead records CUDA graphs",
         choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         search=("max-autotune",),
+        builds_long=True,
     )
     channels_last: bool = option(False, "weights and activations in NHWC memory order", search=(True,))
     cudnn_benchmark: bool = option(

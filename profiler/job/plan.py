@@ -102,9 +102,14 @@ def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
     return [one for one in waves if one]
 
 
-def further(case: Case, processes: int = BASE_PROCESSES) -> list[Case]:
-    """Return the case in the further processes that a winner is measured in."""
-    return [replace(case, replicate=number) for number in range(1, processes)]
+def processes_of_winners(is_search: bool) -> range:
+    """Return in how many processes what may win is measured: as a base, by a search in more while several may win."""
+    return range(BASE_PROCESSES, (MOST_PROCESSES if is_search else BASE_PROCESSES) + 1)
+
+
+def further(case: Case, processes: int = 0) -> list[Case]:
+    """Return the case in the further processes that make so many, at least as many as a base has."""
+    return [replace(case, replicate=number) for number in range(1, max(processes, BASE_PROCESSES))]
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.text import Text
 
-from engines.options import DEVICES
+from engines.options import DEVICES, Device
 from exporters.cache import check_root, default_root, most_bytes, trim
 from profiler.compare.command import parse_limit
 from profiler.errors import ConfigError
@@ -53,6 +53,9 @@ REVISION = "git:"
 _LIMIT, _WITHIN = "5%", "3m"
 _SECONDS = 0.5
 """Sampling time of a process: processes differ more than a median of half a second is uncertain."""
+_OF_MODULES: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
+_OF_GRAPHS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
+"""Presets whose latency the device sets: launches from the host differ by a factor of two from process to process."""
 _SLOWER, _UNTOLD = 1, 4
 """Exit codes."""
 
@@ -267,10 +270,10 @@ def _check_out(revision: str, folder: Path) -> None:
 def _alike(new: _Side, old: _Side) -> tuple[_Side, _Side]:
     """Have models by name measured in one engine, precision and batch, as far as none was asked for."""
     jobs = [side.job for side in (new, old) if isinstance(side.job, ModelJob)]
-    engine = "ort" if any(job.is_onnx for job in jobs) else "eager"
+    engines = _OF_GRAPHS if any(job.is_onnx for job in jobs) else _OF_MODULES
     budget = {"seconds": _SECONDS}
     sides = [
-        _Side(side.options, side.job.narrowed(engine, budget) if isinstance(side.job, ModelJob) else side.job)
+        _Side(side.options, side.job.narrowed(engines, budget) if isinstance(side.job, ModelJob) else side.job)
         for side in (new, old)
     ]
     return sides[0], sides[1]

@@ -68,6 +68,8 @@ class ModelJob:
     fixed_batch: int | None = None
     typed: Mapping[Location, str] = field(default_factory=dict)
     """By place in the job what was typed for it, as errors name it."""
+    usual: Mapping[Device, Mapping[str, Any]] = field(default_factory=dict)
+    """Keys that the command line may give, in place of what is usual else."""
 
     @property
     def is_onnx(self) -> bool:
@@ -78,12 +80,12 @@ class ModelJob:
         """Return True for a file that is never converted to other precisions."""
         return self.is_onnx and not is_float32(Path(self.given["models"][0]["onnx"]))
 
-    def narrowed(self, engine: str, budget: Mapping[str, Any]) -> ModelJob:
-        """Return the job with one cell, in this engine, where the command line asks for none."""
-        usual: dict[str, Any] = {"engines": [engine], "budget": budget}
-        usual |= {} if self.fixed_batch is not None else {"batch_sizes": [1]}
-        usual |= {} if self._runs_as_it_is else {"precisions": ["fp32"]}
-        return replace(self, given={**usual, **self.given})
+    def narrowed(self, engines: Mapping[Device, str], budget: Mapping[str, Any]) -> ModelJob:
+        """Return the job with one cell, in the engine of the device, where the command line asks for none."""
+        few: dict[str, Any] = {"budget": budget}
+        few |= {} if self.fixed_batch is not None else {"batch_sizes": [1]}
+        few |= {} if self._runs_as_it_is else {"precisions": ["fp32"]}
+        return replace(self, usual={device: {"engines": [name], **few} for device, name in engines.items()})
 
     def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
         """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
@@ -94,6 +96,7 @@ class ModelJob:
             usual["batch_sizes"] = [self.fixed_batch]
         if self._runs_as_it_is:
             del usual["precisions"]
+        usual |= self.usual.get(device, {})
         job = merged(usual, self.given, more)
         cells = self._cells(job, device, hardware)
         if "engines" not in job:

@@ -21,7 +21,7 @@ from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import BASE_PROCESSES, MOST_PROCESSES, estimate_seconds, further, in_waves
+from profiler.job.plan import estimate_seconds, further, in_waves, processes_of_winners
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
@@ -47,6 +47,8 @@ _CORES_A_BUILD = 2 if usable_cores() > 2 else 1
 """Cores for each of the builds that run side by side: a compiler starts compilers."""
 _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
+_CONFIRMING = 0.3
+"""Share of the time a run may take that a search leaves to confirm the winner."""
 _FEWEST_ROWS = 3
 """Rows after which a run says what is fastest so far."""
 _SHARE = 0.8
@@ -193,9 +195,13 @@ class Runner:
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 yield Supervisor(self, watcher, quiet), holders
 
+    def left(self) -> float:
+        """Return the seconds that the run may still take."""
+        return math.inf if self.within is None else max(1.0, self.started + self.within - time.monotonic())
+
     def is_over(self, seconds: float = 0.0) -> bool:
         """Tell whether what takes so many more seconds would end after the time that the run may take."""
-        return self.within is not None and time.monotonic() - self.started + seconds > self.within
+        return self.within is not None and self.started + self.within < time.monotonic() + seconds
 
     def _prepare(
         self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
@@ -253,19 +259,19 @@ class Runner:
         task = self._prepare(waves[0], (), measure.quiet, holders)
         # Failures come first: who reads them then can mend them now.
         tasks = sorted(map(task, waves[0]), key=lambda task: failure(task.case, task.prepared) is None)
-        if not self.is_over(max(estimate_seconds(case, self.config.budget) for case in waves[0])):
-            measure.build_ahead(tasks)
+        measure.build_ahead(tasks)
         self.spent += self.measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
         return tasks
 
     def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Try the neighbours of what is the best, until none of them is new; returns the tasks of that."""
         tasks: list[Task] = []
-        while trials := next_trials(self._merged(), self.plan):
+        reserved = _CONFIRMING * (self.within or 0.0)
+        while not self.is_over(reserved) and (trials := next_trials(self._merged(), self.plan)):
             self.plan, self.chosen = [*self.plan, *trials], [*self.chosen, *trials]
             known = self.run.results()
             waiting = [case for case in trials if case.id not in known]
-            if waiting and not self.is_over():
+            if waiting:
                 self.display.announce(f"searching: {counted(len(waiting), 'configuration')} next to the best")
                 tasks += self._measure_wave([waiting], len(tasks), measure, holders)
         return tasks
@@ -273,7 +279,7 @@ class Runner:
     def _merged(self) -> pl.DataFrame:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
 
-    def _further(self, most: int = BASE_PROCESSES) -> list[Case]:
+    def _further(self, most: int = 0) -> list[Case]:
         """Give the processes that what may win lacks: as many as a base has, and `most` where several may win.
 
         None if only some were chosen.
@@ -284,15 +290,13 @@ class Runner:
         more = []
         for group in contenders(self._merged()):
             found = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
-            processes = most if len(group) > 1 else BASE_PROCESSES
-            more += [case for one in found if not one.replicate for case in further(one, processes)]
+            more += [one for of in found if not of.replicate for one in further(of, most if len(group) > 1 else 0)]
         return sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)
 
     def _measure_winners(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Measure what may win in as many processes as a base, a search's last ones until they are told apart."""
         tasks: list[Task] = []
-        most = MOST_PROCESSES if self.config.search else BASE_PROCESSES
-        for processes in range(BASE_PROCESSES, most + 1):
+        for processes in processes_of_winners(self.config.search):
             more = self._further(processes)
             if not more or self.is_over():
                 break
@@ -427,6 +431,7 @@ class Supervisor:
             slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
+            calls = [replace(call, build_timeout=min(call.build_timeout, self.runner.left())) for call in calls]
             shown = self.runner.display.doing
             ended = run_all(calls, slots, lambda done: shown("compiling", done, len(calls)))
             forget_choices()

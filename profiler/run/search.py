@@ -24,7 +24,10 @@ Row = Mapping[str, Any]
 
 
 def next_trials(cells: pl.DataFrame, plan: Iterable[Case]) -> list[Case]:
-    """Return what is to be tried next: in each group, of every engine that may still win, its best's neighbours."""
+    """Return what is to be tried next: in each group, of every engine that may still win, its best's neighbours.
+
+    What takes minutes to build comes when nothing else is left.
+    """
     by_id = {case.id: case for case in plan}
     tried = {_identity(case) for case in by_id.values()}
     found = dict[Any, Case]()
@@ -33,7 +36,8 @@ def next_trials(cells: pl.DataFrame, plan: Iterable[Case]) -> list[Case]:
             for case in neighbours(by_id[cell["case_ids"][0]]):
                 if _identity(case) not in tried:
                     found.setdefault(_identity(case), case)
-    return list(found.values())
+    soon = [case for case in found.values() if not _builds_long(case)]
+    return soon or list(found.values())
 
 
 def neighbours(case: Case) -> list[Case]:
@@ -78,6 +82,11 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
 def _with(case: Case, name: str, value: object) -> Case:
     options = {**case.options, name: value}
     return replace(case, variant=label(case.engine, options), options=options, replicate=0)
+
+
+def _builds_long(case: Case) -> bool:
+    declared = ENGINES[case.engine].options.declared()
+    return any(option.builds_long and _options(case)[name] in option.search for name, option in declared.items())
 
 
 def _options(case: Case) -> dict[str, Any]:

@@ -154,10 +154,10 @@ def test_totals_are_geometric_means_over_the_cells_that_both_ran() -> None:
 
 def test_the_limit_is_a_percentage_or_a_share() -> None:
     for text, share in {"5%": 0.05, "5 %": 0.05, "0.5%": 0.005, "120%": 1.2, "0.05": 0.05, ".1": 0.1, "0": 0.0}.items():
-        assert parse_limit("--limit", text) == pytest.approx(share)
+        assert parse_limit("--fail-on-regression", text) == pytest.approx(share)
     for text in ("5", "1.5", "1", "-0.05", "0.", "-5%", "five", "", "%", "5%%", "nan%", "1e2%"):
         with pytest.raises(ConfigError, match="--fail-on-regression: expected a percentage such as 5%"):
-            parse_limit("--limit", text)
+            parse_limit("--fail-on-regression", text)
 
 
 FAILED = {"run_id": "b", "reason": "no luck"}

@@ -11,6 +11,7 @@ from runs import Profiler
 
 from engines.catalog import PRESETS
 from exporters.source import ModelSource
+from profiler.job import plan
 from profiler.job.case import Case
 from profiler.results.reading import load
 from profiler.run import search
@@ -44,7 +45,11 @@ def test_options_of_the_other_device_and_more_threads_than_there_are_cores_are_n
     assert [each.options for each in neighbours(on_cpu)] == [{"threads": 1}, {"threads": 2}]
 
 
-def test_a_search_tries_options_confirms_the_winner_and_is_resumed(tmp_path: Path, profiler: Profiler) -> None:
+def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
+    tmp_path: Path, profiler: Profiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
+    monkeypatch.setattr(plan, "MOST_PROCESSES", 3)
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"
     )
@@ -56,7 +61,8 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(tmp_path: Pat
     rows = load(str(run))[0].select("variant", "replicate", "status", "options").collect()
     assert set(rows["variant"]) == {"eager", "eager+channels_last"}
     assert set(rows["status"]) == {"ok"}
-    assert rows.filter(variant="eager").height >= 3
+    assert rows.filter(variant="eager").height >= 2
+    assert rows.group_by("variant").len()["len"].max() == 3 or "measuring what may win" not in done.stdout
     again = profiler("--resume", str(run), cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     after = load(str(run))[0].select(pl.len()).collect().item()

@@ -172,7 +172,7 @@ def test_all_looks_at_rounds_hold_the_ratio_at_once(bursts: float) -> None:
         found = [rounds_interval(logs[:n]) for n in range(3, 46)]
         missed += any(not each.low <= truth <= each.high for each in found)
         last.append(math.log(found[-1].high / found[-1].low) / 2)
-    assert missed <= 0.05 * 300
+    assert missed <= 0.08 * 300  # 0.05, and what chance adds
     assert np.median(last) < 0.05  # After 45 rounds that differ by 5 % half a width of the interval is below that.
 
 
