@@ -39,7 +39,7 @@ from profiler.run.model_job import ModelJob, model_job, refuse_model_options
 from profiler.run.prepare import Stages, check_models, with_shapes
 from profiler.run.progress import Display
 from profiler.run.runner import Runner
-from profiler.run.search import contributions
+from profiler.run.search import contributions, trials_of
 from profiler.run.summary import print_plan, print_results
 from profiler.tables.numbers import counted, duration
 
@@ -76,7 +76,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
 
     `conclude` is called with the folder and the results of a run that was not interrupted.
     """
-    _check_options(options)
+    check_options(options)
     job, only = open_job(options), parse_only(options.only)
     limit = most_bytes()
     if not options.dry_run:
@@ -103,12 +103,15 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         return 130
     if left := len(_waiting(run.results(), start.cases, retry=False)):
         start.say(f"{counted(left, 'case')} did not fit in {options.within}; {_what_is_left(start, run)}")
+    elif not runner.is_searched:
+        start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:
         conclude(run.path, results, console)
         if start.config.search:
             for line in contributions(cells(results), runner.plan):
                 start.say(line)
-    statuses = set(results["status"])
+    planned = results.filter(pl.col("variant").is_in([entry.label for entry in start.config.engines] or [""]))
+    statuses = set((results if start.config.layers else planned)["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
 
@@ -127,7 +130,7 @@ def read_seconds(option: str, text: str) -> float:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def _check_options(options: Options) -> None:
+def check_options(options: Options) -> None:
     """Raise ConfigError for options that contradict each other."""
     started = {"a job": options.config, "--replicates": options.replicates, "--seconds": options.seconds}
     started |= {"--quick": options.quick, "--dry-run": options.dry_run, "--search": options.search}
@@ -137,6 +140,12 @@ def _check_options(options: Options) -> None:
             raise ConfigError(f"{name} goes with --resume and a run's folder")
         if value:
             raise ConfigError(f"{name} and --resume exclude each other: a run goes on with its own bench.yaml")
+    if options.against is None and (options.limit or options.junit):
+        raise ConfigError(f"{'--limit' if options.limit else '--junit'} goes with --against")
+    if options.within is not None:
+        read_seconds("--within", options.within)
+    if options.junit is not None and not options.junit.parent.is_dir():
+        raise ConfigError(f"--junit {options.junit}: there is no folder {options.junit.parent}")
     if options.device is not None:
         check_device(options.device)
     if options.config is None and options.resume is None:
@@ -245,6 +254,8 @@ def begin(runner: Runner) -> None:
     runner.environment["sampling_seconds"] = runner.config.budget.seconds
     runner.environment.setdefault("spread", earlier_spread(runner.environment))
     runner.run.write_environment(runner.environment)
+    trials = trials_of(runner.run.results(), runner.plan) if runner.config.search else []
+    runner.plan, runner.chosen = [*runner.plan, *trials], [*runner.chosen, *trials]
 
 
 def measure_cases(
@@ -319,7 +330,11 @@ def write_results(runner: Runner, console: Console) -> pl.DataFrame:
 
 def _what_is_left(start: Start, run: RunFolder) -> str:
     """Say that an interrupted run is complete all the same, or which command goes on with it."""
-    if start.config.largest_batch is None and not _waiting(run.results(), start.cases, retry=False):
+    if (
+        start.config.largest_batch is None
+        and not start.config.search
+        and not _waiting(run.results(), start.cases, retry=False)
+    ):
         return "all cases have been measured"
     options = start.options
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -25,14 +26,15 @@ from rich.text import Text
 from engines.options import DEVICES, Device
 from exporters.cache import check_root, default_root, most_bytes, trim
 from profiler.compare.command import parse_limit
-from profiler.errors import ConfigError
+from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import Case, parse_only
-from profiler.job.config import JobFile
+from profiler.job.config import Config, JobFile
 from profiler.machine import resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.run.command import (
     begin,
+    check_options,
     open_job,
     open_run,
     preloaded,
@@ -46,7 +48,7 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner, Supervisor
 from profiler.stats.intervals import rounds_interval
 from profiler.stats.samples import Interval
-from profiler.tables.numbers import duration, percent, relative
+from profiler.tables.numbers import counted, duration, percent, relative
 from profiler.worker.task import Task
 
 REVISION = "git:"
@@ -61,7 +63,7 @@ _SLOWER, _UNTOLD = 1, 4
 
 
 @dataclass
-class Cell:
+class Pair:
     """A cell that both sides have, and what was measured of it, as one of `tests` cells that one verdict is made of."""
 
     new: Case
@@ -70,7 +72,11 @@ class Cell:
     logs: list[float] = field(default_factory=list)
     """By round the logarithm of how many times as long the new side took."""
     problem: str | None = None
-    """Why a side has no latency."""
+    """Why the new side has no latency, or cannot be compared with the old one."""
+    fails: bool = False
+    """True where it is the new side that does not run."""
+    seconds: float = 0.0
+    """What the last round took."""
 
     @property
     def interval(self) -> Interval:
@@ -79,7 +85,7 @@ class Cell:
     def is_slower(self, limit: float) -> bool | None:
         """Tell whether the new side is slower than the limit allows; None while that cannot be told."""
         if self.problem is not None:
-            return True
+            return self.fails or None
         found = self.interval
         return True if found.low > 1 + limit else False if found.high <= 1 + limit else None
 
@@ -116,9 +122,13 @@ def execute(options: Options, console: Console) -> int:
     Returns 1 where a cell is slower or no longer runs, 4 with --strict where one cannot be told, else 0. Raises
     ConfigError.
     """
-    for name, given in {"--resume": options.resume, "--replicates": options.replicates}.items():
-        if given is not None:
-            raise ConfigError(f"{name} and --against exclude each other: it measures as many processes as it takes")
+    check_options(options)
+    others = {"--resume": options.resume, "--replicates": options.replicates, "--dry-run": options.dry_run}
+    for name, given in (others | {"--search": options.search, "--profile": options.profile}).items():
+        if given:
+            raise ConfigError(f"{name} and --against exclude each other: a gate measures as often as it takes")
+    if options.config is None:
+        raise ConfigError(f"--against: give the new model or job, too: {PROGRAM} NEW --against OLD")
     limit = parse_limit("--limit", options.limit or _LIMIT)
     within = read_seconds("--within", options.within or _WITHIN)
     check_root(default_root())
@@ -141,6 +151,8 @@ def execute(options: Options, console: Console) -> int:
         for runner in runners:
             write_results(runner, Console(file=io.StringIO()))
     trim(default_root(), most_bytes())
+    if alone := sum(len(runner.chosen) for runner in runners) - 2 * len(cells):
+        console.print(Text(f"Not compared: {counted(alone, 'case')} that only one side has or can run", style="dim"))
     for cell in cells:
         console.print(Text(f"{cell.name}: {cell.told(against, limit)}"), soft_wrap=True)
     places = " and ".join(shlex.quote(str(runner.run.path)) for runner in runners)
@@ -151,24 +163,28 @@ def execute(options: Options, console: Console) -> int:
     return 130 if interrupted else _SLOWER if True in found else _UNTOLD if None in found and options.strict else 0
 
 
-def _measure(new: Runner, old: Runner, cells: Sequence[Cell], limit: float, deadline: float) -> None:
+def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, deadline: float) -> None:
     """Add round after round to the cells, of which each leaves once it is told, as long as one more fits in."""
     for runner in (new, old):
         begin(runner)
     with new.supervised() as (measure, holders):
         sides = [
             _Measured(new, new.prepare([cell.new for cell in cells], holders)[1], measure),
-            _Measured(old, old.prepare([cell.old for cell in cells], holders)[1], replace(measure, runner=old)),
+            _Measured(
+                old, old.prepare([cell.old for cell in cells], holders)[1], replace(measure, runner=old, cold={})
+            ),
         ]
-        number, longest = 0, 0.0
-        while waiting := [cell for cell in cells if cell.is_slower(limit) is None]:
-            began = time.monotonic()
-            if number and began + longest > deadline:
+        holders.give_up()  # What a holder has lies at one place for all that are forked from it.
+        for number in count():
+            waiting = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]
+            waiting = [cell for cell in waiting if time.monotonic() + cell.seconds < deadline]
+            if not waiting:
                 break
             for cell in waiting:
-                _add_round(cell, number, *sides)
-            longest = max(longest, time.monotonic() - began)
-            number += 1
+                began = time.monotonic()
+                if began + cell.seconds < deadline:
+                    _add_round(cell, number, *sides)
+                    cell.seconds = time.monotonic() - began
 
 
 class _Measured(NamedTuple):
@@ -186,20 +202,20 @@ class _Measured(NamedTuple):
         return f"{result.status}: {result.reason}" if found is None else found
 
 
-def _add_round(cell: Cell, number: int, new: _Measured, old: _Measured) -> None:
+def _add_round(cell: Pair, number: int, new: _Measured, old: _Measured) -> None:
     """Measure a process of each side; who comes first changes from round to round."""
     found = dict[bool, float]()
     for is_new in (True, False) if number % 2 else (False, True):
         side, case = (new, cell.new) if is_new else (old, cell.old)
         latency = side.latency(replace(case, replicate=number))
         if isinstance(latency, str):
-            cell.problem = latency if is_new else f"the old side: {latency}"
+            cell.problem, cell.fails = latency if is_new else f"the old side: {latency}", is_new
             return
         found[is_new] = latency
     cell.logs.append(math.log(found[True] / found[False]))
 
 
-def pair(new: Sequence[Case], old: Sequence[Case]) -> list[Cell]:
+def pair(new: Sequence[Case], old: Sequence[Case]) -> list[Pair]:
     """Pair the cells of both sides; models have one name on both, unless each side has only one.
 
     Raises ConfigError where the sides have no cell in common.
@@ -213,10 +229,14 @@ def pair(new: Sequence[Case], old: Sequence[Case]) -> list[Cell]:
     if not shared:
         names = [", ".join(list(side)[:3]) or "nothing" for side in keyed]
         raise ConfigError(f"--against: the sides have nothing in common that runs here: {names[0]}; and {names[1]}")
-    return [Cell(keyed[0][key], keyed[1][key], len(shared), problem=keyed[0][key].unsupported) for key in shared]
+    found = []
+    for key in shared:
+        why = keyed[0][key].unsupported
+        found.append(Pair(keyed[0][key], keyed[1][key], len(shared), problem=why, fails=why is not None))
+    return found
 
 
-def write_junit(path: Path, cells: Sequence[Cell], against: str, limit: float) -> None:
+def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -> None:
     """Write a JUnit report, a test a cell: slower is a failure, and what cannot be told is skipped.
 
     Raises ConfigError where the file cannot be written.
@@ -247,24 +267,45 @@ def _sides(options: Options) -> Iterator[tuple[_Side, _Side]]:
     with tempfile.TemporaryDirectory(prefix="profiler-revision-") as name:
         folder = Path(name).resolve()
         _check_out(word.removeprefix(REVISION), folder)
-        is_file = (folder / str(options.config)).is_file()
-        old = replace(options, config=folder / str(options.config)) if is_file else options
+        is_file = options.config is not None and options.config.is_file()
+        if is_file and not (folder / str(options.config)).resolve().is_relative_to(folder):
+            raise ConfigError(f"--against {word}: {options.config} is not in this folder")
+        output = read_job(new.options, new.job, "cpu").output.resolve()
+        old = replace(options, config=folder / str(options.config) if is_file else options.config, output=output)
         job = open_job(old)
         if isinstance(job, ModelJob):
             job = replace(job, given={**job.given, "import_from": [str(folder)]})
+        _check_inside(word, read_job(old, job, "cpu"), folder)
         yield _alike(new, _Side(old, job))
+
+
+def _check_inside(word: str, config: Config, folder: Path) -> None:
+    """Raise ConfigError for a model that is not of the revision that lies in the folder: it would be the new one."""
+    for entry in config.models:
+        found: list[Path] = [path for path in (entry.onnx, entry.weights) if path is not None]
+        if entry.factory is not None:
+            parts = entry.factory.partition(":")[0].split(".")
+            found += [Path(place, *parts) for place in config.import_from]
+        there = (p for p in found if p.is_relative_to(folder) and (p.exists() or p.with_suffix(".py").exists()))
+        if next(there, None) is None:
+            raise ConfigError(f"--against {word}: model {entry.name!r} is no file of this folder in that revision")
 
 
 def _check_out(revision: str, folder: Path) -> None:
     """Put this folder as it was in a revision of its repository into another one. Raises ConfigError."""
+    if revision.startswith("-"):
+        raise ConfigError(f"--against {REVISION}{revision}: is no revision")
     try:
         done = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=False)
     except OSError as error:
         raise ConfigError(f"--against {REVISION}{revision}: git cannot be run: {error.strerror}") from None
     if done.returncode:
         raise ConfigError(f"--against {REVISION}{revision}: {done.stderr.decode(errors='replace').strip()}")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise ConfigError(f"--against {REVISION}{revision}: {error}") from None
 
 
 def _alike(new: _Side, old: _Side) -> tuple[_Side, _Side]:

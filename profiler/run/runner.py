@@ -147,7 +147,11 @@ class Runner:
     """Seconds of all first takes."""
     within: float | None = None
     """Seconds that the run may take."""
+    reserved: float = 0.0
+    """Seconds of that which are kept for later."""
     started: float = field(default_factory=time.monotonic)
+    is_searched: bool = True
+    """False where there was no time for all of a search."""
 
     @property
     def _uuid(self) -> str | None:
@@ -197,11 +201,13 @@ class Runner:
 
     def left(self) -> float:
         """Return the seconds that the run may still take."""
-        return math.inf if self.within is None else max(1.0, self.started + self.within - time.monotonic())
+        if self.within is None:
+            return math.inf
+        return max(1.0, self.started + self.within - self.reserved - time.monotonic())
 
     def is_over(self, seconds: float = 0.0) -> bool:
         """Tell whether what takes so many more seconds would end after the time that the run may take."""
-        return self.within is not None and self.started + self.within < time.monotonic() + seconds
+        return self.within is not None and self.started + self.within < time.monotonic() + seconds + self.reserved
 
     def _prepare(
         self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
@@ -266,14 +272,19 @@ class Runner:
     def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Try the neighbours of what is the best, until none of them is new; returns the tasks of that."""
         tasks: list[Task] = []
-        reserved = _CONFIRMING * (self.within or 0.0)
-        while not self.is_over(reserved) and (trials := next_trials(self._merged(), self.plan)):
+        self.reserved, self.is_searched = _CONFIRMING * (self.within or 0.0), False
+        while not self.is_over():
+            trials = next_trials(self._merged(), self.plan)
+            if not trials:
+                self.is_searched = True
+                break
             self.plan, self.chosen = [*self.plan, *trials], [*self.chosen, *trials]
             known = self.run.results()
             waiting = [case for case in trials if case.id not in known]
             if waiting:
                 self.display.announce(f"searching: {counted(len(waiting), 'configuration')} next to the best")
                 tasks += self._measure_wave([waiting], len(tasks), measure, holders)
+        self.reserved = 0.0
         return tasks
 
     def _merged(self) -> pl.DataFrame:
@@ -298,8 +309,10 @@ class Runner:
         tasks: list[Task] = []
         for processes in processes_of_winners(self.config.search):
             more = self._further(processes)
-            if not more or self.is_over():
+            if self.is_over():
                 break
+            if not more:
+                continue
             self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
             new = list(map(self._prepare(more, (), measure.quiet, holders), more))
             self.spent += self.measure_each(new, measure)
@@ -332,8 +345,10 @@ class Runner:
         for number, task in enumerate(tasks):
             # What is left takes longer or shorter than estimated, as what is done did.
             rate = spent / sum(expected[:number]) if spent else 1.0
-            if spent >= allowed or self.is_over(expected[number] * rate):
+            if spent >= allowed:
                 break
+            if self.is_over(expected[number] * rate):
+                continue  # A shorter one may still fit.
             left = (sum(expected[number:]) + after) * rate
 
             def tick(phase: str, task: Task = task, number: int = number, left: float = left) -> None:
@@ -393,7 +408,7 @@ class Runner:
         ended = self._statuses() if tasks else {}
         for number, task in enumerate(tasks):
             search = self._search(task.case, retry, ended)
-            while (batch := search.next_batch()) is not None:
+            while not self.is_over() and (batch := search.next_batch()) is not None:
                 case = replace(task.case, batch_size=batch)
                 if failure(case, task.prepared) is not None:
                     break

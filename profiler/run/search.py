@@ -60,6 +60,29 @@ def label(engine: str, options: Mapping[str, Any]) -> str:
     return "+".join([engine, *(name if value is True else f"{name}={value}" for name, value in differs.items())])
 
 
+def trials_of(journal: Iterable[str], plan: Iterable[Case]) -> list[Case]:
+    """Return the trials among the journal's cases, which no plan has, by what their names say."""
+    names, found = [id_ for id_ in journal if "+" in id_], dict[str, Case]()
+    for case in plan if names else ():
+        start = f"{case.model}/{case.engine}"
+        end = case.id.removeprefix(f"{case.model}/{case.variant}")
+        for id_ in names:
+            if id_.startswith(f"{start}+") and id_.endswith(end) and not case.replicate:
+                name = id_.removesuffix(end).removeprefix(f"{case.model}/")
+                found[id_] = replace(case, variant=name, options=_read(case.engine, name))
+    return list(found.values())
+
+
+def _read(engine: str, name: str) -> dict[str, Any]:
+    """Read what `label` wrote."""
+    declared, options = ENGINES[engine].options.declared(), {}
+    for word in name.split("+")[1:]:
+        key, _, value = word.partition("=")
+        kind = declared[key].type
+        options[key] = value != "False" if kind is bool else kind(value)
+    return options
+
+
 def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
     """Say of each group's winner how many times slower it is without each of its options, where that was tried."""
     by_id, lines = {case.id: case for case in plan}, []
@@ -72,7 +95,7 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
         for name, option in ENGINES[won.engine].options.declared().items():
             without = _with(won, name, option.default)
             reason = others.get(alike.get(_identity(without), ("", "")))
-            if _options(won)[name] != option.default and reason is not None and reason.value is not None:
+            if _options(won)[name] != option.default and reason and reason.code in _MEASURED and reason.value:
                 told.append(f"{name} {times(reason.value, reason.low, reason.high)}")
         if told:
             lines.append(f"{cell_name(choice.winner)}, batch {key['batch_size']}, owes to {listed(told)}")

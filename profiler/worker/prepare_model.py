@@ -136,6 +136,13 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
     return made
 
 
+class _Card(SimpleNamespace):
+    """What NVML says of a GPU; whoever asks for more gets it from CUDA, and calls are then not forked from here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda._get_device_properties(0), name)  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def described_gpus() -> Iterator[None]:
     """Have NVML answer in here who asks torch what the GPU can do, as torchao does when it is imported.
@@ -144,7 +151,7 @@ def described_gpus() -> Iterator[None]:
     """
     gpus = visible_gpus()
     versions = [tuple(map(int, (gpu.compute_capability or "0.0").split("."))) for gpu in gpus]
-    cards = [SimpleNamespace(name=g.name, major=v[0], minor=v[1]) for g, v in zip(gpus, versions, strict=True)]
+    cards = [_Card(name=g.name, major=v[0], minor=v[1]) for g, v in zip(gpus, versions, strict=True)]
     answers: dict[str, Callable[..., Any]] = {
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: versions[0],

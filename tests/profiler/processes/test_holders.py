@@ -14,6 +14,7 @@ from profiler.processes.process import Call, run_one
 pytestmark = pytest.mark.slow
 
 FUNCTIONS = """
+import ctypes
 import os
 import threading
 
@@ -33,6 +34,9 @@ def has_a_thread(argument, report):
 def uses(argument, report):
     HELD.append(argument)
     return HELD, os.getppid()
+
+def places(argument, report):
+    return [ctypes.addressof(ctypes.create_string_buffer(size)) for size in (2**16, 2**22)]
 """
 
 
@@ -67,3 +71,12 @@ def test_a_process_with_other_threads_forks_nothing_and_says_which(folder: Path)
         assert (made.status, made.value) == ("ok", "made all the same")
         assert "other threads: waits" in (folder / "has_a_thread.log").read_text()
         assert run_one(call(folder, "uses", "own", origin="busy")).value[0] == ["own"]
+
+
+def test_no_two_processes_of_one_origin_have_their_memory_at_the_same_places(folder: Path) -> None:
+    with Holders() as holders:
+        holders.start({"model": call(folder, "holds", "weights")}, 1)
+        found = [run_one(call(folder, "places", origin="model")).value for _ in range(4)]
+    heap, mapped = zip(*found, strict=True)
+    assert len(set(heap)) > 1, "small blocks come from the heap"
+    assert len(set(mapped)) > 1, "large ones are mapped"

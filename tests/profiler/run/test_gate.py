@@ -15,7 +15,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.run.command import read_seconds
-from profiler.run.gate import Cell, pair, write_junit
+from profiler.run.gate import Pair, pair, write_junit
 
 CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
 OLD = replace(CASE, model="old")
@@ -28,8 +28,8 @@ def make():
 """
 
 
-def cell(*ratios: float, problem: str | None = None) -> Cell:
-    return Cell(CASE, OLD, logs=[math.log(ratio) for ratio in ratios], problem=problem)
+def cell(*ratios: float, problem: str | None = None) -> Pair:
+    return Pair(CASE, OLD, logs=[math.log(ratio) for ratio in ratios], problem=problem, fails=problem is not None)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,11 @@ def cell(*ratios: float, problem: str | None = None) -> Cell:
         (cell(1.02, 1.2, 0.9), None, "cannot be told here, and the limit is 5 %"),
         (cell(1.3, 1.3), None, "not told against old in this time: 2 processes each, of at least 3"),
         (cell(problem="failed: no such layer"), True, "failed: no such layer"),
+        (Pair(CASE, OLD, problem="the old side: failed"), None, "the old side: failed"),
     ],
 )
 def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(
-    measured: Cell, expected: bool | None, words: str
+    measured: Pair, expected: bool | None, words: str
 ) -> None:
     assert measured.is_slower(0.05) is expected
     assert words in measured.told("old", 0.05)
@@ -103,9 +104,19 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path,
     assert "over the limit of 100 %" in done.stdout
     assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "1"
     assert len([*tmp_path.glob("results/*/results.parquet")]) == 2
-    missing = profiler(*given, "--against", "git:nowhere", cwd=tmp_path)
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert "git:nowhere" in missing.stderr
+    for words, told in (
+        ([*given, "--against", "git:nowhere"], "git:nowhere"),
+        ([*given, "--against", "git:--output=x"], "is no revision"),
+        (["resnet18", "--against", "git:HEAD"], "model 'resnet18' is no file of this folder in that revision"),
+        (["net:make", "--limit", "5%"], "--limit goes with --against"),
+        (["net:make", "--against", "net:make", "--dry-run"], "--dry-run and --against exclude each other"),
+        (["net:make", "--against", "net:make", "--junit", "no/j.xml"], "there is no folder no"),
+        (["net:make", "--against", "net:make", "--within", "3"], "--within: expected a time"),
+        (["--against", "net:make"], "give"),
+    ):
+        refused = profiler(*words, cwd=tmp_path)
+        assert (refused.returncode, refused.stdout) == (2, ""), refused.stdout + refused.stderr
+        assert told in refused.stderr
 
 
 def test_what_does_not_run_any_more_fails(tmp_path: Path, profiler: Profiler) -> None:

@@ -62,7 +62,7 @@ def options(line: str) -> Run:
 
 def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) -> Config:
     given = options(line) if isinstance(line, str) else line
-    command._check_options(given)
+    command.check_options(given)
     return command.read_job(given, command.open_job(given), device, hardware)
 
 

@@ -15,7 +15,7 @@ from profiler.job import plan
 from profiler.job.case import Case
 from profiler.results.reading import load
 from profiler.run import search
-from profiler.run.search import label, neighbours
+from profiler.run.search import label, neighbours, trials_of
 
 CASE = Case("net", "eager", "eager", "inference", "fp16", 1, "cuda", 0, ModelSource("net"))
 TUNED = replace(CASE, variant="eager-tuned", options=dict(PRESETS["eager-tuned"].options["cuda"]), replicate=2)
@@ -43,6 +43,15 @@ def test_options_of_the_other_device_and_more_threads_than_there_are_cores_are_n
     monkeypatch.setattr(search, "usable_cores", lambda: 4)
     on_cpu = replace(CASE, engine="ort", variant="ort", precision="fp32", device="cpu")
     assert [each.options for each in neighbours(on_cpu)] == [{"threads": 1}, {"threads": 2}]
+
+
+def test_the_names_of_trials_say_what_they_are() -> None:
+    trials = [*neighbours(TUNED), *neighbours(replace(CASE, engine="ort", variant="ort", options={}))]
+    found = trials_of([CASE.id, *(trial.id for trial in trials)], [CASE, replace(CASE, engine="ort", variant="ort")])
+    assert {case.id: case.options for case in found} == {
+        trial.id: {name: value for name, value in trial.options.items() if value is not False} for trial in trials
+    }
+    assert trials_of([trials[0].id.replace("b1", "b2")], [CASE]) == []
 
 
 def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
