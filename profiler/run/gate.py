@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import shlex
 import subprocess
 import tarfile
 import tempfile
@@ -101,10 +100,10 @@ class Pair:
             return self.problem
         low, high = self.interval.low, self.interval.high
         if not math.isfinite(high):
-            return f"not told against {against} in this time: {len(self.logs)} processes each, of at least 3"
+            return f"not told against {against}: {len(self.logs)} of at least 3 rounds were measured"
         speed = 1 / math.sqrt(low * high)
         least = f"differences below {percent(math.sqrt(high / low) - 1)} % cannot be told here"
-        words = {True: "over the limit of", False: "within the limit of", None: f"{least}, and the limit is"}
+        words = {True: "over the limit of", False: "within the limit of", None: f"{least}; the limit is"}
         told = f"{words[self.is_slower(limit)]} {percent(limit)} %"
         return f"{relative(speed, 1 / high, 1 / low)} against {against}, {len(self.logs)} processes each: {told}"
 
@@ -155,8 +154,9 @@ def execute(options: Options, console: Console) -> int:
         console.print(Text(f"Not compared: {counted(alone, 'case')} that only one side has or can run", style="dim"))
     for cell in cells:
         console.print(Text(f"{cell.name}: {cell.told(against, limit)}"), soft_wrap=True)
-    places = " and ".join(shlex.quote(str(runner.run.path)) for runner in runners)
-    console.print(Text(f"Took {duration(time.monotonic() - started)}; results: {places}", style="dim"), soft_wrap=True)
+    places = ", ".join(f"{of} {runner.run.path}" for of, runner in zip(("new", "old"), runners, strict=True))
+    how = f"{'Interrupted after' if interrupted else 'Took'} {duration(time.monotonic() - started)}"
+    console.print(Text(f"{how}; results: {places}", style="dim"), soft_wrap=True)
     if options.junit is not None:
         write_junit(options.junit, cells, against, limit)
     found = [cell.is_slower(limit) for cell in cells]
@@ -207,6 +207,7 @@ def _add_round(cell: Pair, number: int, new: _Measured, old: _Measured) -> None:
     found = dict[bool, float]()
     for is_new in (True, False) if number % 2 else (False, True):
         side, case = (new, cell.new) if is_new else (old, cell.old)
+        side.runner.display.what = f"[round {number + 1}, {'new' if is_new else 'old'}]"
         latency = side.latency(replace(case, replicate=number))
         if isinstance(latency, str):
             cell.problem, cell.fails = latency if is_new else f"the old side: {latency}", is_new
@@ -261,7 +262,8 @@ def _sides(options: Options) -> Iterator[tuple[_Side, _Side]]:
     """Open the new and the old side. Raises ConfigError."""
     word, new = str(options.against), _Side(options, open_job(options))
     if not word.startswith(REVISION):
-        old = replace(options, config=Path(word))
+        shapes = () if Path(word).suffix == ".onnx" else options.inputs  # A file has its own shapes.
+        old = replace(options, config=Path(word), inputs=[*shapes] or [text for text in options.inputs if "=" in text])
         yield _alike(new, _Side(old, open_job(old)))
         return
     with tempfile.TemporaryDirectory(prefix="profiler-revision-") as name:
@@ -293,7 +295,7 @@ def _check_inside(word: str, config: Config, folder: Path) -> None:
 
 def _check_out(revision: str, folder: Path) -> None:
     """Put this folder as it was in a revision of its repository into another one. Raises ConfigError."""
-    if revision.startswith("-"):
+    if not revision or revision.startswith("-"):
         raise ConfigError(f"--against {REVISION}{revision}: is no revision")
     try:
         done = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=False)

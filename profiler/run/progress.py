@@ -31,6 +31,8 @@ class Display:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._doing, self._place, self._fastest = "", "", list[str]()
+        self.what = ""
+        """What is measured now besides its case, such as the side of a comparison."""
         self._ended, self._so_far = Text(), Text()
         self._drawn, self._printed = 0.0, time.monotonic()
 
@@ -50,7 +52,7 @@ class Display:
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         """Show what is measured; called a few times a second while a case runs."""
-        self._place = f"[{done + 1}/{total}] "
+        self._place = f"{self.what or f'[{done + 1}/{total}]'} "
         self._show(f"{self._place}{case.id}  {phase}, about {duration(seconds_left)} left")
 
     def announce(self, what: str) -> None:

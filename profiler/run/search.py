@@ -96,9 +96,11 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
             without = _with(won, name, option.default)
             reason = others.get(alike.get(_identity(without), ("", "")))
             if _options(won)[name] != option.default and reason and reason.code in _MEASURED and reason.value:
-                told.append(f"{name} {times(reason.value, reason.low, reason.high)}")
-        if told:
-            lines.append(f"{cell_name(choice.winner)}, batch {key['batch_size']}, owes to {listed(told)}")
+                told.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
+        name = f"{cell_name(choice.winner)}, batch {key['batch_size']}"
+        lines.append(
+            f"{name}, is slower without {listed(told)}" if told else f"{name}: no option was tried that is faster"
+        )
     return lines
 
 

@@ -38,8 +38,8 @@ def cell(*ratios: float, problem: str | None = None) -> Pair:
         (cell(1.30, 1.29, 1.31), True, "1.30× slower (1.26–1.34) against old, 3 processes each: over the limit of 5 %"),
         (cell(1.00, 1.01, 1.00), False, "within the limit of 5 %"),
         (cell(0.50, 0.51, 0.50), False, "faster"),
-        (cell(1.02, 1.2, 0.9), None, "cannot be told here, and the limit is 5 %"),
-        (cell(1.3, 1.3), None, "not told against old in this time: 2 processes each, of at least 3"),
+        (cell(1.02, 1.2, 0.9), None, "cannot be told here; the limit is 5 %"),
+        (cell(1.3, 1.3), None, "not told against old: 2 of at least 3 rounds were measured"),
         (cell(problem="failed: no such layer"), True, "failed: no such layer"),
         (Pair(CASE, OLD, problem="the old side: failed"), None, "the old side: failed"),
     ],
@@ -102,6 +102,7 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path,
     done = profiler(*given, "--against", "git:HEAD", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "over the limit of 100 %" in done.stdout
+    assert "[round 1, old] ok" in done.stdout
     assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "1"
     assert len([*tmp_path.glob("results/*/results.parquet")]) == 2
     for words, told in (
@@ -113,6 +114,7 @@ def test_a_factory_that_became_slower_fails_against_its_revision(tmp_path: Path,
         (["net:make", "--against", "net:make", "--junit", "no/j.xml"], "there is no folder no"),
         (["net:make", "--against", "net:make", "--within", "3"], "--within: expected a time"),
         (["--against", "net:make"], "give"),
+        ([*given, "--against", "git:"], "is no revision"),
     ):
         refused = profiler(*words, cwd=tmp_path)
         assert (refused.returncode, refused.stdout) == (2, ""), refused.stdout + refused.stderr
