@@ -3,6 +3,7 @@
 # make lint types       ruff, mypy                            make test-gpu    those that need a GPU
 # make verify-gpu       our clocks beside NVBench's           make verify-cpu  beside plain loops
 # make verify-verdicts  how often an interval holds the truth, on pairs of equal configurations
+# make verify-gate      how often --against calls a model slower: itself, and one with a known share more work
 # make bench-tables     compare and report over 100,000 cases
 # make soak             faults and kills, 25 times as many as the tests try; SOAK=N for another size
 #
@@ -23,7 +24,7 @@ TEST_READY := $(VENV)/.ready-test
 VERIFY_READY := $(VENV)/.ready-verify
 endif
 
-.PHONY: bench test test-fast test-gpu lint types soak verify-verdicts bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu lint types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -51,6 +52,9 @@ soak: $(TEST_READY)
 
 verify-verdicts: $(BENCH_READY) # 20 minutes, on a machine that does nothing else
 	$(HERE) benchmarks/verdicts.py
+
+verify-gate: $(BENCH_READY) # an hour and a half, on a machine that does nothing else
+	$(HERE) benchmarks/gate.py --within 1m
 
 bench-tables: $(BENCH_READY)
 	$(HERE) benchmarks/tables.py
