@@ -142,7 +142,7 @@ def execute(options: Options, console: Console) -> int:
             config = read_job(side.options, side.job, target.kind, target.hardware)
             start = resolved(side.options, console, config, target, facts, parse_only(options.only))
             runners.append(start.runner(stack.enter_context(open_run(start)), display))
-        cells = pair(*(runner.chosen for runner in runners))
+        cells, alone = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, started + within)
         except KeyboardInterrupt:
@@ -150,7 +150,7 @@ def execute(options: Options, console: Console) -> int:
         for runner in runners:
             write_results(runner, Console(file=io.StringIO()))
     trim(default_root(), most_bytes())
-    if alone := sum(len(runner.chosen) for runner in runners) - 2 * len(cells):
+    if alone:
         console.print(Text(f"Not compared: {counted(alone, 'case')} that only one side has or can run", style="dim"))
     for cell in cells:
         console.print(Text(f"{cell.name}: {cell.told(against, limit)}"), soft_wrap=True)
@@ -216,17 +216,18 @@ def _add_round(cell: Pair, number: int, new: _Measured, old: _Measured) -> None:
     cell.logs.append(math.log(found[True] / found[False]))
 
 
-def pair(new: Sequence[Case], old: Sequence[Case]) -> list[Pair]:
-    """Pair the cells of both sides; models have one name on both, unless each side has only one.
+def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], int]:
+    """Pair the cells of both sides, and count those that only one has or can run.
 
-    Raises ConfigError where the sides have no cell in common.
+    Models have one name on both sides, unless each side has only one. Raises ConfigError where nothing can be paired.
     """
     of_one = all(len({case.model for case in side}) == 1 for side in (new, old))
     keyed: list[Mapping[str, Case]] = [
         {case.id.partition("/")[2] if of_one else case.id: case for case in side if not case.replicate}
         for side in (new, old)
     ]
-    shared = [key for key, case in keyed[1].items() if key in keyed[0] and case.unsupported is None]
+    runnable = [{key for key, case in side.items() if case.unsupported is None} for side in keyed]
+    shared = [key for key in keyed[1] if key in runnable[1] and key in keyed[0]]
     if not shared:
         names = [", ".join(list(side)[:3]) or "nothing" for side in keyed]
         raise ConfigError(f"--against: the sides have nothing in common that runs here: {names[0]}; and {names[1]}")
@@ -234,7 +235,7 @@ def pair(new: Sequence[Case], old: Sequence[Case]) -> list[Pair]:
     for key in shared:
         why = keyed[0][key].unsupported
         found.append(Pair(keyed[0][key], keyed[1][key], len(shared), problem=why, fails=why is not None))
-    return found
+    return found, len((runnable[0] | runnable[1]) - {*shared})
 
 
 def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -> None:
@@ -277,19 +278,22 @@ def _sides(options: Options) -> Iterator[tuple[_Side, _Side]]:
         job = open_job(old)
         if isinstance(job, ModelJob):
             job = replace(job, given={**job.given, "import_from": [str(folder)]})
-        _check_inside(word, read_job(old, job, "cpu"), folder)
+        _check_inside(word, read_job(old, job, "cpu"), folder, isinstance(job, ModelJob))
         yield _alike(new, _Side(old, job))
 
 
-def _check_inside(word: str, config: Config, folder: Path) -> None:
-    """Raise ConfigError for a model that is not of the revision that lies in the folder: it would be the new one."""
+def _check_inside(word: str, config: Config, folder: Path, is_alone: bool) -> None:
+    """Raise ConfigError for a model that is not of the revision that lies in the folder: it would be the new one.
+
+    Networks by name may be in a job, and not be all that is compared.
+    """
     for entry in config.models:
         found: list[Path] = [path for path in (entry.onnx, entry.weights) if path is not None]
         if entry.factory is not None:
             parts = entry.factory.partition(":")[0].split(".")
             found += [Path(place, *parts) for place in config.import_from]
         there = (p for p in found if p.is_relative_to(folder) and (p.exists() or p.with_suffix(".py").exists()))
-        if next(there, None) is None:
+        if (found or is_alone) and next(there, None) is None:
             raise ConfigError(f"--against {word}: model {entry.name!r} is no file of this folder in that revision")
 
 

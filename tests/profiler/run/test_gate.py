@@ -53,16 +53,19 @@ def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(
 
 def test_of_two_models_the_cells_are_paired_whatever_their_names() -> None:
     unsupported = replace(CASE, precision="fp16", unsupported="not here")
-    (one,) = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16", unsupported="not here")])
-    assert (one.new, one.old, one.tests) == (CASE, OLD, 1)
-    both = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16")])
+    (one,), alone = pair(
+        [CASE, replace(CASE, replicate=1), unsupported], [OLD, replace(OLD, precision="fp16", unsupported="not here")]
+    )
+    assert (one.new, one.old, one.tests, alone) == (CASE, OLD, 1, 0)
+    both, _ = pair([CASE, unsupported], [OLD, replace(OLD, precision="fp16")])
     assert [each.problem for each in both] == [None, "not here"]
     assert {each.tests for each in both} == {2}
 
 
 def test_of_jobs_with_several_models_the_names_count() -> None:
-    (one,) = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
+    (one,), alone = pair([CASE, OLD], [OLD, replace(OLD, model="third")])
     assert one.new == one.old == OLD
+    assert alone == 2
     with pytest.raises(ConfigError, match="nothing in common that runs here"):
         pair([CASE], [replace(OLD, batch_size=2)])
 
