@@ -71,7 +71,8 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
     assert set(rows["variant"]) == {"eager", "eager+channels_last"}
     assert set(rows["status"]) == {"ok"}
     assert rows.filter(variant="eager").height >= 2
-    assert rows.group_by("variant").len()["len"].max() == 3 or "measuring what may win" not in done.stdout
+    fastest = rows.group_by("variant").len()["len"].max()
+    assert fastest in (2, 3), "what may win is measured in two processes, and in three while it is not told apart"
     again = profiler("--resume", str(run), cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     after = load(str(run))[0].select(pl.len()).collect().item()
