@@ -62,8 +62,9 @@ def label(engine: str, options: Mapping[str, Any]) -> str:
 
 def trials_of(journal: Iterable[str], plan: Iterable[Case]) -> list[Case]:
     """Return the trials among the journal's cases, which no plan has, by what their names say."""
-    names, found = [id_ for id_ in journal if "+" in id_], dict[str, Case]()
-    for case in plan if names else ():
+    planned = {case.id: case for case in plan}
+    names, found = [id_ for id_ in journal if "+" in id_ and id_ not in planned], dict[str, Case]()
+    for case in planned.values() if names else ():
         start = f"{case.model}/{case.engine}"
         end = case.id.removeprefix(f"{case.model}/{case.variant}")
         for id_ in names:
@@ -98,9 +99,7 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
             if _options(won)[name] != option.default and reason and reason.code in _MEASURED and reason.value:
                 told.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
         name = f"{cell_name(choice.winner)}, batch {key['batch_size']}"
-        lines.append(
-            f"{name}, is slower without {listed(told)}" if told else f"{name}: no option was tried that is faster"
-        )
+        lines.append(f"{name}: {f'slower without {listed(told)}' if told else 'no option that was tried is faster'}")
     return lines
 
 

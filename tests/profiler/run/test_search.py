@@ -52,6 +52,8 @@ def test_the_names_of_trials_say_what_they_are() -> None:
         trial.id: {name: value for name, value in trial.options.items() if value is not False} for trial in trials
     }
     assert trials_of([trials[0].id.replace("b1", "b2")], [CASE]) == []
+    labelled = replace(CASE, variant="eager+mine")
+    assert trials_of([labelled.id], [CASE, labelled]) == [], "a label of the user's is no trial"
 
 
 def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
