@@ -18,6 +18,8 @@ CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
 THREADS = (1, 2, 4, 8, 16, 32)
 """Tried as far as the machine has more."""
+DEFAULT_LEVEL = 3
+"""TensorRT's own."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,13 @@ class OrtTrtOptions(Options):
 @dataclass(frozen=True)
 class TrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
+    level: int = option(
+        DEFAULT_LEVEL,
+        "the builder's optimization level, 0 to 5: higher ones try more kernels",
+        devices=CUDA,
+        search=(5,),
+        builds_long=True,
+    )
     rebuild: bool = option(False, "build even what the engine cache has", devices=CUDA)
 
 

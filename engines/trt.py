@@ -314,7 +314,8 @@ class TrtSession:
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
     shapes = batch_shapes(graph_specs(job.source, job.graph), job.batch_size)
-    return BuildRequest(job.graph, job.precision, shapes, **built_for(library, *current_gpu()))
+    device = built_for(library, *current_gpu())
+    return BuildRequest(job.graph, job.precision, shapes, level=job.options.level, **device)
 
 
 def current_gpu() -> tuple[str, str]:

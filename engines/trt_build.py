@@ -17,6 +17,7 @@ from typing import Any
 
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
+from engines.options import DEFAULT_LEVEL
 from engines.trt_reports import forget, logged, logger_of, new_monitor, reasons
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
@@ -50,6 +51,8 @@ class BuildRequest:
     """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
     """TensorRT: the current GPU's name and compute capability."""
+    level: int = DEFAULT_LEVEL
+    """The builder's optimization level."""
 
 
 @dataclass(kw_only=True)
@@ -106,6 +109,7 @@ def engine_key(library: Any, request: BuildRequest) -> str:
             "device": request.target or request.gpu,
             "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
             "precision": request.precision,
+            "level": request.level,
             "code": file_sha256(Path(__file__)),
         }
     )
@@ -156,6 +160,7 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
 
 def _configure(library: Any, config: Any, request: BuildRequest) -> None:
     config.profiling_verbosity = library.ProfilingVerbosity.DETAILED
+    config.builder_optimization_level = request.level
     if request.precision == "tf32":
         config.set_flag(library.BuilderFlag.TF32)
     else:

@@ -78,7 +78,8 @@ def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
 
 def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
     """Order one model's cases in up to four waves: bases and the modules that often win; the rest of what often wins,
-    which compiles or needs a graph; all others; of those last what is built alone, for a third of a minute each.
+    which compiles or needs a graph; the others at so few bits; and what hardly wins, at more bits, or is built alone,
+    for a third of a minute each.
 
     What often wins is taken at the fewest bits besides int8 and fp8.
     """
@@ -92,14 +93,21 @@ def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
         preset, engine = PRESETS.get(case.variant), ENGINES[case.engine]
         if case.is_base and not case.replicate:
             return 0
-        is_small = PRECISION_TABLE[case.precision].bits == fewest.get(case.variant)
+        bits = PRECISION_TABLE[case.precision].bits
+        is_small = bits == fewest.get(case.variant)
         if preset and case.device in preset.first and is_small and not case.replicate:
             return 0 if engine.needs == "torch" and not engine.compiles else 1
-        return 3 if engine.compiles and not engine.shares_kernels else 2
+        hardly_wins = bits > fewest.get(case.variant, bits) and not case.is_base
+        return 3 if hardly_wins or _is_built_alone(case) else 2
 
     waves = [[case for case in cases if wave(case) == number] for number in range(4)]
     waves[0].sort(key=lambda case: not case.is_base)
+    waves[3].sort(key=_is_built_alone)
     return [one for one in waves if one]
+
+
+def _is_built_alone(case: Case) -> bool:
+    return ENGINES[case.engine].compiles and not ENGINES[case.engine].shares_kernels
 
 
 def processes_of_winners(is_search: bool) -> range:

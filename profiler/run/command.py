@@ -76,6 +76,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
 
     `conclude` is called with the folder and the results of a run that was not interrupted.
     """
+    started = time.monotonic()
     check_options(options)
     job, only = open_job(options), parse_only(options.only)
     limit = most_bytes()
@@ -93,6 +94,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             runner = start.runner(run)
             runner.by_name = isinstance(job, ModelJob)
             runner.within = read_seconds("--within", options.within) if options.within else None
+            runner.started = started
             interrupted, results = measure_cases(runner, console, options.retry)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")

@@ -141,7 +141,9 @@ def execute(options: Options, console: Console) -> int:
             target = resolve_device(configs[0].device, facts)
             config = read_job(side.options, side.job, target.kind, target.hardware)
             start = resolved(side.options, console, config, target, facts, parse_only(options.only))
-            runners.append(start.runner(stack.enter_context(open_run(start)), display))
+            runner = start.runner(stack.enter_context(open_run(start)), display)
+            runner.within, runner.started, runner.reserved = within, started, 0.0
+            runners.append(runner)
         cells, alone = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, started + within)
@@ -194,10 +196,11 @@ class _Measured(NamedTuple):
     task: Callable[[Case], Task]
     measure: Supervisor
 
-    def latency(self, case: Case) -> float | str:
-        """Measure a case; return its median, or why there is none."""
+    def latency(self, case: Case) -> float | str | None:
+        """Measure a case; return its median, or why there is none; None where it did not end in the time."""
         self.runner.measure_each([self.task(case)], self.measure)
-        result = self.runner.run.results()[case.id]
+        if (result := self.runner.run.results().get(case.id)) is None:
+            return None
         found = result.median(result.clock) if result.status == "ok" else None
         return f"{result.status}: {result.reason}" if found is None else found
 
@@ -209,6 +212,8 @@ def _add_round(cell: Pair, number: int, new: _Measured, old: _Measured) -> None:
         side, case = (new, cell.new) if is_new else (old, cell.old)
         side.runner.display.what = f"[round {number + 1}, {'new' if is_new else 'old'}]"
         latency = side.latency(replace(case, replicate=number))
+        if latency is None:
+            return
         if isinstance(latency, str):
             cell.problem, cell.fails = latency if is_new else f"the old side: {latency}", is_new
             return

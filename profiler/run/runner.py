@@ -49,6 +49,8 @@ _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
 _CONFIRMING = 0.3
 """Share of the time a run may take that a search leaves to confirm the winner."""
+_ENDING_SECONDS = 5.0
+"""What starting the program and writing its tables take, of the time a run may take."""
 _FEWEST_ROWS = 3
 """Rows after which a run says what is fastest so far."""
 _SHARE = 0.8
@@ -147,7 +149,7 @@ class Runner:
     """Seconds of all first takes."""
     within: float | None = None
     """Seconds that the run may take."""
-    reserved: float = 0.0
+    reserved: float = _ENDING_SECONDS
     """Seconds of that which are kept for later."""
     started: float = field(default_factory=time.monotonic)
     is_searched: bool = True
@@ -179,11 +181,12 @@ class Runner:
             if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
                 waves = in_waves(waiting)
             while waves and not self.is_over():
+                if self.config.search and len(waves) == 1:  # What is left hardly wins.
+                    tasks += self._search_options(measure, holders)
                 tasks += self._measure_wave(waves, len(tasks), measure, holders)
                 waves = waves[1:]
-            if self.config.search:
-                tasks += self._search_options(measure, holders)
-            tasks += self._measure_winners(measure, holders)
+            find = self._search_options if self.config.search else self._measure_winners
+            tasks += find(measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
                 holders.give_up()  # Their memory is what is searched in.
@@ -226,7 +229,8 @@ class Runner:
         Raises ConfigError for a model by name that cannot be had.
         """
         config = self.config
-        prepared = prepare(cases, config.budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
+        budget = replace(config.budget, build_timeout=min(config.budget.build_timeout, self.left()))
+        prepared = prepare(cases, budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
         if self.by_name and bad is not None and not self.spent:
             raise ConfigError(str(bad.reason))
@@ -242,10 +246,8 @@ class Runner:
             return
         self.display.doing("measuring peak FLOP/s and bandwidth")
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
-        visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
-        outcome = run_one(
-            Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOFS_SECONDS, environment=visible)
-        )
+        visible, most = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}, min(_ROOFS_SECONDS, self.left())
+        outcome = run_one(Call("profiler.worker.roofline:measure_roofs", argument, log, most, environment=visible))
         found: Measured = outcome.value or Measured({}, quiet=False)
         if not found.roofs:
             self.display.announce(f"no roofline: the peaks could not be measured: {outcome.reason or f'see {log}'}")
@@ -270,9 +272,9 @@ class Runner:
         return tasks
 
     def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
-        """Try the neighbours of what is the best, until none of them is new; returns the tasks of that."""
+        """Try the neighbours of what is the best, until none of them is new, then confirm it; returns the tasks."""
         tasks: list[Task] = []
-        self.reserved, self.is_searched = _CONFIRMING * (self.within or 0.0), False
+        self.reserved, self.is_searched = _ENDING_SECONDS + _CONFIRMING * (self.within or 0.0), False
         while not self.is_over():
             trials = next_trials(self._merged(), self.plan)
             if not trials:
@@ -284,8 +286,8 @@ class Runner:
             if waiting:
                 self.display.announce(f"searching: {counted(len(waiting), 'configuration')} next to the best")
                 tasks += self._measure_wave([waiting], len(tasks), measure, holders)
-        self.reserved = 0.0
-        return tasks
+        self.reserved = _ENDING_SECONDS
+        return tasks + self._measure_winners(measure, holders)
 
     def _merged(self) -> pl.DataFrame:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
@@ -359,6 +361,8 @@ class Runner:
                 result = Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
             else:
                 result = measure.measure_one(task, tick)
+            if result.status == "timeout" and self.is_over():
+                break  # It is the run's time that was short, not the case's.
             spent += sum(result.phases.values())
             self._keep(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
@@ -422,6 +426,8 @@ class Runner:
                     budget = short(self.config.budget)
                     one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
                     result = measure.measure_one(one, tick)
+                    if result.status == "timeout" and self.is_over():
+                        break
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
                 self.run.append_try(case, result)
                 self.display.ended(case, result)
@@ -446,7 +452,6 @@ class Supervisor:
             slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
-            calls = [replace(call, build_timeout=min(call.build_timeout, self.runner.left())) for call in calls]
             shown = self.runner.display.doing
             ended = run_all(calls, slots, lambda done: shown("compiling", done, len(calls)))
             forget_choices()
@@ -483,7 +488,8 @@ class Supervisor:
 
     def _call(self, function: str, task: Task, environment: Mapping[str, str] | None = None) -> Call:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
-        limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
+        limits = min(task.budget.timeout, self.runner.left()), min(task.budget.build_timeout, self.runner.left())
+        visible = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
         path, origin = self.runner.config.path, None
         if ENGINES[task.case.engine].needs == "torch":
             origin = origin_of(self.runner.run.logs, task.case.source.name)

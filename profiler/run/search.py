@@ -20,6 +20,9 @@ _REACH = 1.5
 _MEASURED = {"worse", "better", "equivalent", "unclear"}
 """Codes of cells that lost by their figure, not by a limit."""
 
+IS_TRIAL = pl.col("variant").str.starts_with(pl.concat_str("engine", pl.lit("+")))
+"""Rows and cells that are named as `label` does."""
+
 Row = Mapping[str, Any]
 
 
@@ -32,7 +35,8 @@ def next_trials(cells: pl.DataFrame, plan: Iterable[Case]) -> list[Case]:
     tried = {_identity(case) for case in by_id.values()}
     found = dict[Any, Case]()
     for _, choice in choices(cells):
-        for cell in _best_of_engines(choice):
+        fastest = _fastest_of_engines(choice)
+        for cell in (cell for cell in fastest if cell["latency_ms"] <= _REACH * fastest[0]["latency_ms"]):
             for case in neighbours(by_id[cell["case_ids"][0]]):
                 if _identity(case) not in tried:
                     found.setdefault(_identity(case), case)
@@ -85,7 +89,8 @@ def _read(engine: str, name: str) -> dict[str, Any]:
 
 
 def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
-    """Say of each group's winner how many times slower it is without each of its options, where that was tried."""
+    """Say of each group's winner how many times slower it is without each of its options, where that was tried, and
+    which engines were too slow to try theirs."""
     by_id, lines = {case.id: case for case in plan}, []
     for key, choice in choices(cells):
         if choice.winner is None:
@@ -100,6 +105,10 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
                 told.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
         name = f"{cell_name(choice.winner)}, batch {key['batch_size']}"
         lines.append(f"{name}: {f'slower without {listed(told)}' if told else 'no option that was tried is faster'}")
+        fastest = _fastest_of_engines(choice)
+        slower = {cell["engine"]: cell["latency_ms"] / fastest[0]["latency_ms"] for cell in fastest}
+        if left_out := [f"{engine} ({times(ratio)} slower)" for engine, ratio in slower.items() if ratio > _REACH]:
+            lines.append(f"  options not tried of {listed(left_out)}")
     return lines
 
 
@@ -123,12 +132,12 @@ def _identity(case: Case) -> tuple[object, ...]:
     return (*axes, *sorted((name, str(value)) for name, value in _options(case).items()))
 
 
-def _best_of_engines(choice: Choice) -> list[Row]:
-    """Return the fastest cell of each engine that is allowed and within reach of the best."""
+def _fastest_of_engines(choice: Choice) -> list[Row]:
+    """Return the fastest cell of each engine that may be chosen, the fastest engine first."""
     able = [cell for cell in (choice.winner, *choice.tied) if cell]
     able += [one.cell for one in choice.losers if {reason.code for reason in one.reasons} <= _MEASURED]
     able.sort(key=lambda cell: cell["latency_ms"])
     best: dict[str, Row] = {}
     for cell in able:
         best.setdefault(cell["engine"], cell)
-    return [cell for cell in best.values() if cell["latency_ms"] <= _REACH * able[0]["latency_ms"]]
+    return list(best.values())

@@ -18,6 +18,7 @@ from profiler.results.choice import Choice, cell_name, choices, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
 from profiler.results.warning_kinds import is_rough
+from profiler.run.search import IS_TRIAL
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
@@ -83,9 +84,12 @@ def print_results(
     """
     printed: list[Choice] = []
     for key, group in cells.filter(pl.col("model_kind").ne_missing("layer")).group_by(GROUP, maintain_order=True):
-        if not group.filter(OK).is_empty():
-            console.print()
-            print_table(console, _table(dict(zip(GROUP, key, strict=True)), group.filter(OK).sort("latency_ms")))
+        found = group.filter(OK).sort("latency_ms")
+        for what, part in (("", found.filter(~IS_TRIAL)), ("trials of the search", found.filter(IS_TRIAL))):
+            if not part.is_empty():
+                console.print()
+                print_table(console, _table(dict(zip(GROUP, key, strict=True)), part, what))
+        if not found.is_empty():
             printed.append(choose(group))
     _print_layers(console, results)
     if tries is not None and not tries.is_empty():
@@ -109,11 +113,12 @@ def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
     return [cell_name(cell) for _, cell in best], f"so far: {'; '.join(parts)}" if parts else ""
 
 
-def _table(key: Row, group: pl.DataFrame) -> Table:
+def _table(key: Row, group: pl.DataFrame, what: str = "") -> Table:
     bases = group["base"].drop_nulls().unique()
     named = {*group["network"].drop_nulls()} - {key["model"]}
     model = " ".join([key["model"], *(f"({network})" for network in named)])
-    title = ", ".join([model, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or "")])
+    where = [model, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or ""), what]
+    title = ", ".join(filter(None, where))
     made = [
         *_VARIANT,
         figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),

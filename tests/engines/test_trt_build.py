@@ -172,7 +172,8 @@ def test_tf32_flag(rtx: Any, small: BuildRequest, precision: str, on: bool) -> N
 
 def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     config = rtx.Builder(logger_of(rtx)).create_builder_config()
-    _configure(rtx, config, replace(small, target="sm80,sm89"))
+    _configure(rtx, config, replace(small, target="sm80,sm89", level=5))
+    assert config.builder_optimization_level == 5
     assert config.profiling_verbosity == rtx.ProfilingVerbosity.DETAILED
     assert config.get_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
     assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
@@ -279,6 +280,7 @@ def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: P
         replace(small, onnx=other),
         replace(small, precision="tf32"),
         replace(small, shapes=at_batch(5)),
+        replace(small, level=5),
         replace(small, target="sm80"),
         replace(small, target=None, gpu="one, compute capability 8.9"),
         replace(small, target=None, gpu="other, compute capability 8.9"),

@@ -293,5 +293,9 @@ def test_of_one_model_bases_and_what_often_wins_come_first() -> None:
         names = [[f"{case.variant}/{case.precision}/b{case.batch_size}" for case in of] for of in waves]
         assert names[0] == [f"{name}/b{batch}" for name in first for batch in (1, 8)]
         assert not second or names[1] == [f"{name}/b{batch}" for name in second for batch in (1, 8)]
-        assert {case.engine for case in waves[-1]} == {"jax"}
+        last = [(case.engine, case.precision) for case in waves[-1]]
+        jax = [pair for pair in last if pair[0] == "jax"]
+        assert last[-len(jax) :] == jax, "what is built alone comes last"
+        assert {precision for engine, precision in last if engine != "jax"} == {"fp32"}, "at more bits"
+        assert not any(case.is_base for case in waves[-1])
         assert sorted(case.id for of in waves for case in of) == sorted(case.id for case in plan)

@@ -115,8 +115,18 @@ def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
     assert (on_gpu.precisions, on_gpu.batch_sizes) == (["fp32", "tf32", "fp16"], [1, 64])
     labels = {kind: [entry.label for entry in config.engines] for kind, config in (("cpu", on_cpu), ("cuda", on_gpu))}
     # What compiles for long comes last.
-    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled", "jax"]
-    assert labels["cuda"] == ["eager", "eager-tuned", "ort", "ort-tuned", "trt", "trt-rtx", "compiled", "jax"]
+    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled", "compiled-tuned", "jax"]
+    assert labels["cuda"] == [
+        "eager",
+        "eager-tuned",
+        "ort",
+        "ort-tuned",
+        "trt",
+        "trt-rtx",
+        "compiled",
+        "compiled-tuned",
+        "jax",
+    ]
     h100 = job("resnet18", "cuda", "9.0")
     assert "trt-rtx" not in [entry.label for entry in h100.engines], "which does not run there"
 

@@ -14,6 +14,7 @@ from exporters.source import ModelSource
 from profiler.job import plan
 from profiler.job.case import Case
 from profiler.results.reading import load
+from profiler.results.run_folder import RunFolder
 from profiler.run import search
 from profiler.run.search import label, neighbours, trials_of
 
@@ -80,3 +81,17 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
     after = load(str(run))[0].select(pl.len()).collect().item()
     assert after >= rows.height
     assert "eager+channels_last" in again.stdout
+
+
+def test_a_case_that_hangs_ends_with_the_time_of_the_run_and_is_no_row(tmp_path: Path, profiler: Profiler) -> None:
+    (tmp_path / "net.py").write_text(
+        "import time\n\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def forward(self, x):\n        if len(x) == 2:\n            time.sleep(600)\n        return x\n\n\n"
+        "make = Net\n"
+    )
+    given = ["net:make", "--input", "3,32,32", "--batch", "1,2", "--precision", "fp32", "--engine", "eager"]
+    done = profiler(*given, "--seconds", "0.05", "--within", "20s", cwd=tmp_path)
+    assert "did not fit in 20s" in done.stdout, done.stdout + done.stderr
+    (run,) = tmp_path.glob("results/*")
+    ended = RunFolder.resume(run).results()
+    assert {(id_, result.status) for id_, result in ended.items()} <= {("net.make/eager/inference/fp32/b1/r0", "ok")}

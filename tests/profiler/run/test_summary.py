@@ -108,6 +108,12 @@ def test_a_group_has_a_title_and_its_cells_fastest_first_with_intervals_and_fact
     assert "--replicates" not in text
 
 
+def test_trials_of_a_search_have_a_table_of_their_own() -> None:
+    text = printed(row("eager", ms=6.0), row("eager+channels_last", ms=5.0, engine="eager"))
+    own, trials = text.index("net, inference, batch 1\n"), text.index("net, inference, batch 1, trials of the search\n")
+    assert own < text.index("\n eager ") < trials < text.index("\n eager+channels_last ")
+
+
 def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() -> None:
     more = {**TRAINING, "rel_l2_error": None, "gradient_error": 4.567e-6, "throughput": 12345.6}
     rows = [row("eager", ms=1234.5678, **more), row("eager-nocudnn", ms=999.9, forward_ms=400.0, **more)]
