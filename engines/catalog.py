@@ -371,7 +371,6 @@ _NO_NHWC = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"
 _NHWC: dict[str, object] = {"channels_last": True}
 _GRAPH: dict[str, object] = {"cuda_graph": True}
 _BENCHMARK: Mapping[str, object] = {"cudnn_benchmark": True}
-_TUNED_SUMMARY = "torch.compile, NHWC; on a GPU cuDNN's algorithm search"
 _ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
 
 PRESETS: dict[str, Preset] = {
@@ -383,7 +382,7 @@ PRESETS: dict[str, Preset] = {
         Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True, first=CUDA),
-        Preset("compiled-tuned", "compiled", _TUNED_SUMMARY, _NHWC, {**_NHWC, **_BENCHMARK}, usual=True),
+        Preset("compiled-tuned", "compiled", "torch.compile, NHWC", _NHWC, _NHWC, usual=True),
         # A user's ONNX file, for which there is no eager.
         Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32"), first=CPU),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),

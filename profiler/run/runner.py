@@ -152,6 +152,8 @@ class Runner:
     reserved: float = _ENDING_SECONDS
     """Seconds of that which are kept for later."""
     started: float = field(default_factory=time.monotonic)
+    took: dict[str, float] = field(default_factory=dict)
+    """Seconds of each engine's last case."""
     is_searched: bool = True
     """False where there was no time for all of a search."""
 
@@ -274,19 +276,16 @@ class Runner:
     def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Try the neighbours of what is the best, until none of them is new, then confirm it; returns the tasks."""
         tasks: list[Task] = []
-        self.reserved, self.is_searched = _ENDING_SECONDS + _CONFIRMING * (self.within or 0.0), False
-        while not self.is_over():
-            trials = next_trials(self._merged(), self.plan)
-            if not trials:
-                self.is_searched = True
-                break
+        self.reserved = _ENDING_SECONDS + _CONFIRMING * (self.within or 0.0)
+        while (trials := next_trials(self._merged(), self.plan)) and not self.is_over():
             self.plan, self.chosen = [*self.plan, *trials], [*self.chosen, *trials]
             known = self.run.results()
             waiting = [case for case in trials if case.id not in known]
             if waiting:
                 self.display.announce(f"searching: {counted(len(waiting), 'configuration')} next to the best")
                 tasks += self._measure_wave([waiting], len(tasks), measure, holders)
-        self.reserved = _ENDING_SECONDS
+        known = self.run.results()
+        self.reserved, self.is_searched = _ENDING_SECONDS, not trials and all(case.id in known for case in self.chosen)
         return tasks + self._measure_winners(measure, holders)
 
     def _merged(self) -> pl.DataFrame:
@@ -317,7 +316,10 @@ class Runner:
                 continue
             self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
             new = list(map(self._prepare(more, (), measure.quiet, holders), more))
-            self.spent += self.measure_each(new, measure)
+            seconds = self.measure_each(new, measure)
+            if not seconds:
+                break
+            self.spent += seconds
             tasks += new
         return tasks
 
@@ -340,8 +342,7 @@ class Runner:
 
         So many were `done` before them, and `later` will be measured after them.
         """
-        expected = [estimate_seconds(task.case, self.config.budget) for task in tasks]
-        after = sum(estimate_seconds(case, self.config.budget) for case in later)
+        expected, after = [self._estimate(task.case) for task in tasks], sum(map(self._estimate, later))
         total = done + len(tasks) + len(later)
         spent = 0.0
         for number, task in enumerate(tasks):
@@ -363,11 +364,17 @@ class Runner:
                 result = measure.measure_one(task, tick)
             if result.status == "timeout" and self.is_over():
                 break  # It is the run's time that was short, not the case's.
+            if result.status == "ok":
+                self.took[task.case.engine] = sum(result.phases.values())
             spent += sum(result.phases.values())
             self._keep(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
+
+    def _estimate(self, case: Case) -> float:
+        """Expect what the engine's last case took: what is compiled ahead takes no such time as is guessed."""
+        return self.took.get(case.engine) or estimate_seconds(case, self.config.budget)
 
     def _rows(self) -> pl.DataFrame:
         return self.run.ended(self.config.suite, self.plan, self.environment)[1]

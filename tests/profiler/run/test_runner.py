@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -242,7 +243,7 @@ class Watched:
 
 
 def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
-    runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()))
+    runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()), left=lambda: math.inf)
     return module.Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
 
 
