@@ -25,8 +25,8 @@ from profiler.tables.table import Section, Table, prose, words
 from profiler.tables.writers import MARK, escape_markdown, markdown, markdown_section, print_section, slug
 
 _LEAD = (
-    f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time of a column, among the "
-    "published rows and among ours."
+    f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time per image of a column, "
+    "among the published rows and among ours; a time without another beside it is not bold."
 )
 NOTHING = "no row fits a table of {}: it has other networks, or compares other passes"
 

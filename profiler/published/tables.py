@@ -164,10 +164,10 @@ def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Sectio
 
 
 def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
-    """Show a table a network, a row a machine, library and pass, a column a batch size."""
+    """Show a table a network and pass, a row a machine and library, a column a batch size."""
     rows = times.filter("swept", pl.col("swept").any().over("network") & pl.col("ours").any().over("network"))
     rows = rows.with_columns(
-        section=pl.col("pass").replace(_SECTIONS),
+        section=pl.format("{}, {}", "published_network", pl.col("pass").replace(_SECTIONS)),
         ms=pl.col("device_ms") / pl.col("batch_size"),
         note=pl.format("{}: {}", "batch_size", "note"),
     ).sort("batch_size", maintain_order=True)
@@ -178,12 +178,9 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
     frame = wide.join(rows.group_by(keys).agg(_notes()), on=keys, maintain_order="left")
     frame = frame.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
-    fields += [
-        _label("section", "Pass"),
-        *(_milliseconds(f"{size}", f"{size}") for size in rows["batch_size"].unique(maintain_order=True)),
-    ]
+    fields += [_milliseconds(f"{size}", f"{size}") for size in rows["batch_size"].unique(maintain_order=True)]
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
-    return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "published_network")]
+    return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "section")]
 
 
 def _layers(_: str, __: pl.DataFrame, own: pl.DataFrame, ___: pl.DataFrame) -> list[Section]:
@@ -333,16 +330,17 @@ def _section(
 
 
 def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]]:
-    """Find the lowest of each contested column, among the published rows and among our own, of one batch size."""
+    """Find the lowest time per image of each contested column, among the published rows and among our own."""
     names = [field.columns[0] for field in fields if field.contested]
     if "implementation" in rows.columns:
         # "best per layer" is put together of several libraries.
         rows = rows.with_columns(
             pl.when(pl.col("implementation").ne_missing("best per layer")).then(name).alias(name) for name in names
         )
-    group = [name for name in ("ours", "batch_size", "pass", "section") if name in rows.columns]
-    lowest = [(pl.col(name) == pl.col(name).min()) & (pl.col(name).count() > 1) for name in names]
-    best = rows.select(one.over(group).fill_null(value=False) for one in lowest)
+    images = pl.col("batch_size") if "batch_size" in rows.columns else 1
+    per_image = [(pl.col(name) / images).alias(name) for name in names]
+    lowest = [(one == one.min()) & (pl.col(name).count() > 1) for one, name in zip(per_image, names, strict=True)]
+    best = rows.select(one.over("ours").fill_null(value=False) for one in lowest)
     return best.to_dict(as_series=False) if names else {}
 
 

@@ -1,0 +1,47 @@
+"""The pages in docs/results/suites say of the rows there what these say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites"
+PAGES = sorted(path for path in SUITES.glob("*.md") if path.stem != "README")
+
+
+def tables(page: Path) -> list[list[dict[str, str]]]:
+    """Return every table of a page: its rows by heading."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+        head, _, *lines = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in block.splitlines()]
+        found.append([dict(zip((h.strip() for h in head), (c.strip() for c in line), strict=True)) for line in lines])
+    return found
+
+
+def number(cell: str) -> float:
+    return float(cell.strip("*").replace(",", ""))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_bold_is_the_lowest_per_image_of_a_column_among_the_published_rows_and_among_ours(page: Path) -> None:
+    seen = 0
+    for table in tables(page):
+        for heading in table[0]:
+            bold: dict[bool, set[float]] = {}
+            for row in table:
+                if row[heading].startswith("**"):
+                    images = number(row.get("Batch", "1"))
+                    bold.setdefault("▸" in next(iter(row.values())), set()).add(number(row[heading]) / images)
+            for ours, best in bold.items():
+                others = [
+                    number(row[heading]) / number(row.get("Batch", "1"))
+                    for row in table
+                    if re.fullmatch(r"\**[\d.,]+\**", row[heading]) and ("▸" in next(iter(row.values()))) == ours
+                    and "best per layer" not in row.values()
+                ]  # fmt: skip
+                assert best == {min(others)}, (table[0], heading)
+                seen += 1
+    assert seen > 3
+
