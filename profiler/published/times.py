@@ -22,6 +22,8 @@ LEAST_BATCHES = 3
 """A network at fewer batch sizes is no sweep."""
 LAYER_COUNTERPART = ("eager-benchmark", "eager")
 """As Study.counterpart: each library was printed at its best."""
+DEVICE_BOUND = 0.98
+"""A call whose device works this share of its time or more does not wait for the host."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
 _BY = (
@@ -43,7 +45,9 @@ def own_times(results: pl.DataFrame) -> pl.DataFrame:
     called = [(_library(row, row["variant"]), _library(row, "")) for row in rows.iter_rows(named=True)]
     named = pl.DataFrame(called, schema={"library": pl.String, "runtime": pl.String}, orient="row")
     why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise(pl.coalesce("reason", "status"))
-    footnotes = pl.col("footnotes").list.set_intersection(pl.lit(NOTED)).list.join(", ").replace("", None)
+    busy = (pl.col("gpu_ms") >= DEVICE_BOUND * pl.col("latency_ms")).fill_null(value=False)
+    kinds = pl.when(busy).then(pl.lit(NOTED[1:])).otherwise(pl.lit(NOTED))
+    footnotes = pl.col("footnotes").list.set_intersection(kinds).list.join(", ").replace("", None)
     return rows.hstack(named).with_columns(
         model=pl.coalesce("network", "model"),
         implementation="variant",

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import polars as pl
 import pytest
+
+from profiler.published.times import own_times
+from profiler.results.reading import read_runs
 
 SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites"
 PAGES = sorted(path for path in SUITES.glob("*.md") if path.stem != "README")
+
+
+def rows_of(suite: str) -> pl.DataFrame:
+    return read_runs([str(path) for path in SUITES.glob(f"*/{suite}")]).results.collect()
 
 
 def tables(page: Path) -> list[list[dict[str, str]]]:
@@ -45,3 +53,14 @@ def test_bold_is_the_lowest_per_image_of_a_column_among_the_published_rows_and_a
                 seen += 1
     assert seen > 3
 
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_row_whose_device_works_as_long_as_the_call_takes_is_not_host_bound(page: Path) -> None:
+    own = own_times(rows_of(page.stem))
+    busy = own.filter(pl.col("gpu_ms") >= 0.98 * pl.col("latency_ms"))
+    assert not busy["note"].fill_null("").str.contains("host-bound").any()
+    for table in tables(page):
+        for row in table:
+            total, device = row.get("Total (ms)", ""), row.get("Device (ms)", "")
+            if total and device and number(device) >= 0.981 * number(total):
+                assert "host-bound" not in row.get("Note", "")
