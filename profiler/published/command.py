@@ -17,8 +17,9 @@ from profiler.errors import ConfigError, check_choice
 from profiler.job.config import load_config
 from profiler.options import Published as Options
 from profiler.published.cleaning import Run, clean, read_run, write_run
+from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
-from profiler.published.tables import MATRIX, Environment, published_tables, statements
+from profiler.published.tables import Environment, published_tables
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import listed
 from profiler.tables.table import Section, Table, prose, words
@@ -62,7 +63,9 @@ def present(
     into: Path | None = None,
 ) -> bool:
     """Print the study's tables that have rows of ours; write all as `into`/published.md. Returns False without any."""
-    sections = published_tables(study, results, environments)
+    said, sections = published_tables(study, results, environments)
+    if said:
+        console.print(Text("\n" + "\n".join(said)))
     for section in sections:
         tables = [table for table in section.tables if any(table.flags(table.marked))]
         if section.heading == MATRIX:
@@ -70,15 +73,15 @@ def present(
         if tables:
             print_section(console, replace(section, tables=tables))
     if sections and into is not None:
-        write_whole(into / "published.md", page(study, sections))
+        write_whole(into / "published.md", page(study, said, sections))
     return bool(sections)
 
 
-def page(study: str, sections: Sequence[Section]) -> str:
-    """Write the tables, and what the source states, as one page of Markdown."""
-    lead = _LEAD.format(link(STUDIES[study]))
+def page(study: str, said: Sequence[str], sections: Sequence[Section]) -> str:
+    """Write five conclusions, the tables and what the source states as one page of Markdown."""
     title = f"# {escape_markdown(STUDIES[study].title)}: published and own figures"
-    return "\n".join([f"{title}\n\n{lead}\n", *map(markdown_section, (*sections, *statements(study)))])
+    opening = [title, "\n".join(f"- {escape_markdown(text)}" for text in said), _LEAD.format(link(STUDIES[study]))]
+    return "\n".join(["\n\n".join(filter(None, opening)) + "\n", *map(markdown_section, sections)])
 
 
 def link(study: Study) -> str:
@@ -132,7 +135,7 @@ def write_pages(folder: Path) -> None:
         read = read_runs([run.folder for run in of_suite])
         environments = [run.environment for run in read.runs]
         study = study_of(suite)
-        write_whole(folder / f"{suite}.md", page(study, published_tables(study, read.results.collect(), environments)))
+        write_whole(folder / f"{suite}.md", page(study, *published_tables(study, read.results.collect(), environments)))
     write_whole(folder / "README.md", _index(by_suite))
 
 

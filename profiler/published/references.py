@@ -113,7 +113,7 @@ def overview(study: str) -> pl.DataFrame:
 
 def claims(study: str) -> pl.DataFrame:
     """Return what the study states: `statement`, the published rows' `verdict` on it, and their `answer`."""
-    return read("conclusions").filter(source=study).select("statement", "verdict", "answer")
+    return read("conclusions").filter(source=study)
 
 
 def network_names(study: str) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""Make a study's tables with the rows of runs among its figures, ours marked, and one matrix of ratios.
-
-Published rows and ours are ranked together by their time per image.
-"""
+"""Make a study's tables with the rows of runs among its figures, ours marked, ranked by the time per image."""
 
 from __future__ import annotations
 
@@ -13,21 +10,16 @@ import polars as pl
 
 from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
+from profiler.published.comparing import OWN, claims, comparable, conclusions, matrix
 from profiler.published.studies import STUDIES
-from profiler.published.times import layer_times, own_times, per_image, ranked, represented, study_times
-from profiler.results.cells import compared
+from profiler.published.times import layer_times, own_times, ranked, study_times
 from profiler.results.columns import place
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, decimals, each, significant, whole
 from profiler.tables.table import Field, Section, Table, figure, prose, words
-from profiler.tables.writers import MARK
 
 Environment = Mapping[str, Any]
 LAYERS = list(SHAPES)
-MATRIX = "How many times as fast"
-STATEMENTS = "What the source states, and what its rows say"
-_OWN = f"{MARK}\u00a0{{}}"
-"""The heading of a column of ours; on a terminal it does not break after the sign."""
 _LAYER_TABLES = {
     "forward_ms": ("forward", "forward"),
     "backward_ms": ("backward", "backward (gradInput + gradWeight)"),
@@ -44,65 +36,21 @@ _measures = each(lambda value: _measure(value))
 _money = each(lambda value: compact(value, 3))
 
 
-def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Section]:
-    """Return the study's tables to which the results have something to say, the matrix of ratios first.
+def published_tables(
+    name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()
+) -> tuple[list[str], list[Section]]:
+    """Return five conclusions, and the study's tables to which the results have something to say.
 
-    `environments` are those of the runs. Without a row of ours there is no table. Raises ConfigError where references/
+    `environments` are those of the runs. Without a row of ours there is nothing. Raises ConfigError where references/
     is missing.
     """
     times, layers = study_times(name, results), layer_times(results)
     if not times["ours"].any() and ("layers" not in STUDIES[name].tables or layers.is_empty()):
-        return []
+        return [], []
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
-    hardware = _hardware(name, own_times(results), environments)
-    return [section for section in (*matrix(name, times, layers), *made, *hardware) if section.tables]
-
-
-def matrix(name: str, times: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
-    """Compare every own row with each published machine or library, and with what stands for it on our machines.
-
-    A cell is the geometric mean of the ratios over all networks that both ran, and their range, to the ends of the 95 %
-    intervals.
-    """
-    study = STUDIES[name]
-    if "layers" in study.tables and not layers.is_empty():
-        times = pl.concat([times, _layer_totals(layers)], how="diagonal_relaxed")
-    rows = per_image(times).with_columns(key=pl.when("swept").then("batch_size"))
-    called = pl.concat_str("machine", "library", "implementation", separator=", ", ignore_nulls=True)
-    own = rows.filter("ours").drop_nulls("latency_ms").with_columns(
-        side=called if "implementation" in study.columns else pl.format("{}, {}", "machine", "library")
-    )  # fmt: skip
-    published = represented(rows.filter(~pl.col("ours")), study)
-    columns = pl.concat([published, own.filter("counterpart")], how="diagonal_relaxed")
-    both = pl.concat([own, published], how="diagonal_relaxed").join(
-        columns, on=["network", "pass", "key", "device"], suffix="_base", nulls_equal=True, maintain_order="left_right"
-    )
-    both = both.filter(pl.col("side") != pl.col("side_base"))
-    ratios = both.hstack(compared(both)).group_by("side", "ours", "side_base", maintain_order=True).agg(
-        middle=pl.col("factor").log().mean().exp(), low=pl.col("factor_low").min(), high=pl.col("factor_high").max()
-    )  # fmt: skip
-    if ratios.is_empty():
-        return []
-    wide = ratios.pivot("side_base", index=["side", "ours"], values=["middle", "low", "high"], maintain_order=True)
-    ours = dict(columns.select("side", "ours").rows())
-    bases = [side for side in ours if f"middle_{side}" in wide.columns]
-    fields = [
-        figure(_OWN.format(side) if ours[side] else side, tuple(f"{part}_{side}" for part in ("middle", "low", "high")),
-               numbers.factors)
-        for side in bases
-    ]  # fmt: skip
-    text = (
-        "The row's speed over the column's: geometric mean over all networks that both ran, with the range of the "
-        "ratios, intervals included; per image, GPUs and CPUs apart."
-    )
-    table = Table("matrix", "", wide, [_label("side", "×"), *fields], marked="ours")
-    return [Section(MATRIX, [text], [table])]
-
-
-def statements(name: str) -> list[Section]:
-    """List the source's statements with their verdicts and what these rest on (references/conclusions.csv)."""
-    fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
-    return [Section(STATEMENTS, (), [Table("statements", "", references.claims(name), fields)])]
+    rows = comparable(name, times, layers)
+    sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows)]
+    return conclusions(rows), [section for section in sections if section.tables]
 
 
 def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
@@ -117,7 +65,7 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         words("Top-1 error (%)", "top1_error_percent"),
         words("Top-5 error (%)", "top5_error_percent"),
         figure("Speed, Pascal Titan X (ms)", "milliseconds", _measures),
-        *(figure(_OWN.format(f"{machine} (ms)"), machine, _measures) for machine in machines),
+        *(figure(OWN.format(f"{machine} (ms)"), machine, _measures) for machine in machines),
         _label("citation", "Citation"),
     ]
     frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left")
@@ -192,7 +140,7 @@ def _shapes(own: pl.DataFrame) -> Section:
     sizes = own.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
     frame = references.layer_shapes().join(sizes, on="layer", how="left", maintain_order="left")
     printed = {"layer": "Layer", "input": "Input", "batch_size": "Batch-size", "maps": "Feature maps"}
-    printed |= {"kernel": "Kernel Size", "stride": "Stride", "own_batch_sizes": _OWN.format("Batch-size")}
+    printed |= {"kernel": "Kernel Size", "stride": "Stride", "own_batch_sizes": OWN.format("Batch-size")}
     fields = [words(heading, column) for column, heading in printed.items()]
     return Section("L1 to L5: shapes", (), [Table("layer-shapes", "", frame, fields)])
 
@@ -233,29 +181,6 @@ def _layer_passes(own: pl.DataFrame) -> Section:
 def _layer_fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
     labels = [_label("machine", "GPU"), _label("library", "Library"), _label("implementation", "Class/Function", "url")]
     return [*labels, *times, *(_batch("Per image (ms)") if frame["batch_size"].n_unique() > 1 else [])]
-
-
-def _layer_totals(own: pl.DataFrame) -> pl.DataFrame:
-    """Return the layers as rows of `study_times`: forward, gradInput and gradWeight together."""
-    both = references.layers().filter(pl.col("table").is_in(["forward", "backward"]))
-    keys = ["machine", "library", "implementation", "batch_size", "layer"]
-    long = both.filter(pl.col("library") != "cherry-picking").unpivot(
-        LAYERS, index=["table", *keys[:-1]], variable_name="layer"
-    )
-    total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
-    published = long.group_by(keys, maintain_order=True).agg(total_ms=total)
-    published = published.with_columns(
-        ours=pl.lit(value=False), counterpart=pl.lit(value=False), low_ms="total_ms", high_ms="total_ms"
-    )
-    rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed")
-    return rows.select(
-        *("machine", "library", "implementation", "batch_size", "total_ms", "low_ms", "high_ms", "clock", "ours"),
-        "counterpart",
-        pl.lit("training").alias("pass"),
-        device=pl.col("device").fill_null("cuda"),
-        network="layer",
-        swept=pl.lit(value=False),
-    )
 
 
 def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -> list[Section]:

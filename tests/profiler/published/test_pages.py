@@ -8,7 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from profiler.published.times import own_times
+from profiler.published import references
+from profiler.published.times import layer_times, own_times
 from profiler.results.reading import read_runs
 
 SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites"
@@ -64,3 +65,44 @@ def test_a_row_whose_device_works_as_long_as_the_call_takes_is_not_host_bound(pa
             total, device = row.get("Total (ms)", ""), row.get("Device (ms)", "")
             if total and device and number(device) >= 0.981 * number(total):
                 assert "host-bound" not in row.get("Note", "")
+
+
+def times_faster(text: str) -> tuple[float, float]:
+    low, high = map(float, re.findall(r"([\d.]+)x", text)[:2])
+    return low, high
+
+
+@pytest.mark.parametrize(
+    ("suite", "machine", "variant"),
+    [
+        ("convnet-benchmarks", "H200", "eager"),
+        ("convnet-benchmarks", "H100", "eager"),
+        ("cnn-benchmarks", "H200", "eager-benchmark"),
+        ("convnet-layers", "H200", "eager-benchmark"),
+    ],
+)
+def test_the_headline_compares_with_the_fastest_published_row_of_each_network(
+    suite: str, machine: str, variant: str
+) -> None:
+    own = own_times(rows_of(suite)).filter(machine=machine, variant=variant, precision="fp32")
+    mine = dict(own.select("model", "latency_ms").rows())
+    lowest: dict[str, float] = {}
+    if suite == "convnet-layers":
+        mine = dict(layer_times(rows_of(suite)).filter(machine=machine, variant=variant, precision="fp32")
+                    .select("layer", "total_ms").rows())  # fmt: skip
+        parts = references.layers().filter(pl.col("library") != "cherry-picking")
+        for layer in mine:
+            both = parts.filter(pl.col("table").is_in(["forward", "backward"])).group_by("library", "implementation")
+            lowest[layer] = min(both.agg(pl.col(layer).sum(), pl.col(layer).count().alias("n")).filter(n=2)[layer])
+    else:
+        for network, ms in references.networks(suite).filter(device="cuda").select("network", "total_ms").rows():
+            lowest[network] = min(ms, lowest.get(network, ms))
+    factors = [lowest[name] / ms for name, ms in mine.items()]
+    (line,) = re.findall(rf"^- The {machine} \({variant} fp32\) .* the fastest published .*", page_text(suite), re.M)
+    assert times_faster(line) == pytest.approx((min(factors), max(factors)), rel=0.02)
+    printed = {("convnet-benchmarks", "H200"): (18.5, 28.5), ("convnet-layers", "H200"): (16.3, 37.3)}
+    assert times_faster(line) == printed.get((suite, machine), times_faster(line))
+
+
+def page_text(suite: str) -> str:
+    return (SUITES / f"{suite}.md").read_text()

@@ -16,8 +16,9 @@ from exporters.catalog import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references
 from profiler.published.command import page, present
+from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES
-from profiler.published.tables import MATRIX, published_tables
+from profiler.published.tables import published_tables
 from profiler.published.times import own_times, study_times
 from profiler.tables.writers import markdown
 
@@ -31,7 +32,7 @@ CPU = {"machine": "a CPU", "device": "cpu", "cudnn": None}
 
 def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
     """Return the cells of every line below the heading that begins so, each table's title before it."""
-    sections = published_tables(study, frame(*cases), [ENVIRONMENT])
+    _, sections = published_tables(study, frame(*cases), [ENVIRONMENT])
     (section,) = [section for section in sections if section.heading.startswith(heading)]
     found = []
     for table in section.tables:
@@ -40,7 +41,7 @@ def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
 
 
 def headings(study: str, *cases: dict[str, Any]) -> list[str]:
-    return [section.heading for section in published_tables(study, frame(*cases), [ENVIRONMENT])]
+    return [section.heading for section in published_tables(study, frame(*cases), [ENVIRONMENT])[1]]
 
 
 # The references as frames.
@@ -325,7 +326,7 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> 
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
     assert text == page(
-        "cnn-benchmarks", published_tables("cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT])
+        "cnn-benchmarks", *published_tables("cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT])
     )
     assert "**AlexNet**" in text
     claims = references.claims("cnn-benchmarks")
