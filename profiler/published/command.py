@@ -77,10 +77,15 @@ def present(
     return bool(sections)
 
 
-def page(study: str, said: Sequence[str], sections: Sequence[Section]) -> str:
-    """Write five conclusions, the tables and what the source states as one page of Markdown."""
+def page(study: str, said: Sequence[str], sections: Sequence[Section], picture: str = "") -> str:
+    """Write five conclusions, a picture, the tables and what the source states as one page of Markdown."""
     title = f"# {escape_markdown(STUDIES[study].title)}: published and own figures"
-    opening = [title, "\n".join(f"- {escape_markdown(text)}" for text in said), _LEAD.format(link(STUDIES[study]))]
+    opening = [
+        title,
+        "\n".join(f"- {escape_markdown(text)}" for text in said),
+        _LEAD.format(link(STUDIES[study])),
+        picture,
+    ]
     return "\n".join(["\n\n".join(filter(None, opening)) + "\n", *map(markdown_section, sections)])
 
 
@@ -127,6 +132,8 @@ def _problem(target: Path, run: Run) -> str:
 
 def write_pages(folder: Path) -> None:
     """Write a page a suite over all machines in the folder, and the README.md that leads to them."""
+    from profiler.published.pictures import picture  # altair takes half a second
+
     runs = [read_run(path.parent) for path in sorted(folder.glob("*/*/results.parquet"))]
     by_suite: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.folder.name, run.environment.get("device") == "cpu")):
@@ -134,8 +141,10 @@ def write_pages(folder: Path) -> None:
     for suite, of_suite in by_suite.items():
         read = read_runs([run.folder for run in of_suite])
         environments = [run.environment for run in read.runs]
-        study = study_of(suite)
-        write_whole(folder / f"{suite}.md", page(study, *published_tables(study, read.results.collect(), environments)))
+        study, results = study_of(suite), read.results.collect()
+        write_whole(folder / f"{suite}.svg", picture(study, results))
+        shown = f"![{suite}]({suite}.svg)"
+        write_whole(folder / f"{suite}.md", page(study, *published_tables(study, results, environments), shown))
     write_whole(folder / "README.md", _index(by_suite))
 
 

@@ -28,18 +28,26 @@ _KEYS = ("network", "pass", "key")
 _WITHOUT_CUDNN = pl.col("implementation").str.starts_with("eager-nocudnn")
 
 
-def comparable(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataFrame:
-    """Return all rows with a time per image, of the published ones those that stand for a machine or library.
+def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of networks and layers with a time per image; `side` tells what ran them where.
 
-    `side` names what is compared: "GTX 1080", "Theano (experimental), conv2d_fft", or a machine and library of ours.
     `key` is the batch size in a sweep.
     """
-    study = STUDIES[name]
+    study, library = STUDIES[name], pl.col("library")
     rows = pl.concat([rows, _layer_totals(layers)], how="diagonal_relaxed") if "layers" in study.tables else rows
-    rows = per_image(rows).with_columns(key=pl.when("swept").then("batch_size"))
-    parts = ["machine", "library", *["implementation"] * ("implementation" in study.columns)]
-    own = rows.filter("ours").drop_nulls("latency_ms").with_columns(side=pl.concat_str(parts, separator=", "))
-    return pl.concat([own, represented(rows.filter(~pl.col("ours")), study)], how="diagonal_relaxed")
+    if study.by_release:
+        release = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + library)
+        library = pl.when("ours").then(library).otherwise(release)
+    side = pl.concat_str(
+        "machine", library, *["implementation"] * ("implementation" in study.columns), separator=", ", ignore_nulls=True
+    )
+    rows = per_image(rows).drop_nulls("latency_ms")
+    return rows.with_columns(side=side, key=pl.when("swept").then("batch_size"))
+
+
+def comparable(name: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep all of our rows, and of the published ones those that stand for a machine, or for a library."""
+    return pl.concat([rows.filter("ours"), represented(rows.filter(~pl.col("ours")), STUDIES[name])])
 
 
 def matrix(rows: pl.DataFrame) -> list[Section]:
@@ -227,7 +235,7 @@ def _layer_totals(own: pl.DataFrame) -> pl.DataFrame:
     rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed")
     return rows.select(
         *("machine", "library", "implementation", "batch_size", "total_ms", "low_ms", "high_ms", "clock", "ours"),
-        *("counterpart", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms"),
+        *("counterpart", "precision", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms"),
         pl.lit("training").alias("pass"),
         device=pl.col("device").fill_null("cuda"),
         network="layer",

@@ -10,9 +10,9 @@ import polars as pl
 
 from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
-from profiler.published.comparing import OWN, claims, comparable, conclusions, matrix
+from profiler.published.comparing import OWN, claims, comparable, conclusions, matrix, per_network
 from profiler.published.studies import STUDIES
-from profiler.published.times import layer_times, own_times, ranked, study_times
+from profiler.published.times import cost_rows, layer_times, own_times, ranked, study_times
 from profiler.results.columns import place
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, decimals, each, significant, whole
@@ -48,7 +48,7 @@ def published_tables(
     if not times["ours"].any() and ("layers" not in STUDIES[name].tables or layers.is_empty()):
         return [], []
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
-    rows = comparable(name, times, layers)
+    rows = comparable(name, per_network(name, times, layers))
     sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows)]
     return conclusions(rows), [section for section in sections if section.tables]
 
@@ -185,11 +185,7 @@ def _layer_fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
 
 def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
     """Show a table a network, cheapest first: own rows whose price or energy is known."""
-    names = references.network_names(name)
-    known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
-    rows = own_times(results).filter(known, pl.col("model").is_in(list(names)))
-    rows = rows.with_columns(joules=pl.col("energy_mj_per_item") / 1e3, section=pl.col("model").replace(names))
-    rows = rows.sort(place("model", names), "usd_per_million_items", "joules", nulls_last=True)
+    rows = cost_rows(name, results)
     fields = [
         *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("library", "Library")),
         *(figure("USD/h", "usd_per_hour", _money), figure("Batch", "batch_size", whole)),
@@ -197,7 +193,7 @@ def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -
         figure("J/image", "joules", _money),
     ]
     text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
-    return [_section("What a million images cost", [text], rows, fields, "section")] if rows.height else []
+    return [_section("What a million images cost", [text], rows, fields, "network")] if rows.height else []
 
 
 def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> list[Section]:

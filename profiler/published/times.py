@@ -105,6 +105,15 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(implementation="variant", ours=pl.lit(value=True), note=pl.format("{}: {}", "layer", why))
 
 
+def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
+    """Return own rows whose price or energy is known, by `network` as printed, the cheapest first."""
+    names = references.network_names(name)
+    known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
+    rows = own_times(results).filter(known, pl.col("model").is_in(list(names)))
+    rows = rows.with_columns(joules=pl.col("energy_mj_per_item") / 1e3, network=pl.col("model").replace(names))
+    return rows.sort(place("model", names), "usd_per_million_items", "joules", nulls_last=True)
+
+
 def per_image(rows: pl.DataFrame) -> pl.DataFrame:
     """Divide the total and its interval by the batch size, as `latency_ms` and its ends."""
     of = {"latency_ms": "total_ms", "latency_low_ms": "low_ms", "latency_high_ms": "high_ms"}
@@ -114,10 +123,9 @@ def per_image(rows: pl.DataFrame) -> pl.DataFrame:
 def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
     """Keep one published row a machine and network: the newest release, or the fastest; of one machine every library.
 
-    A row's `side` is the machine, or the library where there is one machine. Rows without a time are left out, so an
-    older release stands for one that could not run.
+    A row's `side` is the machine, or the library where there is one machine. Rows without a time are to be left out,
+    so that an older release stands for one that could not run.
     """
-    rows = rows.drop_nulls("latency_ms")
     if rows["machine"].n_unique() < 2:
         called = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
         return rows.with_columns(side=called)

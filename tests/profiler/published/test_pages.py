@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 
 from profiler.published import references
+from profiler.published.command import study_of
+from profiler.published.pictures import COLORS, picture_rows
 from profiler.published.times import layer_times, own_times
 from profiler.results.reading import read_runs
 
@@ -106,3 +108,32 @@ def test_the_headline_compares_with_the_fastest_published_row_of_each_network(
 
 def page_text(suite: str) -> str:
     return (SUITES / f"{suite}.md").read_text()
+
+
+def drawn(suite: str) -> tuple[pl.DataFrame, str]:
+    return picture_rows(study_of(suite), rows_of(suite))
+
+
+def test_a_librarys_points_are_all_of_one_class_in_the_layers_picture() -> None:
+    rows, _ = drawn("convnet-layers")
+    published = references.layers().filter(pl.col("library") != "cherry-picking")
+    sides = published.select(pl.concat_str("machine", "library", "implementation", separator=", ")).unique()
+    assert set(rows.filter(kind="published")["side"]) <= set(sides.to_series())
+    both = published.filter(pl.col("table").is_in(["forward", "backward"]))
+    for name, kind in (("Torch-7", "nn.SpatialConvolutionMM"), ("Theano (experimental)", "CorrMM")):
+        points = rows.filter(side=f"Titan Black, {name}, {kind}")
+        of = both.filter(library=name, implementation=kind).select(pl.col("L1", "L2", "L3", "L4", "L5").sum() / 128)
+        assert points.select("network", "value").rows() == list(zip(of.columns, of.row(0), strict=True))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_pictures_axis_names_the_unit_and_a_kind_has_one_colour(page: Path) -> None:
+    rows, unit = drawn(page.stem)
+    text = page.with_suffix(".svg").read_text()
+    assert unit.startswith("US dollars per million images" if page.stem == "cloud-gpus" else "Milliseconds per image")
+    assert f">{unit}, on a logarithmic scale" in text
+    assert rows.filter(pl.col("side").str.contains("Titan|GTX"))["kind"].unique().to_list() in ([], ["published"])
+    assert set(rows["kind"]) <= set(COLORS)
+    assert rows.group_by("side").agg(pl.col("kind").n_unique())["kind"].max() == 1, "a variant keeps its colour"
+    for side in rows["side"].unique():
+        assert side.replace("&", "&amp;") in text

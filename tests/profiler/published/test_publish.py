@@ -149,10 +149,10 @@ def test_what_cannot_be_compared_is_an_error(runs: list[str], study: str | None,
 
 def test_the_pages_of_the_suites_are_what_their_data_give(tmp_path: Path) -> None:
     into = Path(shutil.copytree(RESULTS / "suites", tmp_path / "suites"))
-    for page in into.glob("*.md"):
+    for page in into.glob("*.*"):
         page.unlink()
     write_pages(into)
-    for page in (RESULTS / "suites").glob("*.md"):
+    for page in (RESULTS / "suites").glob("*.*"):
         mend = "run: python -m profiler published docs/results/suites/*/* --into docs/results/suites"
         assert page.read_text() == (into / page.name).read_text(), mend
 
