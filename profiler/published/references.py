@@ -106,14 +106,21 @@ def overview(study: str) -> pl.DataFrame:
     depth = pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None)
     return read("networks").filter(source=study).select(
         *("network", "published_network", "year", "top1_error_percent", "top5_error_percent", "milliseconds"),
+        *("citation", "citation_url"),
         depth=depth,
-        citation=pl.format("[{}]", "citation"),
     )  # fmt: skip
 
 
 def claims(study: str) -> pl.DataFrame:
     """Return what the study states: `statement`, the published rows' `verdict` on it, and their `answer`."""
     return read("conclusions").filter(source=study)
+
+
+def notes(study: str) -> dict[str, str]:
+    """Return by a table's title what its source says beside it."""
+    return dict(
+        read("notes").filter(pl.col("source").str.split("; ").list.contains(study)).select("table", "note").rows()
+    )
 
 
 def network_names(study: str) -> dict[str, str]:

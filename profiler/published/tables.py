@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -50,7 +51,12 @@ def published_tables(
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
     rows = comparable(name, per_network(name, times, layers))
     sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows)]
-    return conclusions(rows), [section for section in sections if section.tables]
+    notes = references.notes(name)
+    noted = [
+        replace(each, tables=[replace(table, note=notes.get(table.title or each.heading, "")) for table in each.tables])
+        for each in sections
+    ]
+    return conclusions(rows), [section for section in noted if section.tables]
 
 
 def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
@@ -66,7 +72,7 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         words("Top-5 error (%)", "top5_error_percent"),
         figure("Speed, Pascal Titan X (ms)", "milliseconds", _measures),
         *(figure(OWN.format(f"{machine} (ms)"), machine, _measures) for machine in machines),
-        _label("citation", "Citation"),
+        _label("citation", "Citation", "citation_url"),
     ]
     frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left")
     return [Section("The networks", (), [Table("overview", "", frame, fields)])]
@@ -184,16 +190,16 @@ def _layer_fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
 
 
 def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
-    """Show a table a network, cheapest first: own rows whose price or energy is known."""
-    rows = cost_rows(name, results)
+    """Show own rows whose price or energy is known, by network and pass, cheapest first."""
+    rows = cost_rows(name, results).with_columns(pl.col("pass").replace(_SECTIONS))
     fields = [
-        *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("library", "Library")),
-        *(figure("USD/h", "usd_per_hour", _money), figure("Batch", "batch_size", whole)),
-        *(figure("Images/s", "throughput", numbers.rates), figure("USD/1M images", "usd_per_million_items", _money)),
-        figure("J/image", "joules", _money),
+        *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("network", "Network")),
+        *(_label("pass", "Pass"), _label("library", "Library"), figure("USD/h", "usd_per_hour", _money)),
+        *(figure("Batch", "batch_size", whole), figure("Images/s", "throughput", numbers.rates)),
+        *(figure("USD/1M images", "usd_per_million_items", _money), figure("J/image", "joules", _money)),
     ]
     text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
-    return [_section("What a million images cost", [text], rows, fields, "network")] if rows.height else []
+    return [_section("What a million images cost", [text], rows, fields)] if rows.height else []
 
 
 def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> list[Section]:

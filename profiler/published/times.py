@@ -106,12 +106,12 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
-    """Return own rows whose price or energy is known, by `network` as printed, the cheapest first."""
+    """Return own rows whose price or energy is known, by `network` as printed and pass, the cheapest first."""
     names = references.network_names(name)
     known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
     rows = own_times(results).filter(known, pl.col("model").is_in(list(names)))
     rows = rows.with_columns(joules=pl.col("energy_mj_per_item") / 1e3, network=pl.col("model").replace(names))
-    return rows.sort(place("model", names), "usd_per_million_items", "joules", nulls_last=True)
+    return rows.sort(place("model", names), "pass", "usd_per_million_items", "joules", nulls_last=True)
 
 
 def per_image(rows: pl.DataFrame) -> pl.DataFrame:

@@ -201,7 +201,7 @@ def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours()
     ]  # fmt: skip
     found = lines("cnn-benchmarks", "The networks", *rows)
     assert found[1][5:7] == ["▸ H200 (ms)", "▸ a CPU (ms)"]
-    assert ["VGG-16", "16", "27.00", "8.80", "128.62", "8.00", "", "\\[3]"] in found
+    assert ["VGG-16", "16", "27.00", "8.80", "128.62", "8.00", "", "[3](https://arxiv.org/abs/1409.1556)"] in found
     assert ["VGG Net", "2014", "11 to 19", "7.3", ""] in lines(
         "gpu-study", "The networks", case("overfeat", batch_size=64)
     )
