@@ -20,6 +20,7 @@ from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
 from profiler.published.tables import Environment, published_tables
+from profiler.published.times import NOT_MEASURED
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import listed
 from profiler.tables.table import Section, Table, prose, words
@@ -27,7 +28,8 @@ from profiler.tables.writers import MARK, escape_markdown, markdown, markdown_se
 
 _LEAD = (
     f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time per image of a column, "
-    "among the published rows and among ours; a time without another beside it is not bold."
+    "among the published rows and among ours; a time without another beside it is not bold. A dash repeats the "
+    "reason to its left."
 )
 NOTHING = "no row fits a table of {}: it has other networks, or compares other passes"
 
@@ -67,7 +69,7 @@ def present(
     if said:
         console.print(Text("\n" + "\n".join(said)))
     for section in sections:
-        tables = [table for table in section.tables if any(table.flags(table.marked))]
+        tables = [table for table in section.tables if _has_figures(table)]
         if section.heading == MATRIX:
             tables = [replace(table, frame=pl.DataFrame(table.frame).filter("ours")) for table in tables]
         if tables:
@@ -75,6 +77,12 @@ def present(
     if sections and into is not None:
         write_whole(into / "published.md", page(study, said, sections))
     return bool(sections)
+
+
+def _has_figures(table: Table) -> bool:
+    """Tell whether a run has said something about a table."""
+    why = table.frame["why"] if "why" in table.frame else [None] * table.rows
+    return any(own and reason != NOT_MEASURED for own, reason in zip(table.flags(table.marked), why, strict=True))
 
 
 def page(study: str, said: Sequence[str], sections: Sequence[Section], picture: str = "") -> str:

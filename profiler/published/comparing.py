@@ -10,7 +10,7 @@ import polars as pl
 from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.published.times import per_image, represented
+from profiler.published.times import NOT_MEASURED, per_image, represented
 from profiler.results.cells import compared
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, milliseconds, times
@@ -20,7 +20,6 @@ from profiler.tables.writers import MARK
 MATRIX = "How many times as fast"
 CLAIMS = "What the source states, and what the rows say"
 CONCLUSIONS = 5
-NOT_MEASURED = "not measured"
 OWN = f"{MARK}\u00a0{{}}"
 """The heading of a column of ours; on a terminal it does not break after the sign."""
 Claim = Mapping[str, Any]

@@ -13,7 +13,7 @@ from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
 from profiler.published.comparing import OWN, claims, comparable, conclusions, matrix, per_network
 from profiler.published.studies import STUDIES
-from profiler.published.times import cost_rows, layer_times, own_times, ranked, study_times
+from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, study_times
 from profiler.results.columns import place
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, decimals, each, significant, whole
@@ -71,7 +71,7 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         words("Top-1 error (%)", "top1_error_percent"),
         words("Top-5 error (%)", "top5_error_percent"),
         figure("Speed, Pascal Titan X (ms)", "milliseconds", _measures),
-        *(figure(OWN.format(f"{machine} (ms)"), machine, _measures) for machine in machines),
+        *(figure(OWN.format(f"{machine} (ms)"), (machine, "network"), _known) for machine in machines),
         _label("citation", "Citation", "citation_url"),
     ]
     frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left")
@@ -82,21 +82,32 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     """Show a table a network, a row a machine and library: the times of its passes."""
     study = STUDIES[name]
     rows = times.filter(pl.col("pass") == "training", ~pl.col("swept"))
-    rows = ranked(rows, "total_ms", "network").sort(
-        place("network", references.network_names(name)), maintain_order=True
-    )
+    sizes = rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"]
+    rows = ranked(pl.concat([rows, _missing(rows)], how="diagonal"), "total_ms", "network")
+    rows = rows.sort(place("network", references.network_names(name)), maintain_order=True)
     links = {"implementation": "url"}
     fields = [
-        _milliseconds(column, heading) if column.endswith("_ms") else _label(column, heading, links.get(column, ""))
+        _milliseconds(column, heading, "why" * (column == "total_ms"))
+        if column.endswith("_ms")
+        else _label(column, heading, links.get(column, ""))
         for column, heading in study.columns.items()
     ]
     fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), _intervals, unit="ms", expendable=1))
     fields.append(_milliseconds("gpu_ms", "Device (ms)", expendable=2))
     text = []
-    if rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"].max() != 1:
+    if sizes.max() != 1:
         fields += _batch("Per image (ms)")
         text = ["Batch sizes differ: ranked by the time per image."]
     return [_section(f"{study.title}: forward and backward pass", text, rows, fields, "published_network")]
+
+
+def _missing(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that our machines and libraries lack: a network that one of them did not measure."""
+    keys = ["machine", "library", "implementation", "ours"]
+    networks = rows.select("network", "published_network").unique(maintain_order=True)
+    sides = rows.filter("ours").select(keys).unique(maintain_order=True)
+    missing = sides.join(networks, how="cross").join(rows, on=[*keys, "network"], how="anti", nulls_equal=True)
+    return missing.with_columns(why=pl.lit(NOT_MEASURED))
 
 
 def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
@@ -108,11 +119,11 @@ def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Sectio
     )
     keys = ["section", "machine", "library", "batch_size", "ours"]
     about = rows.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), _notes())
-    wide = rows.pivot("published_network", index=keys, values="total_ms", maintain_order=True, aggregate_function="min")
+    wide, spread = _wide(rows, "published_network", keys, "total_ms")
     frame = wide.join(about, on=keys, nulls_equal=True).sort("section", "place", nulls_last=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
     fields += [figure("Batch", "batch_size", whole)] if frame["batch_size"].n_unique() > 1 else []
-    fields += [_milliseconds(network, network) for network in rows["published_network"].unique(maintain_order=True)]
+    fields += spread
     title = f"GPU vs Framework vs Network: milliseconds, {STUDIES[name].batch_size} samples per minibatch"
     return [_section(title, [_PICTURES], frame, fields, "section")]
 
@@ -128,11 +139,11 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
     if rows.is_empty():
         return []
     keys = ["published_network", "machine", "library", "section", "ours"]
-    wide = rows.pivot("batch_size", index=keys, values="ms", maintain_order=True, aggregate_function="min")
+    wide, spread = _wide(rows, "batch_size", keys, "ms")
     frame = wide.join(rows.group_by(keys).agg(_notes()), on=keys, maintain_order="left")
     frame = frame.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
-    fields += [_milliseconds(f"{size}", f"{size}") for size in rows["batch_size"].unique(maintain_order=True)]
+    fields += spread
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
     return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "section")]
 
@@ -153,7 +164,7 @@ def _shapes(own: pl.DataFrame) -> Section:
 
 def _layer_sums(own: pl.DataFrame) -> Section:
     sums = [pl.when(pl.col(name).count() == len(LAYERS)).then(pl.col(name).sum()).alias(name) for name in _SUMS]
-    own = own.group_by(_ROW, maintain_order=True).agg(*sums, _notes())
+    own = own.group_by(_ROW, maintain_order=True).agg(sums).with_columns(total_printed=pl.lit("forward only"))
     own = own.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(value=False))
     frame = ranked(pl.concat([published, own], how="diagonal_relaxed"), "total_ms")
@@ -165,22 +176,18 @@ def _layer_sums(own: pl.DataFrame) -> Section:
 def _layer_passes(own: pl.DataFrame) -> Section:
     """Show every pass with a column a layer."""
     long = own.rename({column: table for column, (table, _) in _LAYER_TABLES.items()}).unpivot(
-        [table for table, _ in _LAYER_TABLES.values()], index=[*_ROW, "layer", "note"], variable_name="table"
+        [table for table, _ in _LAYER_TABLES.values()], index=[*_ROW, "layer", "why"], variable_name="table"
     )
-    keys = ["table", *_ROW]
-    wide = long.pivot("layer", index=keys, values="value", maintain_order=True, aggregate_function="first")
-    wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)
-    about = long.group_by(keys).agg(pl.col("value").is_not_null().any().alias("measured"), _notes())
-    wide = wide.join(about, on=keys, maintain_order="left")
-    # An engine without a backward pass has no row there; the forward table says why.
-    wide = wide.filter(pl.col("measured") | (pl.col("table") == "forward"))
+    # An engine without a backward pass has no row there.
+    long = long.filter((pl.col("value").is_not_null().any().over("table", *_ROW)) | (pl.col("table") == "forward"))
+    wide, fields = _wide(long, "layer", ["table", *_ROW], "value", LAYERS)
     wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
     published = references.layers().with_columns(ours=pl.lit(value=False))
     frame = ranked(pl.concat([published, wide], how="diagonal_relaxed"), "total", "table")
     headings = dict(_LAYER_TABLES.values())
     frame = frame.sort(place("table", headings), maintain_order=True)
     frame = frame.with_columns(section=pl.col("table").replace_strict(headings))
-    fields = [*(_milliseconds(layer, layer) for layer in LAYERS), _milliseconds("total", "Total")]
+    fields = [*fields, _milliseconds("total", "Total")]
     return _section("L1 to L5, by pass (ms)", (), frame, _layer_fields(frame, fields), "section")
 
 
@@ -271,6 +278,30 @@ def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]
     return best.to_dict(as_series=False) if names else {}
 
 
+def _wide(
+    rows: pl.DataFrame, on: str, keys: list[str], value: str, columns: Sequence[str] = ()
+) -> tuple[pl.DataFrame, list[Field]]:
+    """Spread `value` over a column for each value of `on`, or for `columns`; returns these columns' fields as well.
+
+    A blank of ours gives the reason, once in a row: a dash repeats what stands to its left.
+    """
+    columns = columns or [str(one) for one in rows[on].unique(maintain_order=True)]
+    best = rows.sort(value, nulls_last=True, maintain_order=True).unique([*keys, on], keep="first", maintain_order=True)
+    parts = [best.pivot(on, index=keys, values=name, maintain_order=True) for name in (value, "why")]
+    wide = parts[0].join(parts[1], on=keys, suffix=" why", nulls_equal=True, maintain_order="left")
+    wide = rows.select(keys).unique(maintain_order=True).join(wide, on=keys, nulls_equal=True, maintain_order="left")
+    wide, said = wide.with_columns(said=pl.lit(None, pl.String)), pl.col("said")
+    for column in columns:
+        known = [name for name in (column, f"{column} why") if name in wide.columns]
+        is_blank = pl.col(column).is_null() if known else pl.lit(value=True)
+        why = pl.when("ours", is_blank).then(pl.coalesce(*known[1:], pl.lit(NOT_MEASURED)))
+        wide = wide.with_columns(
+            pl.when(why == said).then(pl.lit("–")).otherwise(why).alias(f"{column} why"), said=pl.coalesce(why, said),
+            **({} if known else {column: pl.lit(None, pl.Float64)}),
+        )  # fmt: skip
+    return wide, [_milliseconds(column, column, f"{column} why") for column in columns]
+
+
 def _notes() -> pl.Expr:
     return pl.col("note").drop_nulls().unique(maintain_order=True).str.join("; ").replace("", None)
 
@@ -296,6 +327,12 @@ def _times(
     rows = list(zip(values, ours, printed, strict=False))
     plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
     return [text or "" if v is None else count(v) if plain and not own else _measure(v) for v, own, text in rows]
+
+
+def _known(values: Iterable[float | None], networks: Iterable[str | None]) -> list[str]:
+    """Write own times of the networks that have a name in the catalog."""
+    pairs = zip(values, networks, strict=True)
+    return [_measure(value) if value is not None else NOT_MEASURED * (network is not None) for value, network in pairs]
 
 
 def _intervals(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:

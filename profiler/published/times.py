@@ -26,6 +26,10 @@ DEVICE_BOUND = 0.98
 """A call whose device works this share of its time or more does not wait for the host."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
+NOT_MEASURED = "not measured"
+_REASON = pl.coalesce("reason", "status").str.replace(": pip install .*", "")
+_WHY = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(_REASON)
+"""Why a case has no figures, without how to install what it lacked."""
 _BY = (
     *("machine", "cloud", "instance", "usd_per_hour", "device", "cudnn"),
     *(column for column in names(Group.VERSIONS) if column.endswith("_version")),
@@ -37,21 +41,21 @@ def own_times(results: pl.DataFrame) -> pl.DataFrame:
     """Return the cells of runs, each with the name of its machine and library.
 
     `library` is the runtime, variant and precision, and what else distinguishes it: "PyTorch 2.11 eager fp32, cuDNN
-    9.19"; `runtime` is the same without the variant. `note` says why figures are missing, or names footnotes.
+    9.19"; `runtime` is the same without the variant. `why` says why figures are missing, `note` names footnotes.
     `device_ms` is the device's own time, or the latency where that is unknown or less.
     """
     machine = pl.coalesce("machine", "gpu", pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU")))
     rows = cells(results.with_columns(machine=machine), by=_BY)
     called = [(_library(row, row["variant"]), _library(row, "")) for row in rows.iter_rows(named=True)]
     named = pl.DataFrame(called, schema={"library": pl.String, "runtime": pl.String}, orient="row")
-    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise(pl.coalesce("reason", "status"))
     busy = (pl.col("gpu_ms") >= DEVICE_BOUND * pl.col("latency_ms")).fill_null(value=False)
     kinds = pl.when(busy).then(pl.lit(NOTED[1:])).otherwise(pl.lit(NOTED))
     footnotes = pl.col("footnotes").list.set_intersection(kinds).list.join(", ").replace("", None)
     return rows.hstack(named).with_columns(
         model=pl.coalesce("network", "model"),
         implementation="variant",
-        note=pl.when(OK).then(footnotes).otherwise(why),
+        note=pl.when(OK).then(footnotes),
+        why=_WHY,
         # The device cannot take longer than the call.
         device_ms=pl.min_horizontal("gpu_ms", "latency_ms"),
         ours=pl.lit(value=True),
@@ -87,7 +91,7 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     own = own.drop("network").rename(
         {"model": "network", "latency_ms": "total_ms", "latency_low_ms": "low_ms", "latency_high_ms": "high_ms"}
     )
-    more = ["precision", "note", "gpu_ms"]
+    more = ["precision", "note", "why", "gpu_ms"]
     rows = pl.concat([published, both, own.select(name for name in (*published.columns, *more) if name in own.columns)],
                      how="diagonal")  # fmt: skip
     rows = rows.with_columns(published_network=pl.col("network").replace_strict(networks))
@@ -101,8 +105,7 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     own = own_times(results).with_columns(counterpart=_counterpart(LAYER_COUNTERPART))
     own = own.unique(keys, keep="first").select(*keys, "counterpart", library="runtime")
     rows = layer_rows(results).join(own, on=keys, how="left", maintain_order="left")
-    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise("reason")
-    return rows.with_columns(implementation="variant", ours=pl.lit(value=True), note=pl.format("{}: {}", "layer", why))
+    return rows.with_columns(implementation="variant", ours=pl.lit(value=True), why=_WHY)
 
 
 def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:

@@ -137,3 +137,28 @@ def test_a_pictures_axis_names_the_unit_and_a_kind_has_one_colour(page: Path) ->
     assert rows.group_by("side").agg(pl.col("kind").n_unique())["kind"].max() == 1, "a variant keeps its colour"
     for side in rows["side"].unique():
         assert side.replace("&", "&amp;") in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_blank_of_ours_says_why_once_and_without_advice(page: Path) -> None:
+    text = page.read_text()
+    assert "pip install" not in text
+    for table in tables(page):
+        for row in table:
+            cells = [cell for heading, cell in row.items() if "▸" in next(iter(row.values())) and heading != "×"]
+            assert cells.count("not measured") <= 1 or "is not installed" in str(cells)
+
+
+@pytest.mark.parametrize(
+    ("suite", "row", "network"),
+    [
+        ("cloud-gpus", "▸ H200 | PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19", "ResNet-200"),
+        ("convnet-benchmarks", "▸ H100 | PyTorch 2.11 fp16, cuDNN 9.19 | compiled", "OxfordNet \\[Model-A]"),
+        ("gpu-study", "▸ H200 | JAX 0.11 jax fp32, cuDNN 9.19", "forward + backward"),
+        ("gpu-study", "▸ H200 | PyTorch 2.11 compiled-benchmark fp32, cuDNN 9.19", "forward + backward"),
+    ],
+)
+def test_what_a_run_lacks_is_said_in_its_row(suite: str, row: str, network: str) -> None:
+    table = page_text(suite).partition(f"**{network}**\n")[2].partition("\n**")[0]
+    (line,) = [line for line in table.splitlines() if row in line]
+    assert "| not measured |" in line
