@@ -10,10 +10,10 @@ import polars as pl
 from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.published.times import NOT_MEASURED, per_image, represented
+from profiler.published.times import NOT_MEASURED, cost_rows, per_image, represented
 from profiler.results.cells import compared
 from profiler.tables import numbers
-from profiler.tables.numbers import compact, milliseconds, times
+from profiler.tables.numbers import compact, listed, milliseconds, times
 from profiler.tables.table import Section, Table, figure, prose, words
 from profiler.tables.writers import MARK
 
@@ -122,7 +122,24 @@ def conclusions(rows: pl.DataFrame) -> list[str]:
         others = mine.filter(~pl.col("counterpart")).partition_by("side", maintain_order=True)
         drawn += [(5, its["side"][0], its, str(variant), own) for its in others]
     said = [sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
-    return [text for text in said if text][:CONCLUSIONS]
+    return [text for text in said if text]
+
+
+def prices(name: str, results: pl.DataFrame) -> list[str]:
+    """Say what a million images cost on each machine whose price is known, in the cheapest way for each network."""
+    if "cost" not in STUDIES[name].tables:
+        return []
+    costs, said = cost_rows(name, results).drop_nulls("usd_per_million_items"), []
+    for (machine, price), rows in costs.group_by("machine", "usd_per_hour", maintain_order=True):
+        least = rows.group_by("pass", "network").agg(usd=pl.col("usd_per_million_items").min())
+        parts = [
+            f"{compact(of['usd'][0], 2)} to {compact(of['usd'][-1], 2)} USD to {word}"
+            for pass_, word in (("inference", "classify"), ("training", "train on"))
+            if (of := least.filter(pl.col("pass") == pass_).sort("usd")).height
+        ]
+        cost = listed(parts)
+        said.append(f"On the {machine}, at {compact(float(str(price)))} USD an hour, a million images cost {cost}.")
+    return said
 
 
 def claims(name: str, rows: pl.DataFrame) -> list[Section]:

@@ -11,9 +11,25 @@ import polars as pl
 
 from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
-from profiler.published.comparing import OWN, claims, comparable, conclusions, matrix, per_network
+from profiler.published.comparing import (
+    CONCLUSIONS,
+    OWN,
+    claims,
+    comparable,
+    conclusions,
+    matrix,
+    per_network,
+    prices,
+)
 from profiler.published.studies import STUDIES
-from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, study_times
+from profiler.published.times import (
+    NOT_MEASURED,
+    cost_rows,
+    layer_times,
+    own_times,
+    ranked,
+    study_times,
+)
 from profiler.results.columns import place
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, decimals, each, significant, whole
@@ -56,7 +72,7 @@ def published_tables(
         replace(each, tables=[replace(table, note=notes.get(table.title or each.heading, "")) for table in each.tables])
         for each in sections
     ]
-    return conclusions(rows), [section for section in noted if section.tables]
+    return [*prices(name, results), *conclusions(rows)][:CONCLUSIONS], [section for section in noted if section.tables]
 
 
 def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:

@@ -20,8 +20,8 @@ from profiler.tables.numbers import natural
 
 LEAST_BATCHES = 3
 """A network at fewer batch sizes is no sweep."""
-LAYER_COUNTERPART = ("eager-benchmark", "eager")
-"""As Study.counterpart: each library was printed at its best."""
+SEARCHING = ("eager-benchmark", "eager")
+"""As Study.counterpart, of libraries at their best."""
 DEVICE_BOUND = 0.98
 """A call whose device works this share of its time or more does not wait for the host."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
@@ -84,7 +84,7 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     )
     own = _of_study(name, own_times(results.filter(pl.col("model_kind").ne_missing("layer"))))
     own = own.with_columns(
-        pl.col("library", "runtime") + _image_gradient(study), counterpart=_counterpart(study.counterpart)
+        pl.col("library", "runtime") + _image_gradient(study), counterpart=counterpart(study.counterpart)
     )
     if "implementation" in study.columns:
         own = own.with_columns(library="runtime")
@@ -102,7 +102,7 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Return `layer_rows` of L1 to L5, with the names of `own_times`; `implementation` is the variant."""
     results = results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(list(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
-    own = own_times(results).with_columns(counterpart=_counterpart(LAYER_COUNTERPART))
+    own = own_times(results).with_columns(counterpart=counterpart(SEARCHING))
     own = own.unique(keys, keep="first").select(*keys, "counterpart", library="runtime")
     rows = layer_rows(results).join(own, on=keys, how="left", maintain_order="left")
     return rows.with_columns(implementation="variant", ours=pl.lit(value=True), why=_WHY)
@@ -176,7 +176,7 @@ def _image_gradient(study: Study) -> pl.Expr:
     return pl.when(differs).then(pl.format(", {} the image's gradient", word)).otherwise(pl.lit(""))
 
 
-def _counterpart(variants: Sequence[str]) -> pl.Expr:
+def counterpart(variants: Sequence[str]) -> pl.Expr:
     """Mark the first of some variants in fp32 that its machine measured in that pass; without any the base."""
     rank = pl.when(pl.col("variant").is_in(variants), precision="fp32").then(place("variant", variants))
     first = rank.filter(OK).min().over("machine", "device", "pass")

@@ -111,7 +111,7 @@ def page_text(suite: str) -> str:
 
 
 def drawn(suite: str) -> tuple[pl.DataFrame, str]:
-    return picture_rows(study_of(suite), rows_of(suite))
+    return picture_rows(study_of(next(SUITES.glob(f"*/{suite}"))), rows_of(suite))
 
 
 def test_a_librarys_points_are_all_of_one_class_in_the_layers_picture() -> None:
@@ -162,3 +162,27 @@ def test_what_a_run_lacks_is_said_in_its_row(suite: str, row: str, network: str)
     table = page_text(suite).partition(f"**{network}**\n")[2].partition("\n**")[0]
     (line,) = [line for line in table.splitlines() if row in line]
     assert "| not measured |" in line
+
+
+def test_own_figures_in_a_note_are_those_of_the_rows() -> None:
+    def per_image(suite: str, model: str) -> float:
+        rows = own_times(rows_of(suite)).filter(machine="H200", model=model, variant="eager-benchmark")
+        (row,) = rows.filter(pl.col("pass") == "training", precision="fp32").to_dicts()
+        return float(row["latency_ms"]) / row["batch_size"]
+
+    vgg16, vgg11 = per_image("gpu-study", "vgg16"), per_image("convnet-benchmarks", "vgg11")
+    plain, grouped = per_image("convnet-benchmarks", "alexnet-owt"), per_image("gpu-study", "alexnet")
+    told = references.notes("gpu-study")["forward + backward"]
+    for figure in (f"{vgg16:.2f} ms", f"{vgg11:.3f} (", f"{vgg16 / vgg11:.2f}x", f"{plain:.4f} ms", f"{grouped:.3f};"):
+        assert figure in told
+    assert f"{182.79 / 16:.2f} on the same GTX 1080 ({182.79 / 16 / (420.28 / 64):.2f}x)" in told
+
+    layers = layer_times(rows_of("convnet-layers")).filter(machine="H200", precision="fp32")
+    ort, searched = (
+        layers.filter(pl.col("layer").is_in(["L2", "L3", "L4"]), variant=variant)["forward_ms"].to_list()
+        for variant in ("ort", "eager-benchmark")
+    )
+    factors = [b / a for a, b in zip(ort, searched, strict=True)]
+    told = references.notes("convnet-benchmarks")["forward"]
+    assert f"takes {ort[0]:.2f} ms at L2" in told and f"takes {searched[0]:.2f}, and is" in told
+    assert f"{min(factors):.1f}, {max(factors):.1f}" == "6.6, 15.6" and "6 to 15 times" in told

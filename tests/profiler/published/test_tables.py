@@ -15,7 +15,7 @@ from exporters.catalog import CATALOG
 from exporters.catalog import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references
-from profiler.published.command import page, present
+from profiler.published.command import measured, page, present
 from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES
 from profiler.published.tables import published_tables
@@ -23,7 +23,8 @@ from profiler.published.times import own_times, study_times
 from profiler.tables.writers import markdown
 
 ENVIRONMENT = {
-    "machine": "H200", "gpu_memory_mib": 143_771.0, "compute_capability": "9.0",
+    "machine": "H200", "gpu": "NVIDIA H200", "torch_version": "2.11.0", "python": "3.12.3", "gpu_memory_mib": 143_771.0,
+    "command": ["python", "-m", "profiler", "job"], "compute_capability": "9.0",
     "roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8},
 }  # fmt: skip
 LAYERS = [layer(f"L{i}", (1.0 * i, 2.0, 3.0)) for i in range(1, 6)]
@@ -327,16 +328,16 @@ def test_a_study_of_one_machine_is_compared_by_library_over_networks_and_layers(
 
 
 def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=80)
-    assert present(console, "cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT], tmp_path)
+    console, rows = Console(file=io.StringIO(), width=80), frame(case("vgg16", ms=8495.5))
+    assert present(console, "cnn-benchmarks", rows, [ENVIRONMENT], tmp_path)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, printed.splitlines())) <= 80
     assert "AlexNet" not in printed, "of which nothing is ours"
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
-    assert text == page(
-        "cnn-benchmarks", *published_tables("cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT])
-    )
+    made = published_tables("cnn-benchmarks", rows, [ENVIRONMENT])
+    assert text == page("cnn-benchmarks", *made, measured(rows, [ENVIRONMENT]))
+    assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
     assert "**AlexNet**" in text
     claims = references.claims("cnn-benchmarks")
     assert claims.height > 10
