@@ -186,3 +186,16 @@ def test_own_figures_in_a_note_are_those_of_the_rows() -> None:
     told = references.notes("convnet-benchmarks")["forward"]
     assert f"takes {ort[0]:.2f} ms at L2" in told and f"takes {searched[0]:.2f}, and is" in told
     assert f"{min(factors):.1f}, {max(factors):.1f}" == "6.6, 15.6" and "6 to 15 times" in told
+
+
+def test_every_line_of_the_table_of_coverage_is_on_its_page() -> None:
+    text = (SUITES.parents[1] / "suites.md").read_text().partition("| In the document |")[2].partition("\n\n")[0]
+    lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.splitlines()[2:]]
+    assert {re.sub(r".*suites/(.*)\.md\)", r"\1", page) for _, page, _ in lines} == {page.stem for page in PAGES}
+    for _, page, under in lines:
+        (path,) = re.findall(r"\((.*)\)", page)
+        found = (SUITES.parents[1] / path).read_text()
+        below = re.split(rf"^(?:## {re.escape(under)}|\*\*{re.escape(under)}\*\*)$", found, flags=re.M)
+        assert len(below) == 2, (path, under)
+        assert below[1].lstrip().split("\n\n")[0], (path, under)
+        assert re.search(r"^\|", below[1].split("\n## ")[0], re.M), "a table is there"
