@@ -103,7 +103,8 @@ def conclusions(rows: pl.DataFrame) -> list[str]:
         mine, same = ours.filter(machine=machine), published.filter(device=device)
         called = f"{machine} ({variant} fp32)"
         units = {"cuda": "GPU", "cpu": "CPU"} if published["machine"].n_unique() > 1 else {device: "library"}
-        drawn.append((0, f"The {called}", own, f"the fastest published {units[device]}", fastest(same)))
+        if same["network"].n_unique() > 1:
+            drawn.append((0, f"The {called}", own, f"the fastest published {units[device]}", fastest(same)))
         if units[device] == "GPU":
             # The fastest of those that ran most networks.
             of_side = same.group_by("side").agg(pl.len(), speed=-pl.col("latency_ms").log().mean())
@@ -111,7 +112,7 @@ def conclusions(rows: pl.DataFrame) -> list[str]:
             drawn.append((1, f"The {machine}", own, f"the {best}", same.filter(side=best)))
         drawn.append((2, f"On the {machine}, cuDNN", own, "PyTorch without it", mine.filter(_WITHOUT_CUDNN)))
         sizes = {size: own.filter(key=size).with_columns(key=None) for size in own["key"].drop_nulls().unique().sort()}
-        for least in [size for size in (min(sizes, default=0), 64) if size in sizes and size < max(sizes)]:
+        for least in [size for size in (min(sizes, default=0), 8, 64) if size in sizes and size < max(sizes)]:
             most = f"Per image, the {machine} with {max(sizes)} at a time"
             drawn.append((2, most, sizes[max(sizes)], f"with {least}", sizes[least]))
         if device == "cuda":
@@ -144,8 +145,10 @@ def prices(name: str, results: pl.DataFrame) -> list[str]:
 
 def claims(name: str, rows: pl.DataFrame) -> list[Section]:
     """List the source's statements: what its rows say (references/conclusions.csv), and what ours do."""
-    frame, ours = references.claims(name), rows.filter("ours")
-    today = [_TODAY.get(claim["kind"], _nothing)(claim, ours) for claim in frame.iter_rows(named=True)]
+    frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
+    today = [
+        _TODAY[claim["kind"]](claim, ours) if claim["kind"] in _TODAY else "" for claim in frame.iter_rows(named=True)
+    ]
     frame = frame.with_columns(today=pl.Series([text or NOT_MEASURED for text in today], dtype=pl.String))
     fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
     return [Section(CLAIMS, (), [Table("claims", "", frame, [*fields, prose(OWN.format("Today"), "today")])])]
@@ -162,29 +165,23 @@ def _ratio_today(claim: Claim, ours: pl.DataFrame) -> str:
         both = _pairs(gpus, cpus)
     else:
         both = _pairs(ours.filter("counterpart", machine=fast), ours.filter("counterpart", machine=slow))
-    return f"{_printed(claim, 'x')}today {_range(both['factor'])}" if both.height else ""
+    printed = f"printed {_range(pl.Series([claim['low'], claim['high']]))}; " if claim["low"] else ""
+    return f"{printed}today {_range(both['factor'])}" if both.height else ""
 
 
 def _fit_today(claim: Claim, ours: pl.DataFrame) -> str:
     networks = claim["networks"].split("; ")
-    ran = ours.filter(pl.col("network").is_in(networks), device="cuda")
-    return f"today {ran['network'].n_unique()} of {len(networks)} on the {ran['machine'][0]}" if ran.height else ""
-
-
-def _support_today(claim: Claim, ours: pl.DataFrame) -> str:
-    took = ours.filter(_WITHOUT_CUDNN, network=claim["networks"])["total_ms"].to_list()
-    return f"today without it in {milliseconds(min(took))}" if took else ""
+    ran = ours.filter(_WITHOUT_CUDNN if claim["kind"] == "support" else True, device="cuda")
+    ran = ran.filter(pl.col("network").is_in(networks))
+    how = " without it" if claim["kind"] == "support" else ""
+    return f"today {ran['network'].n_unique()} of {len(networks)}{how} on the {ran['machine'][0]}" if ran.height else ""
 
 
 def _best_today(claim: Claim, ours: pl.DataFrame) -> str:
     """Name the fastest of ours in the first pass: of a network, or of the sums over all layers."""
-    column, of = f"{claim['pass'].partition(';')[0]}_ms", ours.filter(device="cuda").drop_nulls("total_ms")
-    if claim["layer"]:
-        layers = of.filter(pl.col("network").is_in(list(LAYERS))).group_by("side", maintain_order=True)
-        of = layers.agg(pl.len(), pl.col(column).sum()).filter(len=len(LAYERS))
-    else:
-        of = of.filter(network=claim["networks"])
-    best = of.sort(column).select("side", column).rows()[:1]
+    column, networks = f"{claim['pass'].partition(';')[0]}_ms", [claim["networks"]] if claim["networks"] else [*LAYERS]
+    of = ours.filter(pl.col("network").is_in(networks), device="cuda").drop_nulls("total_ms").group_by("side")
+    best = of.agg(pl.len(), pl.col(column).sum()).filter(len=len(networks)).sort(column).select("side", column).rows()
     return f"today {best[0][0]}, {milliseconds(best[0][1])}" if best else ""
 
 
@@ -192,33 +189,28 @@ def _sum_today(claim: Claim, ours: pl.DataFrame) -> str:
     column = {"gradInput": "grad_input_ms", "gradWeight": "grad_weight_ms"}.get(claim["pass"], f"{claim['pass']}_ms")
     layers = ours.filter(pl.col("network").is_in(list(LAYERS)), device="cuda")
     lowest = layers.group_by("network").agg(pl.col(column).min())[column].to_list()
-    return f"{_printed(claim, ' ms')}today {milliseconds(sum(lowest))}" if len(lowest) == len(LAYERS) else ""
+    said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(lowest))}"
+    return said if len(lowest) == len(LAYERS) else ""
 
 
-def _twice_today(claim: Claim, ours: pl.DataFrame) -> str:
-    rows = ours.filter("counterpart", network=claim["networks"], device="cuda").filter(pl.col("pass") == "training")
-    took = [rows.filter(key=size)["total_ms"].min() for size in (64, 128)]
-    return f"{_printed(claim, ' ms')}today {took[1] - 2 * took[0]:.2f} ms" if all(took) else ""  # type: ignore[operator]
-
-
-def _nothing(_: Claim, __: pl.DataFrame) -> str:
-    return ""
+def _sweep_today(claim: Claim, ours: pl.DataFrame) -> str:
+    rows = ours.filter("counterpart", pl.col("key").is_not_null(), device="cuda")
+    pairs = _pairs(rows.with_columns(key=pl.col("key") // 2), rows)
+    if claim["kind"] == "time_per_sample":
+        return f"today less at {(pairs['factor'] > 1).sum()} of {pairs.height} doublings" if pairs.height else ""
+    took = pairs.filter(pl.col("pass") == "training", network=claim["networks"], key=64)
+    more = (took["total_ms"] - 2 * took["total_ms_base"]).to_list()
+    return f"printed almost {compact(claim['low'])} ms; today {more[0]:.2f} ms" if more else ""
 
 
 _TODAY: Mapping[str, Callable[[Claim, pl.DataFrame], str]] = {
     **dict.fromkeys(("speed", "network_speed"), _ratio_today),
-    "fit": _fit_today,
-    "support": _support_today,
+    **dict.fromkeys(("fit", "support"), _fit_today),
+    **dict.fromkeys(("ms_above_twice", "time_per_sample"), _sweep_today),
     "best": _best_today,
     "best_per_layer": _sum_today,
-    "ms_above_twice": _twice_today,
 }
 """By a claim's kind what own GPUs' rows say of it; empty if they say nothing."""
-
-
-def _printed(claim: Claim, unit: str) -> str:
-    ends = [f"{compact(claim[end])}{unit}" for end in ("low", "high") if claim[end] is not None]
-    return f"printed {' to '.join(dict.fromkeys(ends))}; " if ends else ""
 
 
 def _pairs(rows: pl.DataFrame, bases: pl.DataFrame, keys: Sequence[str] = _KEYS) -> pl.DataFrame:

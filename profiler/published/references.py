@@ -111,11 +111,6 @@ def overview(study: str) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def claims(study: str) -> pl.DataFrame:
-    """Return what the study states: `statement`, the published rows' `verdict` on it, and their `answer`."""
-    return read("conclusions").filter(source=study)
-
-
 def notes(study: str) -> dict[str, str]:
     """Return by a table's title what its source says beside it."""
     return dict(

@@ -11,28 +11,12 @@ import polars as pl
 
 from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
-from profiler.published.comparing import (
-    CONCLUSIONS,
-    OWN,
-    claims,
-    comparable,
-    conclusions,
-    matrix,
-    per_network,
-    prices,
-)
+from profiler.published.comparing import CONCLUSIONS, OWN, claims, comparable, conclusions, matrix, per_network, prices
 from profiler.published.studies import STUDIES
-from profiler.published.times import (
-    NOT_MEASURED,
-    cost_rows,
-    layer_times,
-    own_times,
-    ranked,
-    study_times,
-)
+from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, study_times
 from profiler.results.columns import place
 from profiler.tables import numbers
-from profiler.tables.numbers import compact, count, decimals, each, significant, whole
+from profiler.tables.numbers import compact, count, measure, measures, whole
 from profiler.tables.table import Field, Section, Table, figure, prose, words
 
 Environment = Mapping[str, Any]
@@ -49,8 +33,6 @@ _ROW = ["machine", "library", "implementation", "batch_size", "ours"]
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 _DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
-_measures = each(lambda value: _measure(value))
-_money = each(lambda value: compact(value, 3))
 
 
 def published_tables(
@@ -86,7 +68,7 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         *(_label("published_network", "Network"), words("Year", "year"), words("Layers", "depth")),
         words("Top-1 error (%)", "top1_error_percent"),
         words("Top-5 error (%)", "top5_error_percent"),
-        figure("Speed, Pascal Titan X (ms)", "milliseconds", _measures),
+        figure("Speed, Pascal Titan X (ms)", "milliseconds", measures),
         *(figure(OWN.format(f"{machine} (ms)"), (machine, "network"), _known) for machine in machines),
         _label("citation", "Citation", "citation_url"),
     ]
@@ -108,7 +90,7 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         else _label(column, heading, links.get(column, ""))
         for column, heading in study.columns.items()
     ]
-    fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), _intervals, unit="ms", expendable=1))
+    fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), numbers.own_ends, unit="ms", expendable=1))
     fields.append(_milliseconds("gpu_ms", "Device (ms)", expendable=2))
     text = []
     if sizes.max() != 1:
@@ -217,9 +199,9 @@ def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -
     rows = cost_rows(name, results).with_columns(pl.col("pass").replace(_SECTIONS))
     fields = [
         *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("network", "Network")),
-        *(_label("pass", "Pass"), _label("library", "Library"), figure("USD/h", "usd_per_hour", _money)),
+        *(_label("pass", "Pass"), _label("library", "Library"), figure("USD/h", "usd_per_hour", numbers.money)),
         *(figure("Batch", "batch_size", whole), figure("Images/s", "throughput", numbers.rates)),
-        *(figure("USD/1M images", "usd_per_million_items", _money), figure("J/image", "joules", _money)),
+        *(figure("USD/1M images", "usd_per_million_items", numbers.money), figure("J/image", "joules", numbers.money)),
     ]
     text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
     return [_section("What a million images cost", [text], rows, fields)] if rows.height else []
@@ -245,8 +227,11 @@ def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment])
     fields = [
         *(_label("gpu", "GPU", "url"), words("Cloud", "cloud", link="cloud_url"), words("Instance Name", "instance")),
         *(words("Memory", "memory"), words("Architecture", "architecture"), figure("CUDA Cores", "cuda_cores", whole)),
-        *(figure("FP32 TFLOPS", "fp32_tflops", _measures), figure("Base Clock (MHz)", "base_clock_mhz", whole)),
-        *(figure("Bandwidth (GB/s)", "bandwidth_gb_s", _measures), words("Compute Capability", "compute_capability")),
+        *(figure("FP32 TFLOPS", "fp32_tflops", measures), figure("Base Clock (MHz)", "base_clock_mhz", whole)),
+        *(
+            figure("Bandwidth (GB/s)", "bandwidth_gb_s", measures),
+            words("Compute Capability", "compute_capability"),
+        ),
         *(words("Price (USD)", "price"), words("Release Date", "release_date")),
     ]
     text = "Own TFLOPS were measured in matrix products, own bandwidth in a copy (bytes read and written)."
@@ -327,7 +312,7 @@ def _label(column: str, heading: str, link: str = "") -> Field:
 
 
 def _batch(heading: str) -> list[Field]:
-    return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", _measures)]
+    return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", measures)]
 
 
 def _milliseconds(column: str, heading: str, as_printed: str = "", **more: Any) -> Field:
@@ -342,24 +327,10 @@ def _times(
     """Write published times that are all whole without decimals."""
     rows = list(zip(values, ours, printed, strict=False))
     plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
-    return [text or "" if v is None else count(v) if plain and not own else _measure(v) for v, own, text in rows]
+    return [text or "" if v is None else count(v) if plain and not own else measure(v) for v, own, text in rows]
 
 
 def _known(values: Iterable[float | None], networks: Iterable[str | None]) -> list[str]:
     """Write own times of the networks that have a name in the catalog."""
     pairs = zip(values, networks, strict=True)
-    return [_measure(value) if value is not None else NOT_MEASURED * (network is not None) for value, network in pairs]
-
-
-def _intervals(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    """Write both ends of own intervals; blank where three digits do not tell them apart."""
-    ends = [
-        [significant(end) for end in (a, b) if end is not None and own]
-        for a, b, own in zip(low, high, ours, strict=True)
-    ]
-    return ["–".join(both) if len(set(both)) == 2 else "" for both in ends]
-
-
-def _measure(value: float) -> str:
-    """Write two decimals, below 1 three, below 0.1 three digits."""
-    return compact(value, 3) if 0 < value < 0.1 else decimals(value, 3 if value < 1 else 2)
+    return [measure(value) if value is not None else NOT_MEASURED * (network is not None) for value, network in pairs]

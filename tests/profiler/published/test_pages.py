@@ -10,9 +10,10 @@ import pytest
 
 from profiler.published import references
 from profiler.published.command import study_of
-from profiler.published.pictures import COLORS, picture_rows
+from profiler.published.pictures import picture_rows
 from profiler.published.times import layer_times, own_times
 from profiler.results.reading import read_runs
+from profiler.tables.pictures import COLORS
 
 SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites"
 PAGES = sorted(path for path in SUITES.glob("*.md") if path.stem != "README")

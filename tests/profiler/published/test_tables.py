@@ -339,7 +339,7 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> 
     assert text == page("cnn-benchmarks", *made, measured(rows, [ENVIRONMENT]))
     assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
     assert "**AlexNet**" in text
-    claims = references.claims("cnn-benchmarks")
+    claims = references.read("conclusions").filter(source="cnn-benchmarks")
     assert claims.height > 10
     for row in claims.to_dicts():
         assert f"| {row['verdict']} | {row['statement'][:20]}" in text.replace("\\", "")
