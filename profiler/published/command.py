@@ -32,8 +32,6 @@ _LEAD = (
     "reason to its left."
 )
 NOTHING = "no row fits a table of {}: it has other networks, or compares other passes"
-
-
 _INDEX = f"""# The published benchmarks, run today
 
 One page a suite, with the rows of all machines among the published ones (marked {MARK}). A machine leads to its run:
@@ -55,8 +53,15 @@ def show(options: ShowSuites, console: Console) -> int:
 
 
 def submit(options: SubmitSuites, console: Console) -> int:
-    """Publish runs of suites, and write the pages of all that are published. Raises ConfigError."""
-    for target in publish([Path(run.address) for run in read_runs(options.runs).runs], options.into):
+    """Write cleaned runs of suites to <machine>/<suite>/, and all pages. Raises ConfigError for what would mislead."""
+    found = [read_run(Path(run.address)) for run in read_runs(options.runs).runs]
+    runs = {options.into / slug(run.label or "") / str(run.results["suite"][0]): run for run in found}
+    for target, run in runs.items():
+        if problem := _problem(target, run):
+            raise ConfigError(f"{run.folder}: {problem}")
+    for target, run in runs.items():
+        # The suite has the job.
+        write_run(target, clean([replace(run, job="")]))
         console.print(Text(f"Written: {target}"), soft_wrap=True)
     write_pages(options.into)
     console.print(Text(f"Pages: {options.into / 'README.md'}"), soft_wrap=True)
@@ -126,18 +131,6 @@ def study_of(run: Path) -> str:
     if study is None:
         raise ConfigError(f"{run}: its job names no published benchmark: run a suite, or add `published` to the job")
     return study
-
-
-def publish(folders: Sequence[Path], into: Path) -> list[Path]:
-    """Write the cleaned runs of suites to <machine>/<suite>/. Raises ConfigError for a run that would mislead."""
-    runs = {into / slug(run.label or "") / str(run.results["suite"][0]): run for run in map(read_run, folders)}
-    for target, run in runs.items():
-        if problem := _problem(target, run):
-            raise ConfigError(f"{run.folder}: {problem}")
-    for target, run in runs.items():
-        # The suite has the job.
-        write_run(target, clean([replace(run, job="")]))
-    return list(runs)
 
 
 def _problem(target: Path, run: Run) -> str:

@@ -10,7 +10,7 @@ import polars as pl
 from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.published.times import NOT_MEASURED, cost_rows, per_image, represented
+from profiler.published.times import NOT_MEASURED, cost_rows, per_image
 from profiler.results.cells import compared
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, listed, milliseconds, times
@@ -42,11 +42,6 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
     )
     rows = per_image(rows).drop_nulls("latency_ms")
     return rows.with_columns(side=side, key=pl.when("swept").then("batch_size"))
-
-
-def comparable(name: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep all of our rows, and of the published ones those that stand for a machine, or for a library."""
-    return pl.concat([rows.filter("ours"), represented(rows.filter(~pl.col("ours")), STUDIES[name])])
 
 
 def matrix(rows: pl.DataFrame) -> list[Section]:

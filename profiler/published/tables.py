@@ -11,9 +11,9 @@ import polars as pl
 
 from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
-from profiler.published.comparing import CONCLUSIONS, OWN, claims, comparable, conclusions, matrix, per_network, prices
+from profiler.published.comparing import CONCLUSIONS, OWN, claims, conclusions, matrix, per_network, prices
 from profiler.published.studies import STUDIES
-from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, study_times
+from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, represented, study_times
 from profiler.results.columns import place
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, measure, measures, whole
@@ -47,7 +47,7 @@ def published_tables(
     if not times["ours"].any() and ("layers" not in STUDIES[name].tables or layers.is_empty()):
         return [], []
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
-    rows = comparable(name, per_network(name, times, layers))
+    rows = represented(per_network(name, times, layers), STUDIES[name])
     sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows)]
     notes = references.notes(name)
     noted = [
@@ -83,11 +83,10 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     sizes = rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"]
     rows = ranked(pl.concat([rows, _missing(rows)], how="diagonal"), "total_ms", "network")
     rows = rows.sort(place("network", references.network_names(name)), maintain_order=True)
-    links = {"implementation": "url"}
     fields = [
         _milliseconds(column, heading, "why" * (column == "total_ms"))
         if column.endswith("_ms")
-        else _label(column, heading, links.get(column, ""))
+        else _label(column, heading, "url" * (column == "implementation"))
         for column, heading in study.columns.items()
     ]
     fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), numbers.own_ends, unit="ms", expendable=1))
@@ -255,12 +254,11 @@ def _section(
     """Split a frame into tables by the column `section`: own rows marked (without any none), lowest times bold."""
     if "note" in frame.columns:
         fields = [*fields, prose("Note", "note")]
-    parts = (
-        [("", frame)]
-        if section is None
-        else [(str(key), rows) for (key,), rows in frame.group_by(section, maintain_order=True)]
-    )
-    tables = [Table(title, part, rows, fields, marked="ours", bold=_lowest(rows, fields)) for part, rows in parts]
+    parts = frame.partition_by(section, maintain_order=True) if section else [frame]
+    tables = [
+        Table(title, str(rows[section][0]) if section else "", rows, fields, marked="ours", bold=_lowest(rows, fields))
+        for rows in parts
+    ]
     return Section(title, text, tables if frame["ours"].any() else [])
 
 

@@ -124,20 +124,22 @@ def per_image(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
-    """Keep one published row a machine and network: the newest release, or the fastest; of one machine every library.
+    """Keep our rows, and one published row a machine and network: its newest release, or its fastest library.
 
-    A row's `side` is the machine, or the library where there is one machine. Rows without a time are to be left out,
-    so that an older release stands for one that could not run.
+    The `side` of a published row is then the machine; where there is one machine every library stays, under its name.
+    All rows have a time, so an older release stands for one that could not run.
     """
-    if rows["machine"].n_unique() < 2:
-        called = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
-        return rows.with_columns(side=called)
-    # 2.9 before 2.11, and no library before all.
-    release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
-    order = release if study.by_release else pl.col("latency_ms")
-    ordered = rows.sort(order, descending=study.by_release, maintain_order=True)
-    keys = ["machine", "network", "batch_size", "swept"]
-    return ordered.unique(keys, keep="first", maintain_order=True).with_columns(side="machine")
+    published = rows.filter(~pl.col("ours"))
+    if published["machine"].n_unique() < 2:
+        side = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
+    else:
+        # 2.9 before 2.11, and no library before all.
+        release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
+        order = release if study.by_release else pl.col("latency_ms")
+        published = published.sort(order, descending=study.by_release, maintain_order=True)
+        keys, side = ["machine", "network", "batch_size", "swept"], pl.col("machine")
+        published = published.unique(keys, keep="first", maintain_order=True)
+    return pl.concat([rows.filter("ours"), published.with_columns(side=side)])
 
 
 def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:
