@@ -69,10 +69,12 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         words("Top-1 error (%)", "top1_error_percent"),
         words("Top-5 error (%)", "top5_error_percent"),
         figure("Speed, Pascal Titan X (ms)", "milliseconds", measures),
-        *(figure(OWN.format(f"{machine} (ms)"), (machine, "network"), _known) for machine in machines),
+        *(figure(OWN.format(f"{machine} (ms)"), (machine, "ours", "why"), _times) for machine in machines),
         _label("citation", "Citation", "citation_url"),
     ]
-    frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left")
+    frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left").with_columns(
+        ours=pl.lit(value=True), why=pl.when(pl.col("network").is_not_null()).then(pl.lit(NOT_MEASURED))
+    )  # fmt: skip
     return [Section("The networks", (), [Table("overview", "", frame, fields)])]
 
 
@@ -115,9 +117,8 @@ def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Sectio
         note=pl.format("{}: {}", "published_network", "note"),
     )
     keys = ["section", "machine", "library", "batch_size", "ours"]
-    about = rows.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), _notes())
-    wide, spread = _wide(rows, "published_network", keys, "total_ms")
-    frame = wide.join(about, on=keys, nulls_equal=True).sort("section", "place", nulls_last=True)
+    wide, spread = _wide(rows, "published_network", keys, "total_ms", pl.col("place").mean(), _notes())
+    frame = wide.sort("section", "place", nulls_last=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
     fields += [figure("Batch", "batch_size", whole)] if frame["batch_size"].n_unique() > 1 else []
     fields += spread
@@ -136,9 +137,8 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
     if rows.is_empty():
         return []
     keys = ["published_network", "machine", "library", "section", "ours"]
-    wide, spread = _wide(rows, "batch_size", keys, "ms")
-    frame = wide.join(rows.group_by(keys).agg(_notes()), on=keys, maintain_order="left")
-    frame = frame.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
+    wide, spread = _wide(rows, "batch_size", keys, "ms", _notes())
+    frame = wide.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
     fields += spread
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
@@ -177,7 +177,7 @@ def _layer_passes(own: pl.DataFrame) -> Section:
     )
     # An engine without a backward pass has no row there.
     long = long.filter((pl.col("value").is_not_null().any().over("table", *_ROW)) | (pl.col("table") == "forward"))
-    wide, fields = _wide(long, "layer", ["table", *_ROW], "value", LAYERS)
+    wide, fields = _wide(long, "layer", ["table", *_ROW], "value", columns=LAYERS)
     wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
     published = references.layers().with_columns(ours=pl.lit(value=False))
     frame = ranked(pl.concat([published, wide], how="diagonal_relaxed"), "total", "table")
@@ -278,17 +278,19 @@ def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]
 
 
 def _wide(
-    rows: pl.DataFrame, on: str, keys: list[str], value: str, columns: Sequence[str] = ()
+    rows: pl.DataFrame, on: str, keys: list[str], value: str, *more: pl.Expr, columns: Sequence[str] = ()
 ) -> tuple[pl.DataFrame, list[Field]]:
     """Spread `value` over a column for each value of `on`, or for `columns`; returns these columns' fields as well.
 
-    A blank of ours gives the reason, once in a row: a dash repeats what stands to its left.
+    `more` is made of each row's values. A blank of ours gives the reason, once in a row: a dash repeats what stands to
+    its left.
     """
     columns = columns or [str(one) for one in rows[on].unique(maintain_order=True)]
     best = rows.sort(value, nulls_last=True, maintain_order=True).unique([*keys, on], keep="first", maintain_order=True)
     parts = [best.pivot(on, index=keys, values=name, maintain_order=True) for name in (value, "why")]
     wide = parts[0].join(parts[1], on=keys, suffix=" why", nulls_equal=True, maintain_order="left")
-    wide = rows.select(keys).unique(maintain_order=True).join(wide, on=keys, nulls_equal=True, maintain_order="left")
+    about = rows.group_by(keys, maintain_order=True).agg(more)
+    wide = about.join(wide, on=keys, nulls_equal=True, maintain_order="left")
     wide, said = wide.with_columns(said=pl.lit(None, pl.String)), pl.col("said")
     for column in columns:
         known = [name for name in (column, f"{column} why") if name in wide.columns]
@@ -326,9 +328,3 @@ def _times(
     rows = list(zip(values, ours, printed, strict=False))
     plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
     return [text or "" if v is None else count(v) if plain and not own else measure(v) for v, own, text in rows]
-
-
-def _known(values: Iterable[float | None], networks: Iterable[str | None]) -> list[str]:
-    """Write own times of the networks that have a name in the catalog."""
-    pairs = zip(values, networks, strict=True)
-    return [measure(value) if value is not None else NOT_MEASURED * (network is not None) for value, network in pairs]
