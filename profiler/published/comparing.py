@@ -225,22 +225,16 @@ def _range(factors: pl.Series) -> str:
 
 def _layer_totals(own: pl.DataFrame) -> pl.DataFrame:
     """Return the layers as rows of `study_times`: forward, gradInput and gradWeight together."""
-    both = references.layers().filter(pl.col("table").is_in(["forward", "backward"]))
-    keys = ["machine", "library", "implementation", "batch_size", "layer"]
-    long = both.filter(pl.col("library") != "cherry-picking").unpivot(
-        list(LAYERS), index=["table", *keys[:-1]], variable_name="layer"
+    both = references.layers().filter(
+        pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"
     )
+    keys = ["machine", "library", "implementation", "batch_size"]
+    long = both.unpivot(list(LAYERS), index=["table", *keys], variable_name="layer")
     total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
-    published = long.group_by(keys, maintain_order=True).agg(total_ms=total)
-    published = published.with_columns(
+    published = long.group_by([*keys, "layer"], maintain_order=True).agg(total_ms=total).with_columns(
         ours=pl.lit(value=False), counterpart=pl.lit(value=False), low_ms="total_ms", high_ms="total_ms"
+    )  # fmt: skip
+    rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed").with_columns(
+        pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False)
     )
-    rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed")
-    return rows.select(
-        *("machine", "library", "implementation", "batch_size", "total_ms", "low_ms", "high_ms", "clock", "ours"),
-        *("counterpart", "precision", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms"),
-        pl.lit("training").alias("pass"),
-        device=pl.col("device").fill_null("cuda"),
-        network="layer",
-        swept=pl.lit(value=False),
-    )
+    return rows.with_columns(pl.col("device").fill_null("cuda"))
