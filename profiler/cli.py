@@ -23,12 +23,12 @@ from typer.core import TyperGroup
 
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError
-from profiler.options import COMMANDS, Build, Doctor, Run
+from profiler.options import COMMANDS, Build, Doctor, Run, RunSuite, Suites
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which a run still writes its tables."""
 _AGAIN_SECONDS = 0.05
-_LOADING = (Run, Build, Doctor)
+_LOADING = (Run, RunSuite, Build, Doctor)
 """Commands that load torch and the runtimes."""
 
 
@@ -101,8 +101,21 @@ def _options(
     """Take the options that need no command."""
 
 
+_suites = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, add_completion=False)
+app.add_typer(_suites, name="suites", help=Suites.__doc__)
+
+
+@_suites.callback()
+def _list_suites(ctx: typer.Context) -> None:
+    """List the suites where no command of theirs is named."""
+    if ctx.invoked_subcommand is None:
+        _command(*COMMANDS["suites"])()
+
+
 for _name, _row in COMMANDS.items():
-    app.command(_name)(_command(*_row))
+    _group, _, _last = _name.rpartition(" ")
+    if _name != "suites":
+        (_suites if _group else app).command(_last)(_command(*_row))
 
 
 def main() -> NoReturn:

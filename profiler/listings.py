@@ -10,7 +10,7 @@ from engines.options import PASSES, PRECISIONS, Device
 from engines.requirements import explain, missing
 from exporters.cache import check_root, default_root, entries, most_bytes
 from exporters.catalog import CATALOG
-from profiler.bundled import bundled
+from profiler.bundled import suites
 from profiler.doctor import lacks
 from profiler.errors import PROGRAM, check_choice
 from profiler.job.config import load_config
@@ -73,7 +73,7 @@ def list_models(_: Models, console: Console) -> int:
 def list_suites(_: Suites, console: Console) -> int:
     """Print every suite: what it measures, cases and time here."""
     target, rows = resolve_device("auto"), []
-    for path in sorted(bundled("suites").glob("*.yaml")):
+    for path in suites().values():
         config = load_config(path, target.kind)
         cases = make_plan(config, target.kind, hardware=target.hardware)
         # The comment at the file's head, up to its first empty line.
@@ -84,7 +84,7 @@ def list_suites(_: Suites, console: Console) -> int:
         rows.append([path.stem, about, f"{runnable} of {len(cases)}", sum(seconds(c, config.budget) for c in cases)])
     fields = [name("Suite", "suite"), prose("Measures", "measures")]
     fields += [figure("Cases", "cases", list), figure("About", "seconds", each(duration))]
-    title = f"Suites on {target.name}; run one by its name: {PROGRAM} cnn-benchmarks"
+    title = f"Suites on {target.name}; run one by its name: {PROGRAM} suites run cnn-benchmarks"
     print_table(console, of_rows(title, fields, rows))
     return 0
 

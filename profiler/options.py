@@ -48,8 +48,8 @@ class Run:
     """Measure a model, or run a job: prepare the models, measure every case, print the tables."""
 
     config: Path | None = _argument(
-        "model.onnx, resnet50, package.module:factory, hf:BertModel, timm:NAME or torchvision:NAME; or a job: a YAML "
-        "file, or a suite's name",
+        "model.onnx, resnet50, package.module:factory, hf:BertModel, timm:NAME or torchvision:NAME; or a job: a "
+        "YAML file",
         default=None,
         metavar="MODEL|JOB",
     )
@@ -185,18 +185,29 @@ class Models:
 
 @dataclass(frozen=True, kw_only=True)
 class Suites:
-    """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
+    """Run the published benchmarks and show them next to your runs; alone, list them and how long each takes here."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """Print finished runs next to a published benchmark's figures; --into publishes them."""
+class RunSuite(Run):
+    """Run a published benchmark, with the options of `run`; it ends with its tables."""
 
-    runs: list[str] = _argument("Folders of finished runs, of one or several machines")
-    study: str | None = _option("cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study; by default the suite's")
-    into: Path | None = _option(
-        "Publish runs of suites in this folder, such as docs/results/suites: no host, user or path of the machine"
-    )
+    config: Path = _argument("A suite's name, such as cnn-benchmarks", metavar="SUITE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowSuites:
+    """Print finished runs next to the published figures of their benchmark."""
+
+    runs: list[str] = _argument("Folders of finished runs, of one or several machines", metavar="RUN...")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitSuites:
+    """Publish runs of suites, without host, user or path of the machine, and write every page anew."""
+
+    runs: list[str] = _runs()
+    into: Path = _option("Folder of the published runs", default=Path("docs/results/suites"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +237,9 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "engines": (Engines, "profiler.listings:list_engines"),
     "models": (Models, "profiler.listings:list_models"),
     "suites": (Suites, "profiler.listings:list_suites"),
-    "published": (Published, "profiler.published.command:execute"),
+    "suites run": (RunSuite, "profiler.recommend.command:execute_suite"),
+    "suites show": (ShowSuites, "profiler.published.command:show"),
+    "suites submit": (SubmitSuites, "profiler.published.command:submit"),
     "cache": (Cache, "profiler.listings:cache"),
 }
-"""By name a command's options, whose docstring is its help, and the function that carries it out."""
+"""By name, of one or two words, a command's options, whose docstring is its help, and its function."""

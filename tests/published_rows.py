@@ -20,6 +20,7 @@ def case(
     found: dict[str, Any] = {
         "model": model, "engine": variant.partition("-")[0], "variant": variant, "precision": precision,
         "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "gpu": "NVIDIA H200",
+        "run_id": "20261122T170029Z-81f5",
         "model_kind": "canonical", "head": "logits", "setting": "head=logits", "status": "ok" if ms else "failed",
         "input_gradient": (more.get("network") or model) in WITH_INPUT_GRADIENT,
         "warnings": [], **TODAY,

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCES = ROOT / "references"
 README = REFERENCES / "README.md"
 LAYERS = ("L1", "L2", "L3", "L4", "L5")
-OURS = ("statement", "verdict", "answer")
-"""Columns of conclusions.csv that are not the source's."""
+OURS = ("statement", "verdict", "answer", "citation_url")
+"""Columns of conclusions.csv and networks.csv that are not the source's."""
 Row = dict[str, str]
 FIGURES = {
     "cnn-benchmarks.csv": "fdf17579184988ae",
@@ -32,7 +32,7 @@ FIGURES = {
     "machines.csv": "55687892d6782bf3",
     "networks.csv": "76bf04fb82efe2c2",
     "studies.csv": "c50c516d7ce56236",
-    "conclusions.csv": "ac7aa80e5cce8dc1",
+    "conclusions.csv": "2ab3b5c18e1a9cb1",
 }
 """By file a digest of every row as compared with the documents, cell by cell."""
 
@@ -63,7 +63,7 @@ def test_a_file_holds_the_published_figures_and_is_plain_csv(name):
 
 
 def test_networks_are_the_catalogs_and_no_file_is_missing():
-    assert {path.name for path in REFERENCES.iterdir()} == {*FIGURES, "README.md"}
+    assert {path.name for path in REFERENCES.iterdir()} == {*FIGURES, "notes.csv", "README.md"}
     for name in FIGURES:
         for row in read(name):
             named = {part for key in ("network", "networks") for part in row.get(key, "").split("; ")}
@@ -187,3 +187,25 @@ def test_the_errors_that_a_statement_names_are_those_of_the_networks_but_for_the
     }
     assert len(named) == 2
     assert wrong == readme_table("Errors that are another network's")
+
+
+def test_a_statement_keeps_how_much_the_source_says():
+    (row,) = [row for row in read("conclusions.csv") if row["to"] == "cudnn 5.1.10"]
+    assert (row["remark"], "slightly faster" in row["statement"]) == ("slightly", True)
+
+
+def test_a_note_has_the_input_of_its_network_and_the_sums_that_the_readme_lists():
+    notes = {(source, row["table"]): row["note"] for row in read("notes.csv") for source in row["source"].split("; ")}
+    for name in ("cnn-benchmarks", "cloud-gpus", "convnet-benchmarks"):
+        for row in read(f"{name}.csv"):
+            shape = " x ".join([row["batch_size"], *row["input_shape"].split("x")])
+            assert notes[name, row["published_network"]].startswith(f"Input {shape}"), row["published_network"]
+    said = " ".join(note.replace(",", "") for (source, _), note in notes.items() if source == "convnet-benchmarks")
+    sums = readme_table("Sums that do not hold")
+    assert all(f"{printed} " in f"{said} " and parts in said for _, what, printed, parts in sums if "grad" not in what)
+    assert {"985", "734", "2069", "1458"} <= set(re.findall(r"\d+", said))
+
+
+def test_a_citation_leads_to_its_paper():
+    for row in read("networks.csv"):
+        assert bool(row["citation"]) == row["citation_url"].startswith("https://")

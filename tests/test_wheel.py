@@ -61,11 +61,11 @@ def call(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProce
 def test_suites_and_published_figures_come_with_it(installed: Path, tmp_path: Path) -> None:
     done = call(installed / "runtime-profiler", "suites", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "runtime-profiler cnn-benchmarks" in done.stdout
+    assert "runtime-profiler suites run cnn-benchmarks" in done.stdout
     assert len([line for line in done.stdout.splitlines() if "Based on" in line]) == 6, done.stdout
     where = (
-        "from profiler.bundled import jobs; from profiler.published import references\n"
-        "print(jobs()['convnet-layers'], references.FOLDER, *references.read('cnn-benchmarks')[:1], sep='\\n')"
+        "from profiler.bundled import suites; from profiler.published import references\n"
+        "print(suites()['convnet-layers'], references.FOLDER, *references.read('cnn-benchmarks')[:1], sep='\\n')"
     )
     found = call(installed / "python", "-c", where, cwd=tmp_path)
     suite, folder, *_ = found.stdout.splitlines()

@@ -21,29 +21,30 @@ def bundled(name: str) -> Path:
     return carried if carried.exists() else _FOLDER.parents[1] / name
 
 
-def jobs() -> dict[str, Path]:
-    """Return the jobs that can be run by a name: `bench`, and each suite."""
-    paths = [bundled("bench.yaml"), *sorted(bundled("suites").glob("*.yaml"))]
-    return {path.stem: path for path in paths if path.is_file()}
+def suites() -> dict[str, Path]:
+    """Return the published benchmarks' jobs by name."""
+    return {path.stem: path for path in sorted(bundled("suites").glob("*.yaml"))}
 
 
 def job_file(word: str) -> Path | None:
-    """Return the file that is given, or the job of this name; None for a model's name.
+    """Return the file that is given, or the default job for `bench`; None for a model's name.
 
     Raises ConfigError for what is none of these, such as a misspelt command.
     """
-    path, named = Path(word), jobs()
+    path = Path(word)
     if path.is_file():
         return None if path.suffix == ".onnx" else path
-    if word in named:
-        return named[word]
+    if word == "bench":
+        return bundled("bench.yaml")
     if is_model(word):
         return None
     if word and (path.suffix in _YAML or path.exists()):
         return path
     files = [str(each) for each in path.parent.glob("*") if each.suffix in (*_YAML, ".onnx")]
-    hint = nearest(word, [*files, *COMMANDS, *named, *CATALOG], f"{PROGRAM} --help says what can be given")
-    raise ConfigError(f"'{word}' is neither a file nor a model nor a suite nor a command{hint}")
+    hint = nearest(word, [*files, *COMMANDS, *CATALOG], f"{PROGRAM} --help says what can be given")
+    if word in suites():
+        hint = f": {PROGRAM} suites run {word}"
+    raise ConfigError(f"'{word}' is neither a file nor a model nor a command{hint}")
 
 
 def is_model(word: str) -> bool:

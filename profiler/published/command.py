@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,45 +12,59 @@ from rich.console import Console
 from rich.text import Text
 
 from exporters.whole_file import write_whole
-from profiler.bundled import jobs
-from profiler.errors import ConfigError, check_choice
+from profiler.bundled import suites
+from profiler.errors import ConfigError
 from profiler.job.config import load_config
-from profiler.options import Published as Options
+from profiler.options import ShowSuites, SubmitSuites
 from profiler.published.cleaning import Run, clean, read_run, write_run
+from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
-from profiler.published.tables import MATRIX, Environment, published_tables, statements
+from profiler.published.tables import Environment, published_tables
+from profiler.published.times import NOT_MEASURED
 from profiler.results.reading import read_runs
-from profiler.tables.numbers import listed
-from profiler.tables.table import Section, Table, prose, words
-from profiler.tables.writers import MARK, escape_markdown, markdown, markdown_section, print_section, slug
+from profiler.tables.numbers import grouped, listed
+from profiler.tables.table import Section, Table
+from profiler.tables.writers import MARK, escape_markdown, markdown_section, print_section, slug
 
 _LEAD = (
-    f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time of a column, among the "
-    "published rows and among ours."
+    f"{MARK} measured by us; all other rows are {{}}'s figures. **Bold** is the lowest time per image of a column, "
+    "among the published rows and among ours; a time without another beside it is not bold. A dash repeats the "
+    "reason to its left."
 )
 NOTHING = "no row fits a table of {}: it has other networks, or compares other passes"
+_INDEX = f"""# The published benchmarks, run today
+
+One page a suite, with the rows of all machines among the published ones (marked {MARK}). A machine leads to its run:
+every row (`results.parquet`) and the machine (`environment.json`). [Add yours](../../../CONTRIBUTING.md).
+
+"""
 
 
-def execute(options: Options, console: Console) -> int:
-    """Print runs next to a study's figures, and publish them. Raises ConfigError for what cannot be used."""
-    if options.study is not None:
-        check_choice("--study", options.study, STUDIES)
+def show(options: ShowSuites, console: Console) -> int:
+    """Print runs next to the figures of the studies that their jobs name. Raises ConfigError."""
     runs = read_runs(options.runs)
     results, environments = runs.results.collect(), [run.environment for run in runs.runs]
-    suites = results["suite"].unique().sort().to_list()
-    studies = {suite: options.study or study_of(suite) for suite in suites}
-    parts = {study: [suite for suite in suites if studies[suite] == study] for study in studies.values()}
-    shown = [
-        present(console, study, results.filter(pl.col("suite").is_in(suites)), environments)
-        for study, suites in parts.items()
-    ]
+    by_study = grouped((study_of(Path(run.address)), run_id) for run in runs.runs for run_id in run.run_ids)
+    parts = {study: results.filter(pl.col("run_id").is_in(ids)) for study, ids in by_study.items()}
+    shown = [present(console, study, part, environments) for study, part in parts.items()]
     if not any(shown):
         raise ConfigError(NOTHING.format(listed(parts)))
-    if options.into is not None:
-        for target in publish([Path(run.address) for run in runs.runs], options.into):
-            console.print(Text(f"Written: {target}"), soft_wrap=True)
-        write_pages(options.into)
-        console.print(Text(f"Pages: {options.into / 'README.md'}"), soft_wrap=True)
+    return 0
+
+
+def submit(options: SubmitSuites, console: Console) -> int:
+    """Write cleaned runs of suites to <machine>/<suite>/, and all pages. Raises ConfigError for what would mislead."""
+    found = [read_run(Path(run.address)) for run in read_runs(options.runs).runs]
+    runs = {options.into / slug(run.label or "") / str(run.results["suite"][0]): run for run in found}
+    for target, run in runs.items():
+        if problem := _problem(target, run):
+            raise ConfigError(f"{run.folder}: {problem}")
+    for target, run in runs.items():
+        # The suite has the job.
+        write_run(target, clean([replace(run, job="")]))
+        console.print(Text(f"Written: {target}"), soft_wrap=True)
+    write_pages(options.into)
+    console.print(Text(f"Pages: {options.into / 'README.md'}"), soft_wrap=True)
     return 0
 
 
@@ -62,23 +76,47 @@ def present(
     into: Path | None = None,
 ) -> bool:
     """Print the study's tables that have rows of ours; write all as `into`/published.md. Returns False without any."""
-    sections = published_tables(study, results, environments)
+    said, sections = published_tables(study, results, environments)
+    if said:
+        console.print(Text("\n" + "\n".join(said)))
     for section in sections:
-        tables = [table for table in section.tables if any(table.flags(table.marked))]
+        tables = [table for table in section.tables if _has_figures(table)]
         if section.heading == MATRIX:
             tables = [replace(table, frame=pl.DataFrame(table.frame).filter("ours")) for table in tables]
         if tables:
             print_section(console, replace(section, tables=tables))
     if sections and into is not None:
-        write_whole(into / "published.md", page(study, sections))
+        write_whole(into / "published.md", page(study, said, sections, measured(results, environments)))
     return bool(sections)
 
 
-def page(study: str, sections: Sequence[Section]) -> str:
-    """Write the tables, and what the source states, as one page of Markdown."""
-    lead = _LEAD.format(link(STUDIES[study]))
+def _has_figures(table: Table) -> bool:
+    """Tell whether a run has said something about a table."""
+    why = table.frame["why"] if "why" in table.frame else [None] * table.rows
+    return any(own and reason != NOT_MEASURED for own, reason in zip(table.flags(table.marked), why, strict=True))
+
+
+def page(
+    study: str, said: Sequence[str], sections: Sequence[Section], runs: Sequence[str], picture: Sequence[str] = ()
+) -> str:
+    """Write conclusions, what was run where, a picture and the tables as one page of Markdown."""
+    points = "\n".join(f"- {escape_markdown(text)}" for text in said)
     title = f"# {escape_markdown(STUDIES[study].title)}: published and own figures"
-    return "\n".join([f"{title}\n\n{lead}\n", *map(markdown_section, (*sections, *statements(study)))])
+    opening = [title, points, "\n".join(runs), *picture, _LEAD.format(link(STUDIES[study]))]
+    return "\n".join(["\n\n".join(filter(None, opening)) + "\n", *map(markdown_section, sections)])
+
+
+def measured(results: pl.DataFrame, environments: Sequence[Environment]) -> list[str]:
+    """List the runs' machines, days and commands in Markdown."""
+    lines = []
+    for facts in environments:
+        machine, what = facts.get("machine"), facts.get("gpu") or f"{facts.get('cpu')}, {facts.get('cpu_cores')} cores"
+        day = results.filter(pl.col("machine").eq_missing(machine))["run_id"].to_list()[0][:8]
+        commands = [shlex.join(words) for words in (*facts.get("earlier_commands", []), facts.get("command")) if words]
+        how = ", then ".join(f"`{command}`" for command in commands)
+        with_ = f"torch {facts.get('torch_version')}, Python {facts.get('python')}"
+        lines.append(f"- {machine or what}, {day[:4]}-{day[4:6]}-{day[6:]}: {what}, {with_}; {how}")
+    return lines
 
 
 def link(study: Study) -> str:
@@ -86,33 +124,22 @@ def link(study: Study) -> str:
     return f"[{title}]({study.address})" if study.address else f'"{title}"'
 
 
-def study_of(suite: str) -> str:
-    """Return the published benchmark of a suite. Raises ConfigError where it has none."""
-    file = jobs().get(suite)
-    if file is not None and (study := load_config(file, "cpu").published):
-        return study
-    raise ConfigError(f"'{suite}' is no suite: say next to which figures by --study: {', '.join(STUDIES)}")
-
-
-def publish(folders: Sequence[Path], into: Path) -> list[Path]:
-    """Write the cleaned runs of suites to <machine>/<suite>/. Raises ConfigError for a run that would mislead."""
-    runs = {into / slug(run.label or "") / str(run.results["suite"][0]): run for run in map(read_run, folders)}
-    for target, run in runs.items():
-        if problem := _problem(target, run):
-            raise ConfigError(f"{run.folder}: {problem}")
-    for target, run in runs.items():
-        # The suite has the job.
-        write_run(target, clean([replace(run, job="")]))
-    return list(runs)
+def study_of(run: Path) -> str:
+    """Return the published benchmark that a run's job names. Raises ConfigError where it names none."""
+    suite = str(read_run(run).results["suite"][0])
+    study = load_config(suites().get(suite, run / "bench.yaml"), "cpu").published
+    if study is None:
+        raise ConfigError(f"{run}: its job names no published benchmark: run a suite, or add `published` to the job")
+    return study
 
 
 def _problem(target: Path, run: Run) -> str:
     suite = str(run.results["suite"][0])
-    if suite not in jobs() or suite == "bench":
+    if suite not in suites():
         return f"its job '{suite}' is no suite: `python -m profiler suites` lists them"
     if not slug(run.label or ""):
         return "its machine has no name: resume it with --machine label=NAME"
-    seconds = load_config(jobs()[suite], "cpu" if run.environment.get("device") == "cpu" else "cuda").budget.seconds
+    seconds = load_config(suites()[suite], "cpu" if run.environment.get("device") == "cpu" else "cuda").budget.seconds
     if (run.environment.get("sampling_seconds") or seconds) < seconds:
         return f"its cases were sampled for less than the suite's {seconds:g} s: run it without --quick"
     for path in target.parent.glob("*/environment.json"):
@@ -124,51 +151,18 @@ def _problem(target: Path, run: Run) -> str:
 
 def write_pages(folder: Path) -> None:
     """Write a page a suite over all machines in the folder, and the README.md that leads to them."""
-    runs = [read_run(path.parent) for path in sorted(folder.glob("*/*/results.parquet"))]
-    by_suite: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (run.folder.name, run.environment.get("device") == "cpu")):
-        by_suite.setdefault(run.folder.name, []).append(run)
-    for suite, of_suite in by_suite.items():
-        read = read_runs([run.folder for run in of_suite])
-        environments = [run.environment for run in read.runs]
-        study = study_of(suite)
-        write_whole(folder / f"{suite}.md", page(study, published_tables(study, read.results.collect(), environments)))
-    write_whole(folder / "README.md", _index(by_suite))
+    from profiler.published.pictures import picture  # altair takes half a second
 
-
-def _index(by_suite: Mapping[str, Sequence[Run]]) -> str:
-    suites = [
-        [f"[{suite}]({suite}.md)", link(STUDIES[study_of(suite)]), ", ".join(str(run.label) for run in of_suite)]
-        for suite, of_suite in by_suite.items()
-    ]
-    parts = [
-        "# The published benchmarks, run today",
-        f"One page a suite, with the rows of all machines among the published ones (marked {MARK}). "
-        "[Add your machine](../../../CONTRIBUTING.md).",
-        "\n".join(f"| {' | '.join(row)} |" for row in (["Suite", "Source", "Machines"], ["---"] * 3, *suites)),
-        "## The runs",
-        "A run's folder has every row (`results.parquet`) and the machine (`environment.json`).",
-        markdown(_listing(run for of_suite in by_suite.values() for run in of_suite)).rstrip(),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _listing(runs: Iterable[Run]) -> Table:
-    """List the runs: their machines, statuses and commands."""
-    rows = []
-    for run in runs:
-        facts = run.environment
-        commands = [*facts.get("earlier_commands", []), facts.get("command")]
-        statuses = run.results["status"].value_counts(sort=True).rows()
-        rows.append(
-            {
-                "run": f"{run.folder.parent.name}/{run.folder.name}",
-                "machine": facts.get("gpu") or f"{facts.get('cpu')}, {facts.get('cpu_cores')} cores",
-                "software": f"torch {facts.get('torch_version')}, Python {facts.get('python')}",
-                "cases": ", ".join(f"{count} {status}" for status, count in statuses),
-                "command": ", then ".join(shlex.join(words) for words in commands if words),
-            }
-        )
-    names = ("run", "machine", "software", "cases")
-    fields = [words(name.capitalize(), name, link="run" if name == "run" else "") for name in names]
-    return Table("runs", "", pl.DataFrame(rows), [*fields, prose("Command", "command")])
+    read = read_runs([path.parent for path in sorted(folder.glob("*/*/results.parquet"))])
+    runs = sorted(read.runs, key=lambda run: (Path(run.address).name, run.environment.get("device") == "cpu"))
+    rows = ["| Suite | Source | Machines |", "| --- | --- | --- |"]
+    for suite, of_suite in grouped((Path(run.address).name, run) for run in runs).items():
+        study, environments = study_of(Path(of_suite[0].address)), [run.environment for run in of_suite]
+        results = read_runs([run.address for run in of_suite]).results.collect()
+        write_whole(folder / f"{suite}.svg", picture(study, results))
+        said, sections = published_tables(study, results, environments)
+        shown = [f"![{suite}]({suite}.svg)"]
+        write_whole(folder / f"{suite}.md", page(study, said, sections, measured(results, environments), shown))
+        machines = [f"[{run.environment['machine']}]({Path(run.address).relative_to(folder)})" for run in of_suite]
+        rows.append(f"| [{suite}]({suite}.md) | {link(STUDIES[study])} | {', '.join(machines)} |")
+    write_whole(folder / "README.md", _INDEX + "\n".join(rows) + "\n")

@@ -46,7 +46,10 @@ def networks(study: str) -> pl.DataFrame:
     `swept` marks the rows of a study of batch sizes.
     """
     library = pl.concat_str(STUDIES[study].library, separator=" ", ignore_nulls=True).replace("", "None")
-    rows = _rows(study).with_columns(library=library, machine="gpu")
+    schema = pl.Schema({**_ROW, **dict.fromkeys(_TIMES.values(), pl.Float64)})
+    frame = read(study)
+    wide = _by_pass(frame, [name for name in _ROW if name in frame.columns])
+    rows = pl.concat([schema.to_frame(), wide], how="diagonal").with_columns(library=library, machine="gpu")
     return rows.select(
         *("network", "published_network", "rank", "device", "batch_size", "machine", "library", "implementation"),
         *("url", *_TIMES.values()),
@@ -106,14 +109,15 @@ def overview(study: str) -> pl.DataFrame:
     depth = pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None)
     return read("networks").filter(source=study).select(
         *("network", "published_network", "year", "top1_error_percent", "top5_error_percent", "milliseconds"),
+        *("citation", "citation_url"),
         depth=depth,
-        citation=pl.format("[{}]", "citation"),
     )  # fmt: skip
 
 
-def claims(study: str) -> pl.DataFrame:
-    """Return what the study states: `statement`, the published rows' `verdict` on it, and their `answer`."""
-    return read("conclusions").filter(source=study).select("statement", "verdict", "answer")
+def notes(study: str) -> dict[str, str]:
+    """Return by a table's title what its source says beside it."""
+    rows = read("notes").filter(pl.col("source").str.split("; ").list.contains(study))
+    return dict(rows.select("table", "note").rows())
 
 
 def network_names(study: str) -> dict[str, str]:
@@ -130,13 +134,6 @@ def network_names(study: str) -> dict[str, str]:
         for network, name in frame.rows():
             names.setdefault(network, name)
     return names
-
-
-def _rows(study: str) -> pl.DataFrame:
-    frame = read(study)
-    wide = _by_pass(frame, [name for name in _ROW if name in frame.columns])
-    times = dict.fromkeys(_TIMES.values(), pl.Float64)
-    return pl.concat([pl.DataFrame(schema={**_ROW, **times}), wide], how="diagonal")
 
 
 def _layer_cells() -> pl.DataFrame:

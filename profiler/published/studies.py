@@ -57,7 +57,7 @@ _CNN_BENCHMARKS = Study(
 STUDIES = {
     "cnn-benchmarks": _CNN_BENCHMARKS,
     "cloud-gpus": replace(
-        _CNN_BENCHMARKS, title="GPU in the Cloud | cnn-benchmarks", address="", tables=("networks", "cost")
+        _CNN_BENCHMARKS, title="GPU in the Cloud | cnn-benchmarks", address="", tables=("cost", "networks")
     ),
     "convnet-benchmarks": Study(
         "convnet-benchmarks",

@@ -1,11 +1,9 @@
-"""Make a study's tables with the rows of runs among its figures, ours marked, and one matrix of ratios.
-
-Published rows and ours are ranked together by their time per image.
-"""
+"""Make a study's tables with the rows of runs among its figures, ours marked, ranked by the time per image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -13,21 +11,16 @@ import polars as pl
 
 from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
+from profiler.published.comparing import CONCLUSIONS, OWN, claims, conclusions, matrix, per_network, prices
 from profiler.published.studies import STUDIES
-from profiler.published.times import layer_times, own_times, per_image, ranked, represented, study_times
-from profiler.results.cells import compared
+from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, represented, study_times
 from profiler.results.columns import place
 from profiler.tables import numbers
-from profiler.tables.numbers import compact, count, decimals, each, significant, whole
+from profiler.tables.numbers import compact, count, measure, measures, whole
 from profiler.tables.table import Field, Section, Table, figure, prose, words
-from profiler.tables.writers import MARK
 
 Environment = Mapping[str, Any]
 LAYERS = list(SHAPES)
-MATRIX = "How many times as fast"
-STATEMENTS = "What the source states, and what its rows say"
-_OWN = f"{MARK}\u00a0{{}}"
-"""The heading of a column of ours; on a terminal it does not break after the sign."""
 _LAYER_TABLES = {
     "forward_ms": ("forward", "forward"),
     "backward_ms": ("backward", "backward (gradInput + gradWeight)"),
@@ -40,69 +33,28 @@ _ROW = ["machine", "library", "implementation", "batch_size", "ours"]
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 _DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
-_measures = each(lambda value: _measure(value))
-_money = each(lambda value: compact(value, 3))
 
 
-def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Section]:
-    """Return the study's tables to which the results have something to say, the matrix of ratios first.
+def published_tables(
+    name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()
+) -> tuple[list[str], list[Section]]:
+    """Return five conclusions, and the study's tables to which the results have something to say.
 
-    `environments` are those of the runs. Without a row of ours there is no table. Raises ConfigError where references/
+    `environments` are those of the runs. Without a row of ours there is nothing. Raises ConfigError where references/
     is missing.
     """
     times, layers = study_times(name, results), layer_times(results)
     if not times["ours"].any() and ("layers" not in STUDIES[name].tables or layers.is_empty()):
-        return []
+        return [], []
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
-    hardware = _hardware(name, own_times(results), environments)
-    return [section for section in (*matrix(name, times, layers), *made, *hardware) if section.tables]
-
-
-def matrix(name: str, times: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
-    """Compare every own row with each published machine or library, and with what stands for it on our machines.
-
-    A cell is the geometric mean of the ratios over all networks that both ran, and their range, to the ends of the 95 %
-    intervals.
-    """
-    study = STUDIES[name]
-    if "layers" in study.tables and not layers.is_empty():
-        times = pl.concat([times, _layer_totals(layers)], how="diagonal_relaxed")
-    rows = per_image(times).with_columns(key=pl.when("swept").then("batch_size"))
-    called = pl.concat_str("machine", "library", "implementation", separator=", ", ignore_nulls=True)
-    own = rows.filter("ours").drop_nulls("latency_ms").with_columns(
-        side=called if "implementation" in study.columns else pl.format("{}, {}", "machine", "library")
-    )  # fmt: skip
-    published = represented(rows.filter(~pl.col("ours")), study)
-    columns = pl.concat([published, own.filter("counterpart")], how="diagonal_relaxed")
-    both = pl.concat([own, published], how="diagonal_relaxed").join(
-        columns, on=["network", "pass", "key", "device"], suffix="_base", nulls_equal=True, maintain_order="left_right"
-    )
-    both = both.filter(pl.col("side") != pl.col("side_base"))
-    ratios = both.hstack(compared(both)).group_by("side", "ours", "side_base", maintain_order=True).agg(
-        middle=pl.col("factor").log().mean().exp(), low=pl.col("factor_low").min(), high=pl.col("factor_high").max()
-    )  # fmt: skip
-    if ratios.is_empty():
-        return []
-    wide = ratios.pivot("side_base", index=["side", "ours"], values=["middle", "low", "high"], maintain_order=True)
-    ours = dict(columns.select("side", "ours").rows())
-    bases = [side for side in ours if f"middle_{side}" in wide.columns]
-    fields = [
-        figure(_OWN.format(side) if ours[side] else side, tuple(f"{part}_{side}" for part in ("middle", "low", "high")),
-               numbers.factors)
-        for side in bases
-    ]  # fmt: skip
-    text = (
-        "The row's speed over the column's: geometric mean over all networks that both ran, with the range of the "
-        "ratios, intervals included; per image, GPUs and CPUs apart."
-    )
-    table = Table("matrix", "", wide, [_label("side", "×"), *fields], marked="ours")
-    return [Section(MATRIX, [text], [table])]
-
-
-def statements(name: str) -> list[Section]:
-    """List the source's statements with their verdicts and what these rest on (references/conclusions.csv)."""
-    fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
-    return [Section(STATEMENTS, (), [Table("statements", "", references.claims(name), fields)])]
+    rows = represented(per_network(name, times, layers), STUDIES[name])
+    sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows)]
+    notes = references.notes(name)
+    noted = [
+        replace(each, tables=[replace(table, note=notes.get(table.title or each.heading, "")) for table in each.tables])
+        for each in sections
+    ]
+    return [*prices(name, results), *conclusions(rows)][:CONCLUSIONS], [section for section in noted if section.tables]
 
 
 def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
@@ -116,11 +68,13 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
         *(_label("published_network", "Network"), words("Year", "year"), words("Layers", "depth")),
         words("Top-1 error (%)", "top1_error_percent"),
         words("Top-5 error (%)", "top5_error_percent"),
-        figure("Speed, Pascal Titan X (ms)", "milliseconds", _measures),
-        *(figure(_OWN.format(f"{machine} (ms)"), machine, _measures) for machine in machines),
-        _label("citation", "Citation"),
+        figure("Speed, Pascal Titan X (ms)", "milliseconds", measures),
+        *(figure(OWN.format(f"{machine} (ms)"), (machine, "ours", "why"), _times) for machine in machines),
+        _label("citation", "Citation", "citation_url"),
     ]
-    frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left")
+    frame = references.overview(name).join(wide, on="network", how="left", maintain_order="left").with_columns(
+        ours=pl.lit(value=True), why=pl.when(pl.col("network").is_not_null()).then(pl.lit(NOT_MEASURED))
+    )  # fmt: skip
     return [Section("The networks", (), [Table("overview", "", frame, fields)])]
 
 
@@ -128,21 +82,31 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     """Show a table a network, a row a machine and library: the times of its passes."""
     study = STUDIES[name]
     rows = times.filter(pl.col("pass") == "training", ~pl.col("swept"))
-    rows = ranked(rows, "total_ms", "network").sort(
-        place("network", references.network_names(name)), maintain_order=True
-    )
-    links = {"implementation": "url"}
+    sizes = rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"]
+    rows = ranked(pl.concat([rows, _missing(rows)], how="diagonal"), "total_ms", "network")
+    rows = rows.sort(place("network", references.network_names(name)), maintain_order=True)
     fields = [
-        _milliseconds(column, heading) if column.endswith("_ms") else _label(column, heading, links.get(column, ""))
+        _milliseconds(column, heading, "why" * (column == "total_ms"))
+        if column.endswith("_ms")
+        else _label(column, heading, "url" * (column == "implementation"))
         for column, heading in study.columns.items()
     ]
-    fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), _intervals, unit="ms", expendable=1))
+    fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), numbers.own_ends, unit="ms", expendable=1))
     fields.append(_milliseconds("gpu_ms", "Device (ms)", expendable=2))
     text = []
-    if rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"].max() != 1:
+    if sizes.max() != 1:
         fields += _batch("Per image (ms)")
         text = ["Batch sizes differ: ranked by the time per image."]
     return [_section(f"{study.title}: forward and backward pass", text, rows, fields, "published_network")]
+
+
+def _missing(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that our machines and libraries lack: a network that one of them did not measure."""
+    keys = ["machine", "library", "implementation", "ours"]
+    networks = rows.select("network", "published_network").unique(maintain_order=True)
+    sides = rows.filter("ours").select(keys).unique(maintain_order=True)
+    missing = sides.join(networks, how="cross").join(rows, on=[*keys, "network"], how="anti", nulls_equal=True)
+    return missing.with_columns(why=pl.lit(NOT_MEASURED))
 
 
 def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
@@ -153,37 +117,32 @@ def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Sectio
         note=pl.format("{}: {}", "published_network", "note"),
     )
     keys = ["section", "machine", "library", "batch_size", "ours"]
-    about = rows.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), _notes())
-    wide = rows.pivot("published_network", index=keys, values="total_ms", maintain_order=True, aggregate_function="min")
-    frame = wide.join(about, on=keys, nulls_equal=True).sort("section", "place", nulls_last=True)
+    wide, spread = _wide(rows, "published_network", keys, "total_ms", pl.col("place").mean(), _notes())
+    frame = wide.sort("section", "place", nulls_last=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
     fields += [figure("Batch", "batch_size", whole)] if frame["batch_size"].n_unique() > 1 else []
-    fields += [_milliseconds(network, network) for network in rows["published_network"].unique(maintain_order=True)]
+    fields += spread
     title = f"GPU vs Framework vs Network: milliseconds, {STUDIES[name].batch_size} samples per minibatch"
     return [_section(title, [_PICTURES], frame, fields, "section")]
 
 
 def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
-    """Show a table a network, a row a machine, library and pass, a column a batch size."""
+    """Show a table a network and pass, a row a machine and library, a column a batch size."""
     rows = times.filter("swept", pl.col("swept").any().over("network") & pl.col("ours").any().over("network"))
     rows = rows.with_columns(
-        section=pl.col("pass").replace(_SECTIONS),
+        section=pl.format("{}, {}", "published_network", pl.col("pass").replace(_SECTIONS)),
         ms=pl.col("device_ms") / pl.col("batch_size"),
         note=pl.format("{}: {}", "batch_size", "note"),
     ).sort("batch_size", maintain_order=True)
     if rows.is_empty():
         return []
     keys = ["published_network", "machine", "library", "section", "ours"]
-    wide = rows.pivot("batch_size", index=keys, values="ms", maintain_order=True, aggregate_function="min")
-    frame = wide.join(rows.group_by(keys).agg(_notes()), on=keys, maintain_order="left")
-    frame = frame.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
+    wide, spread = _wide(rows, "batch_size", keys, "ms", _notes())
+    frame = wide.sort(place("published_network", references.network_names(name).values()), maintain_order=True)
     fields = [_label(column, heading) for column, heading in STUDIES[name].columns.items()]
-    fields += [
-        _label("section", "Pass"),
-        *(_milliseconds(f"{size}", f"{size}") for size in rows["batch_size"].unique(maintain_order=True)),
-    ]
+    fields += spread
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
-    return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "published_network")]
+    return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "section")]
 
 
 def _layers(_: str, __: pl.DataFrame, own: pl.DataFrame, ___: pl.DataFrame) -> list[Section]:
@@ -195,14 +154,14 @@ def _shapes(own: pl.DataFrame) -> Section:
     sizes = own.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
     frame = references.layer_shapes().join(sizes, on="layer", how="left", maintain_order="left")
     printed = {"layer": "Layer", "input": "Input", "batch_size": "Batch-size", "maps": "Feature maps"}
-    printed |= {"kernel": "Kernel Size", "stride": "Stride", "own_batch_sizes": _OWN.format("Batch-size")}
+    printed |= {"kernel": "Kernel Size", "stride": "Stride", "own_batch_sizes": OWN.format("Batch-size")}
     fields = [words(heading, column) for column, heading in printed.items()]
     return Section("L1 to L5: shapes", (), [Table("layer-shapes", "", frame, fields)])
 
 
 def _layer_sums(own: pl.DataFrame) -> Section:
     sums = [pl.when(pl.col(name).count() == len(LAYERS)).then(pl.col(name).sum()).alias(name) for name in _SUMS]
-    own = own.group_by(_ROW, maintain_order=True).agg(*sums, _notes())
+    own = own.group_by(_ROW, maintain_order=True).agg(sums).with_columns(total_printed=pl.lit("forward only"))
     own = own.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(value=False))
     frame = ranked(pl.concat([published, own], how="diagonal_relaxed"), "total_ms")
@@ -214,22 +173,18 @@ def _layer_sums(own: pl.DataFrame) -> Section:
 def _layer_passes(own: pl.DataFrame) -> Section:
     """Show every pass with a column a layer."""
     long = own.rename({column: table for column, (table, _) in _LAYER_TABLES.items()}).unpivot(
-        [table for table, _ in _LAYER_TABLES.values()], index=[*_ROW, "layer", "note"], variable_name="table"
+        [table for table, _ in _LAYER_TABLES.values()], index=[*_ROW, "layer", "why"], variable_name="table"
     )
-    keys = ["table", *_ROW]
-    wide = long.pivot("layer", index=keys, values="value", maintain_order=True, aggregate_function="first")
-    wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)
-    about = long.group_by(keys).agg(pl.col("value").is_not_null().any().alias("measured"), _notes())
-    wide = wide.join(about, on=keys, maintain_order="left")
-    # An engine without a backward pass has no row there; the forward table says why.
-    wide = wide.filter(pl.col("measured") | (pl.col("table") == "forward"))
+    # An engine without a backward pass has no row there.
+    long = long.filter((pl.col("value").is_not_null().any().over("table", *_ROW)) | (pl.col("table") == "forward"))
+    wide, fields = _wide(long, "layer", ["table", *_ROW], "value", columns=LAYERS)
     wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
     published = references.layers().with_columns(ours=pl.lit(value=False))
     frame = ranked(pl.concat([published, wide], how="diagonal_relaxed"), "total", "table")
     headings = dict(_LAYER_TABLES.values())
     frame = frame.sort(place("table", headings), maintain_order=True)
     frame = frame.with_columns(section=pl.col("table").replace_strict(headings))
-    fields = [*(_milliseconds(layer, layer) for layer in LAYERS), _milliseconds("total", "Total")]
+    fields = [*fields, _milliseconds("total", "Total")]
     return _section("L1 to L5, by pass (ms)", (), frame, _layer_fields(frame, fields), "section")
 
 
@@ -238,44 +193,17 @@ def _layer_fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
     return [*labels, *times, *(_batch("Per image (ms)") if frame["batch_size"].n_unique() > 1 else [])]
 
 
-def _layer_totals(own: pl.DataFrame) -> pl.DataFrame:
-    """Return the layers as rows of `study_times`: forward, gradInput and gradWeight together."""
-    both = references.layers().filter(pl.col("table").is_in(["forward", "backward"]))
-    keys = ["machine", "library", "implementation", "batch_size", "layer"]
-    long = both.filter(pl.col("library") != "cherry-picking").unpivot(
-        LAYERS, index=["table", *keys[:-1]], variable_name="layer"
-    )
-    total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
-    published = long.group_by(keys, maintain_order=True).agg(total_ms=total)
-    published = published.with_columns(
-        ours=pl.lit(value=False), counterpart=pl.lit(value=False), low_ms="total_ms", high_ms="total_ms"
-    )
-    rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed")
-    return rows.select(
-        *("machine", "library", "implementation", "batch_size", "total_ms", "low_ms", "high_ms", "clock", "ours"),
-        "counterpart",
-        pl.lit("training").alias("pass"),
-        device=pl.col("device").fill_null("cuda"),
-        network="layer",
-        swept=pl.lit(value=False),
-    )
-
-
 def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
-    """Show a table a network, cheapest first: own rows whose price or energy is known."""
-    names = references.network_names(name)
-    known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
-    rows = own_times(results).filter(known, pl.col("model").is_in(list(names)))
-    rows = rows.with_columns(joules=pl.col("energy_mj_per_item") / 1e3, section=pl.col("model").replace(names))
-    rows = rows.sort(place("model", names), "usd_per_million_items", "joules", nulls_last=True)
+    """Show own rows whose price or energy is known, by network and pass, cheapest first."""
+    rows = cost_rows(name, results).with_columns(pl.col("pass").replace(_SECTIONS))
     fields = [
-        *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("library", "Library")),
-        *(figure("USD/h", "usd_per_hour", _money), figure("Batch", "batch_size", whole)),
-        *(figure("Images/s", "throughput", numbers.rates), figure("USD/1M images", "usd_per_million_items", _money)),
-        figure("J/image", "joules", _money),
+        *(_label("machine", "Machine"), words("Instance Name", "instance"), _label("network", "Network")),
+        *(_label("pass", "Pass"), _label("library", "Library"), figure("USD/h", "usd_per_hour", numbers.money)),
+        *(figure("Batch", "batch_size", whole), figure("Images/s", "throughput", numbers.rates)),
+        *(figure("USD/1M images", "usd_per_million_items", numbers.money), figure("J/image", "joules", numbers.money)),
     ]
     text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
-    return [_section("What a million images cost", [text], rows, fields, "section")] if rows.height else []
+    return [_section("What a million images cost", [text], rows, fields)] if rows.height else []
 
 
 def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> list[Section]:
@@ -298,8 +226,11 @@ def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment])
     fields = [
         *(_label("gpu", "GPU", "url"), words("Cloud", "cloud", link="cloud_url"), words("Instance Name", "instance")),
         *(words("Memory", "memory"), words("Architecture", "architecture"), figure("CUDA Cores", "cuda_cores", whole)),
-        *(figure("FP32 TFLOPS", "fp32_tflops", _measures), figure("Base Clock (MHz)", "base_clock_mhz", whole)),
-        *(figure("Bandwidth (GB/s)", "bandwidth_gb_s", _measures), words("Compute Capability", "compute_capability")),
+        *(figure("FP32 TFLOPS", "fp32_tflops", measures), figure("Base Clock (MHz)", "base_clock_mhz", whole)),
+        *(
+            figure("Bandwidth (GB/s)", "bandwidth_gb_s", measures),
+            words("Compute Capability", "compute_capability"),
+        ),
         *(words("Price (USD)", "price"), words("Release Date", "release_date")),
     ]
     text = "Own TFLOPS were measured in matrix products, own bandwidth in a copy (bytes read and written)."
@@ -323,27 +254,53 @@ def _section(
     """Split a frame into tables by the column `section`: own rows marked (without any none), lowest times bold."""
     if "note" in frame.columns:
         fields = [*fields, prose("Note", "note")]
-    parts = (
-        [("", frame)]
-        if section is None
-        else [(str(key), rows) for (key,), rows in frame.group_by(section, maintain_order=True)]
-    )
-    tables = [Table(title, part, rows, fields, marked="ours", bold=_lowest(rows, fields)) for part, rows in parts]
+    parts = frame.partition_by(section, maintain_order=True) if section else [frame]
+    tables = [
+        Table(title, str(rows[section][0]) if section else "", rows, fields, marked="ours", bold=_lowest(rows, fields))
+        for rows in parts
+    ]
     return Section(title, text, tables if frame["ours"].any() else [])
 
 
 def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]]:
-    """Find the lowest of each contested column, among the published rows and among our own, of one batch size."""
+    """Find the lowest time per image of each contested column, among the published rows and among our own."""
     names = [field.columns[0] for field in fields if field.contested]
     if "implementation" in rows.columns:
         # "best per layer" is put together of several libraries.
         rows = rows.with_columns(
             pl.when(pl.col("implementation").ne_missing("best per layer")).then(name).alias(name) for name in names
         )
-    group = [name for name in ("ours", "batch_size", "pass", "section") if name in rows.columns]
-    lowest = [(pl.col(name) == pl.col(name).min()) & (pl.col(name).count() > 1) for name in names]
-    best = rows.select(one.over(group).fill_null(value=False) for one in lowest)
+    images = pl.col("batch_size") if "batch_size" in rows.columns else 1
+    per_image = [(pl.col(name) / images).alias(name) for name in names]
+    lowest = [(one == one.min()) & (pl.col(name).count() > 1) for one, name in zip(per_image, names, strict=True)]
+    best = rows.select(one.over("ours").fill_null(value=False) for one in lowest)
     return best.to_dict(as_series=False) if names else {}
+
+
+def _wide(
+    rows: pl.DataFrame, on: str, keys: list[str], value: str, *more: pl.Expr, columns: Sequence[str] = ()
+) -> tuple[pl.DataFrame, list[Field]]:
+    """Spread `value` over a column for each value of `on`, or for `columns`; returns these columns' fields as well.
+
+    `more` is made of each row's values. A blank of ours gives the reason, once in a row: a dash repeats what stands to
+    its left.
+    """
+    columns = columns or [str(one) for one in rows[on].unique(maintain_order=True)]
+    best = rows.sort(value, nulls_last=True, maintain_order=True).unique([*keys, on], keep="first", maintain_order=True)
+    parts = [best.pivot(on, index=keys, values=name, maintain_order=True) for name in (value, "why")]
+    wide = parts[0].join(parts[1], on=keys, suffix=" why", nulls_equal=True, maintain_order="left")
+    about = rows.group_by(keys, maintain_order=True).agg(more)
+    wide = about.join(wide, on=keys, nulls_equal=True, maintain_order="left")
+    wide, said = wide.with_columns(said=pl.lit(None, pl.String)), pl.col("said")
+    for column in columns:
+        known = [name for name in (column, f"{column} why") if name in wide.columns]
+        is_blank = pl.col(column).is_null() if known else pl.lit(value=True)
+        why = pl.when("ours", is_blank).then(pl.coalesce(*known[1:], pl.lit(NOT_MEASURED)))
+        wide = wide.with_columns(
+            pl.when(why == said).then(pl.lit("–")).otherwise(why).alias(f"{column} why"), said=pl.coalesce(why, said),
+            **({} if known else {column: pl.lit(None, pl.Float64)}),
+        )  # fmt: skip
+    return wide, [_milliseconds(column, column, f"{column} why") for column in columns]
 
 
 def _notes() -> pl.Expr:
@@ -355,7 +312,7 @@ def _label(column: str, heading: str, link: str = "") -> Field:
 
 
 def _batch(heading: str) -> list[Field]:
-    return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", _measures)]
+    return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", measures)]
 
 
 def _milliseconds(column: str, heading: str, as_printed: str = "", **more: Any) -> Field:
@@ -370,18 +327,4 @@ def _times(
     """Write published times that are all whole without decimals."""
     rows = list(zip(values, ours, printed, strict=False))
     plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
-    return [text or "" if v is None else count(v) if plain and not own else _measure(v) for v, own, text in rows]
-
-
-def _intervals(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    """Write both ends of own intervals; blank where three digits do not tell them apart."""
-    ends = [
-        [significant(end) for end in (a, b) if end is not None and own]
-        for a, b, own in zip(low, high, ours, strict=True)
-    ]
-    return ["–".join(both) if len(set(both)) == 2 else "" for both in ends]
-
-
-def _measure(value: float) -> str:
-    """Write two decimals, below 1 three, below 0.1 three digits."""
-    return compact(value, 3) if 0 < value < 0.1 else decimals(value, 3 if value < 1 else 2)
+    return [text or "" if v is None else count(v) if plain and not own else measure(v) for v, own, text in rows]

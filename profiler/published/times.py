@@ -20,10 +20,16 @@ from profiler.tables.numbers import natural
 
 LEAST_BATCHES = 3
 """A network at fewer batch sizes is no sweep."""
-LAYER_COUNTERPART = ("eager-benchmark", "eager")
-"""As Study.counterpart: each library was printed at its best."""
+SEARCHING = ("eager-benchmark", "eager")
+"""As Study.counterpart, of libraries at their best."""
+DEVICE_BOUND = 0.98
+"""A call whose device works this share of its time or more does not wait for the host."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
+NOT_MEASURED = "not measured"
+_REASON = pl.coalesce("reason", "status").str.replace(": pip install .*", "")
+_WHY = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(_REASON)
+"""Why a case has no figures, without how to install what it lacked."""
 _BY = (
     *("machine", "cloud", "instance", "usd_per_hour", "device", "cudnn"),
     *(column for column in names(Group.VERSIONS) if column.endswith("_version")),
@@ -35,19 +41,21 @@ def own_times(results: pl.DataFrame) -> pl.DataFrame:
     """Return the cells of runs, each with the name of its machine and library.
 
     `library` is the runtime, variant and precision, and what else distinguishes it: "PyTorch 2.11 eager fp32, cuDNN
-    9.19"; `runtime` is the same without the variant. `note` says why figures are missing, or names footnotes.
+    9.19"; `runtime` is the same without the variant. `why` says why figures are missing, `note` names footnotes.
     `device_ms` is the device's own time, or the latency where that is unknown or less.
     """
     machine = pl.coalesce("machine", "gpu", pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU")))
     rows = cells(results.with_columns(machine=machine), by=_BY)
     called = [(_library(row, row["variant"]), _library(row, "")) for row in rows.iter_rows(named=True)]
     named = pl.DataFrame(called, schema={"library": pl.String, "runtime": pl.String}, orient="row")
-    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise(pl.coalesce("reason", "status"))
-    footnotes = pl.col("footnotes").list.set_intersection(pl.lit(NOTED)).list.join(", ").replace("", None)
+    busy = (pl.col("gpu_ms") >= DEVICE_BOUND * pl.col("latency_ms")).fill_null(value=False)
+    kinds = pl.when(busy).then(pl.lit(NOTED[1:])).otherwise(pl.lit(NOTED))
+    footnotes = pl.col("footnotes").list.set_intersection(kinds).list.join(", ").replace("", None)
     return rows.hstack(named).with_columns(
         model=pl.coalesce("network", "model"),
         implementation="variant",
-        note=pl.when(OK).then(footnotes).otherwise(why),
+        note=pl.when(OK).then(footnotes),
+        why=_WHY,
         # The device cannot take longer than the call.
         device_ms=pl.min_horizontal("gpu_ms", "latency_ms"),
         ours=pl.lit(value=True),
@@ -76,14 +84,14 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     )
     own = _of_study(name, own_times(results.filter(pl.col("model_kind").ne_missing("layer"))))
     own = own.with_columns(
-        pl.col("library", "runtime") + _image_gradient(study), counterpart=_counterpart(study.counterpart)
+        pl.col("library", "runtime") + _image_gradient(study), counterpart=counterpart(study.counterpart)
     )
     if "implementation" in study.columns:
         own = own.with_columns(library="runtime")
     own = own.drop("network").rename(
         {"model": "network", "latency_ms": "total_ms", "latency_low_ms": "low_ms", "latency_high_ms": "high_ms"}
     )
-    more = ["precision", "note", "gpu_ms"]
+    more = ["precision", "note", "why", "gpu_ms"]
     rows = pl.concat([published, both, own.select(name for name in (*published.columns, *more) if name in own.columns)],
                      how="diagonal")  # fmt: skip
     rows = rows.with_columns(published_network=pl.col("network").replace_strict(networks))
@@ -94,11 +102,19 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Return `layer_rows` of L1 to L5, with the names of `own_times`; `implementation` is the variant."""
     results = results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(list(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
-    own = own_times(results).with_columns(counterpart=_counterpart(LAYER_COUNTERPART))
+    own = own_times(results).with_columns(counterpart=counterpart(SEARCHING))
     own = own.unique(keys, keep="first").select(*keys, "counterpart", library="runtime")
     rows = layer_rows(results).join(own, on=keys, how="left", maintain_order="left")
-    why = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise("reason")
-    return rows.with_columns(implementation="variant", ours=pl.lit(value=True), note=pl.format("{}: {}", "layer", why))
+    return rows.with_columns(implementation="variant", ours=pl.lit(value=True), why=_WHY)
+
+
+def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
+    """Return own rows whose price or energy is known, by `network` as printed and pass, the cheapest first."""
+    names = references.network_names(name)
+    known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
+    rows = own_times(results).filter(known, pl.col("model").is_in(list(names)))
+    rows = rows.with_columns(joules=pl.col("energy_mj_per_item") / 1e3, network=pl.col("model").replace(names))
+    return rows.sort(place("model", names), "pass", "usd_per_million_items", "joules", nulls_last=True)
 
 
 def per_image(rows: pl.DataFrame) -> pl.DataFrame:
@@ -108,21 +124,22 @@ def per_image(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
-    """Keep one published row a machine and network: the newest release, or the fastest; of one machine every library.
+    """Keep our rows, and one published row a machine and network: its newest release, or its fastest library.
 
-    A row's `side` is the machine, or the library where there is one machine. Rows without a time are left out, so an
-    older release stands for one that could not run.
+    The `side` of a published row is then the machine; where there is one machine every library stays, under its name.
+    All rows have a time, so an older release stands for one that could not run.
     """
-    rows = rows.drop_nulls("latency_ms")
-    if rows["machine"].n_unique() < 2:
-        called = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
-        return rows.with_columns(side=called)
-    # 2.9 before 2.11, and no library before all.
-    release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
-    order = release if study.by_release else pl.col("latency_ms")
-    ordered = rows.sort(order, descending=study.by_release, maintain_order=True)
-    keys = ["machine", "network", "batch_size", "swept"]
-    return ordered.unique(keys, keep="first", maintain_order=True).with_columns(side="machine")
+    published = rows.filter(~pl.col("ours"))
+    if published["machine"].n_unique() < 2:
+        side = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
+    else:
+        # 2.9 before 2.11, and no library before all.
+        release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
+        order = release if study.by_release else pl.col("latency_ms")
+        published = published.sort(order, descending=study.by_release, maintain_order=True)
+        keys, side = ["machine", "network", "batch_size", "swept"], pl.col("machine")
+        published = published.unique(keys, keep="first", maintain_order=True)
+    return pl.concat([rows.filter("ours"), published.with_columns(side=side)])
 
 
 def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:
@@ -161,7 +178,7 @@ def _image_gradient(study: Study) -> pl.Expr:
     return pl.when(differs).then(pl.format(", {} the image's gradient", word)).otherwise(pl.lit(""))
 
 
-def _counterpart(variants: Sequence[str]) -> pl.Expr:
+def counterpart(variants: Sequence[str]) -> pl.Expr:
     """Mark the first of some variants in fp32 that its machine measured in that pass; without any the base."""
     rank = pl.when(pl.col("variant").is_in(variants), precision="fp32").then(place("variant", variants))
     first = rank.filter(OK).min().over("machine", "device", "pass")

@@ -7,6 +7,7 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -15,10 +16,11 @@ from rich.text import Text
 
 from engines.catalog import known
 from engines.options import PASSES
+from profiler.bundled import suites
 from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
-from profiler.options import Run
+from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.results.choice import HIGHER, Choice, Limit, Loser
@@ -83,6 +85,12 @@ def execute_run(options: Run, console: Console) -> int:
     if options.against is not None:
         return compare_in_turn(options, console)
     return run_job(options, console, conclude)
+
+
+def execute_suite(options: RunSuite, console: Console) -> int:
+    """Run a published benchmark's suite; returns the exit code. Raises ConfigError."""
+    check_choice("suites run", str(options.config), suites())
+    return execute_run(replace(options, config=suites()[str(options.config)]), console)
 
 
 def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:

@@ -62,6 +62,11 @@ def compact(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
+def measure(value: float) -> str:
+    """Format two decimals, below 1 three, below 0.1 three digits."""
+    return compact(value, 3) if 0 < value < 0.1 else decimals(value, 3 if value < 1 else 2)
+
+
 def percent(share: float, places: int = 0) -> str:
     """Format a share in percent, without the sign: 0.178 is 18."""
     return f"{100 * share:.{places}f}"
@@ -131,6 +136,15 @@ def aligned(digits: int = 3, most: int = 3) -> Format:
     return cells
 
 
+def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
+    """Write both ends of own intervals; blank where three digits do not tell them apart."""
+    ends = [
+        [significant(end) for end in (a, b) if end is not None and own]
+        for a, b, own in zip(low, high, ours, strict=True)
+    ]
+    return ["–".join(both) if len(set(both)) == 2 else "" for both in ends]
+
+
 def text(value: Any) -> str:
     """Put words on one line, a list with commas between; of a truth value only its yes is said."""
     if isinstance(value, bool):
@@ -157,6 +171,8 @@ errors = each(error)
 rates = each(lambda value: significant(value, 4))
 ranges = each(within)
 relatives = each(relative)
+measures = each(measure)
+money = each(lambda value: compact(value, 3))
 factors = each(lambda value, low, high: times(value, low, high, ""))
 UNITS: dict[str, tuple[str, Format]] = {
     **dict.fromkeys(("", "items"), ("", whole)),

@@ -62,7 +62,7 @@ class Table:
 
     `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to mark with
     a sign, and a page filters the rows by the `keys`; the last `totals` rows are sums. `bold` has, by a field's first
-    column, which of its cells stand out.
+    column, which of its cells stand out. `note` stands below the table.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Table:
     totals: int = 0
     keys: Sequence[str] = ()
     bold: Mapping[str, Sequence[bool]] = dataclasses.field(default_factory=dict)
+    note: str = ""
 
     @property
     def rows(self) -> int:

@@ -67,6 +67,8 @@ def print_table(console: Console, table: Table) -> None:
     for part in _parts(columns, console.width):
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(_grid(table, part, console.width), soft_wrap=True)
+    if table.note:
+        console.print(Text(table.note, style="dim"))
     if lost:
         console.print(Text(f"Left out for the width: {', '.join(lost)}.", style="dim"))
 
@@ -158,7 +160,7 @@ def markdown_section(section: Section) -> str:
     parts += map(escape_markdown, section.paragraphs)
     for table in section.tables:
         parts += [f"**{escape_markdown(table.title)}**"] if table.title else []
-        parts.append(markdown(table).rstrip())
+        parts += [markdown(table).rstrip(), *[escape_markdown(table.note)] * bool(table.note)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -6,22 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from profiler.bundled import bundled, job_file, jobs
+from profiler.bundled import bundled, job_file, suites
 from profiler.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_default_job_and_every_suite_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_job_has_a_name_and_a_suite_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert jobs() == {path.stem: path for path in (ROOT / "bench.yaml", *(ROOT / "suites").glob("*.yaml"))}
-    assert job_file("gpu-study") == ROOT / "suites" / "gpu-study.yaml"
+    assert suites() == {path.stem: path for path in (ROOT / "suites").glob("*.yaml")}
+    assert job_file("bench") == ROOT / "bench.yaml"
+    with pytest.raises(ConfigError, match=r"neither a file nor a model nor a command: .* suites run gpu-study"):
+        job_file("gpu-study")
     Path("gpu-study").write_text("models: [alexnet]\n")
     assert job_file("gpu-study") == Path("gpu-study"), "a file of the user's own comes first"
-    with pytest.raises(
-        ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'cloud-gpus'"
-    ):
-        job_file("cloud-gpu")
 
 
 def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

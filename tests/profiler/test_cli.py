@@ -50,9 +50,7 @@ def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, colu
 
 
 def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
-    with pytest.raises(
-        ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'recommend'"
-    ):
+    with pytest.raises(ConfigError, match="neither a file nor a model nor a command; did you mean 'recommend'"):
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
 
 

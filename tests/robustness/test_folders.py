@@ -31,7 +31,7 @@ READERS: dict[str, dict[str, Any]] = {
     "recommend": {},
     "query": {"sql": "select * from results"},
     "layers": {},
-    "published": {"study": STUDY},
+    "suites show": {},
 }
 
 

@@ -20,9 +20,9 @@ from profiler.bundled import bundled
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.options import Published
+from profiler.options import ShowSuites, SubmitSuites
 from profiler.published.cleaning import clean, read_run
-from profiler.published.command import execute, write_pages
+from profiler.published.command import show, submit, write_pages
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
@@ -62,9 +62,9 @@ def make(tmp_path: Path) -> Make:
     return write
 
 
-def published(into: Path | None, *runs: Path, **options: Any) -> str:
+def published(into: Path, *runs: Path) -> str:
     console = Console(file=io.StringIO(), width=200)
-    assert execute(Published(runs=list(map(str, runs)), into=into, **options), console) == 0
+    assert submit(SubmitSuites(runs=list(map(str, runs)), into=into), console) == 0
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -90,14 +90,14 @@ def test_a_run_is_published_without_a_trace_of_whose_machine_it_was(make: Make, 
     published(into, folder)
     assert files == {path: path.read_bytes() for path in into.rglob("*") if path.is_file()}
     assert "| ▸ Tower |" in (into / f"{SUITE}.md").read_text()
-    assert f"[tower/{SUITE}](tower/{SUITE})" in (into / "README.md").read_text()
+    assert f"[Tower](tower/{SUITE})" in (into / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "typed"),
     [
         (f"{HOME}/profiler/__main__.py /elsewhere/suites/gpu-study.yaml", "gpu-study.yaml"),
-        ("/opt/bin/runtime-profiler gpu-study --output=/x --device cuda:3", "gpu-study --device cuda:3"),
+        ("/opt/bin/runtime-profiler suites run x --output=/x --device cuda:3", "suites run x --device cuda:3"),
         (
             "/x/profiler/__main__.py --resume /y/20261122T154559Z-tower-7-bdff --retry",
             "--resume 20261122T154559Z-bdff --retry",
@@ -126,22 +126,20 @@ def test_a_run_that_would_mislead_is_refused(make: Make, tmp_path: Path, facts: 
     (other / "environment.json").write_text(json.dumps(ENVIRONMENT))
     shutil.copy(RESULTS / "suites" / "2-core-xeon" / "gpu-study" / "results.parquet", other)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        published(into, make(**facts), study=SUITE)
+        published(into, make(**facts))
     assert not (into / "tower" / SUITE).exists()
 
 
 @pytest.mark.parametrize(
-    ("runs", "study", "message"),
+    ("run", "message"),
     [
-        (["nowhere"], "cnn-benchmark", "did you mean 'cnn-benchmarks'"),
-        (["nowhere"], None, "no run's folder"),
-        ([str(RESULTS / "h200-vit")], None, "say next to which figures by --study"),
-        ([str(RESULTS / "h200-vit")], "cnn-benchmarks", "no row fits a table of cnn-benchmarks"),
+        ("nowhere", "no run's folder"),
+        (str(RESULTS / "h200-vit"), "its job names no published benchmark: run a suite, or add `published`"),
     ],
 )
-def test_what_cannot_be_compared_is_an_error(runs: list[str], study: str | None, message: str) -> None:
+def test_what_cannot_be_compared_is_an_error(run: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        execute(Published(runs=runs, study=study), Console(file=io.StringIO()))
+        show(ShowSuites(runs=[run]), Console(file=io.StringIO()))
 
 
 # What lies in docs/results.
@@ -149,11 +147,11 @@ def test_what_cannot_be_compared_is_an_error(runs: list[str], study: str | None,
 
 def test_the_pages_of_the_suites_are_what_their_data_give(tmp_path: Path) -> None:
     into = Path(shutil.copytree(RESULTS / "suites", tmp_path / "suites"))
-    for page in into.glob("*.md"):
+    for page in into.glob("*.*"):
         page.unlink()
     write_pages(into)
-    for page in (RESULTS / "suites").glob("*.md"):
-        mend = "run: python -m profiler published docs/results/suites/*/* --into docs/results/suites"
+    for page in (RESULTS / "suites").glob("*.*"):
+        mend = "run: python -m profiler suites submit 'docs/results/suites/*/*'"
         assert page.read_text() == (into / page.name).read_text(), mend
 
 

@@ -17,7 +17,7 @@ from profiler.job.plan import make_plan
 from profiler.nvml import Gpu
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.published.times import LAYER_COUNTERPART
+from profiler.published.times import SEARCHING
 
 FOLDER = Path(__file__).resolve().parents[3] / "suites"
 SUITES = ("cloud-gpus", "cnn-benchmarks", "convnet-benchmarks", "convnet-layers", "gpu-study", "minibatch-efficiency")
@@ -74,7 +74,7 @@ def test_the_image_has_a_gradient_where_the_study_computed_it(name: str, device:
 @pytest.mark.parametrize("name", [*NETWORKS, "convnet-layers"])
 def test_what_stands_for_the_published_library_is_measured_everywhere(name: str, device: Device) -> None:
     trained = [case for case in plan(name, device) if case.pass_ == "training"]
-    variants = STUDIES[name].counterpart if name in STUDIES else LAYER_COUNTERPART
+    variants = STUDIES[name].counterpart if name in STUDIES else SEARCHING
     variant = variants[0] if device == "cuda" else "eager"
     assert {case.model for case in trained if (case.variant, case.precision) == (variant, "fp32")} == {
         case.model for case in trained
@@ -124,8 +124,8 @@ def test_a_run_with_a_study_ends_with_its_tables(profiler: Profiler, tmp_path: P
     assert page.count("| ▸ mine |") >= 4, "a row in each pass"
     assert "| **63** | 252 | 98 | 11 | 21 | 445 |" in page, "cuda-convnet2's forward, the best in L1"
     assert done.stdout.index("L1 to L5, by pass") < done.stdout.index("Results: ")
-    again = profiler("published", str(folder), "--study", "convnet-benchmarks", cwd=tmp_path)
+    again = profiler("suites", "show", str(folder), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "L1 to L5, by pass" in again.stdout
-    wrong = profiler("published", "nowhere", "--study", "cnn", cwd=tmp_path)
+    wrong = profiler("suites", "run", "cnn", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)

@@ -15,14 +15,16 @@ from exporters.catalog import CATALOG
 from exporters.catalog import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references
-from profiler.published.command import page, present
+from profiler.published.command import measured, page, present
+from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES
-from profiler.published.tables import MATRIX, published_tables
+from profiler.published.tables import published_tables
 from profiler.published.times import own_times, study_times
 from profiler.tables.writers import markdown
 
 ENVIRONMENT = {
-    "machine": "H200", "gpu_memory_mib": 143_771.0, "compute_capability": "9.0",
+    "machine": "H200", "gpu": "NVIDIA H200", "torch_version": "2.11.0", "python": "3.12.3", "gpu_memory_mib": 143_771.0,
+    "command": ["python", "-m", "profiler", "job"], "compute_capability": "9.0",
     "roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8},
 }  # fmt: skip
 LAYERS = [layer(f"L{i}", (1.0 * i, 2.0, 3.0)) for i in range(1, 6)]
@@ -31,7 +33,7 @@ CPU = {"machine": "a CPU", "device": "cpu", "cudnn": None}
 
 def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
     """Return the cells of every line below the heading that begins so, each table's title before it."""
-    sections = published_tables(study, frame(*cases), [ENVIRONMENT])
+    _, sections = published_tables(study, frame(*cases), [ENVIRONMENT])
     (section,) = [section for section in sections if section.heading.startswith(heading)]
     found = []
     for table in section.tables:
@@ -40,7 +42,7 @@ def lines(study: str, heading: str, *cases: dict[str, Any]) -> list[list[str]]:
 
 
 def headings(study: str, *cases: dict[str, Any]) -> list[str]:
-    return [section.heading for section in published_tables(study, frame(*cases), [ENVIRONMENT])]
+    return [section.heading for section in published_tables(study, frame(*cases), [ENVIRONMENT])[1]]
 
 
 # The references as frames.
@@ -141,8 +143,8 @@ def test_networks_are_the_published_form_with_ours_ranked_marked_and_the_best_bo
         ["GTX 1080 Ti", "5.1.10", "**4.31**", "9.58", "**13.89**"],
         ["▸ H200", "PyTorch 2.11 eager fp32, cuDNN 9.19", "4.63", "9.27", "13.90"],
     ]
-    printed = references.networks("cnn-benchmarks").height
-    assert len(found) == printed + 2 + 3 * 10, "networks of which nothing is ours are as printed"
+    assert len(found) == references.networks("cnn-benchmarks").height + 2 * 10 + 3 * 10
+    assert sum(row[-1] == "not measured" for row in found) == 2 * 9, "networks of which nothing is ours say so"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_networks_are_the_published_form_with_ours_ranked_marked_and_the_best_bo
 )  # fmt: skip
 def test_own_rows_of_a_study(rows: list[dict[str, Any]], expected: list[tuple[Any, ...]]) -> None:
     own = study_times("cnn-benchmarks", frame(*rows)).filter("ours")
-    assert own.select("network", "total_ms", "note").rows() == expected
+    assert own.select("network", "total_ms", pl.coalesce("note", "why")).rows() == expected
 
 
 def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
@@ -200,7 +202,16 @@ def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours()
     ]  # fmt: skip
     found = lines("cnn-benchmarks", "The networks", *rows)
     assert found[1][5:7] == ["▸ H200 (ms)", "▸ a CPU (ms)"]
-    assert ["VGG-16", "16", "27.00", "8.80", "128.62", "8.00", "", "\\[3]"] in found
+    assert [
+        "VGG-16",
+        "16",
+        "27.00",
+        "8.80",
+        "128.62",
+        "8.00",
+        "not measured",
+        "[3](https://arxiv.org/abs/1409.1556)",
+    ] in found
     assert ["VGG Net", "2014", "11 to 19", "7.3", ""] in lines(
         "gpu-study", "The networks", case("overfeat", batch_size=64)
     )
@@ -233,7 +244,8 @@ def test_layers_have_their_shapes_sums_and_a_table_a_pass() -> None:
     titles = [row[0] for row in passes if len(row) == 1]
     assert titles == ["forward", "backward (gradInput + gradWeight)", "gradInput", "gradWeights"]
     assert passes[3][2:9] == ["eager", *(f"{i}.00" for i in range(1, 6)), "15.00"], "one alone is no best"
-    assert [row[-1] for row in passes if "eager-benchmark" in row] == ["L3: no"], "the other passes have no row of it"
+    (row,) = [row for row in passes if "eager-benchmark" in row]
+    assert row[3:8] == ["not measured", "–", "no", "not measured", "–"], "the other passes have no row of it"
     assert lines("convnet-benchmarks", "L1 to L5: shapes", *LAYERS[:4])[-2:] == [
         ["L4", "16x16", "128", "128->128", "7x7", "1x1", "128"],
         ["L5", "13x13", "128", "384->384", "3x3", "1x1", ""],
@@ -262,13 +274,12 @@ def test_the_study_of_frameworks_has_a_column_a_network() -> None:
         case("alexnet", ms=10.0, **same), case("resnet152", ms=None, status="oom", **same),
     ]  # fmt: skip
     found = lines("gpu-study", "GPU vs Framework", *rows)
-    assert found[:2] == [["forward"], ["GPU", "Framework", "Oxford VGG"]]
+    networks = ["GPU", "Framework", "AlexNet", "Oxford VGG", "ResNet-152"]
+    assert found[:2] == [["forward"], networks]
+    assert found[3][2:] == ["not measured", "30.00", "–"]
     both = found[found.index(["forward + backward"]) :]
-    assert both[1] == ["GPU", "Framework", "AlexNet", "Oxford VGG", "Note"]
-    assert [row[2:] for row in both[3:]] == [
-        ["10.00", "100.00", "ResNet-152: out of memory"],
-        ["", "420.28", ""],
-    ]
+    assert both[1] == networks
+    assert [row[2:] for row in both[3:]] == [["10.00", "100.00", "out of memory"], ["", "420.28", ""]]
     assert "Minibatch" not in str(headings("gpu-study", *rows))
 
 
@@ -280,9 +291,9 @@ def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:
     # The same machine at another price is one row, the faster.
     rows += [swept(size, 10.0 * size, usd_per_hour=3.0) for size in (32, 64, 256)]
     found = lines("gpu-study", "Minibatch", *rows)
-    assert found[1] == ["GPU", "Framework", "Pass", "32", "64", "128", "256", "Note"]
-    cells = [[cell.strip("*") for cell in row[3:]] for row in found[3:]]
-    assert cells == [["2.00", "1.00", "", "10.00", "128: out of memory"], ["", "6.57", "7.03", "", ""]]
+    assert found[:2] == [["Oxford VGG, forward + backward"], ["GPU", "Framework", "32", "64", "128", "256"]]
+    cells = [[cell.strip("*") for cell in row[2:]] for row in found[3:]]
+    assert cells == [["2.00", "1.00", "out of memory", "10.00"], ["", "6.57", "7.03", ""]]
     assert not any(heading.startswith("GPU vs") for heading in headings("gpu-study", *rows))
 
 
@@ -317,18 +328,18 @@ def test_a_study_of_one_machine_is_compared_by_library_over_networks_and_layers(
 
 
 def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=80)
-    assert present(console, "cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT], tmp_path)
+    console, rows = Console(file=io.StringIO(), width=80), frame(case("vgg16", ms=8495.5))
+    assert present(console, "cnn-benchmarks", rows, [ENVIRONMENT], tmp_path)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, printed.splitlines())) <= 80
     assert "AlexNet" not in printed, "of which nothing is ours"
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
-    assert text == page(
-        "cnn-benchmarks", published_tables("cnn-benchmarks", frame(case("vgg16", ms=8495.5)), [ENVIRONMENT])
-    )
+    made = published_tables("cnn-benchmarks", rows, [ENVIRONMENT])
+    assert text == page("cnn-benchmarks", *made, measured(rows, [ENVIRONMENT]))
+    assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
     assert "**AlexNet**" in text
-    claims = references.claims("cnn-benchmarks")
+    claims = references.read("conclusions").filter(source="cnn-benchmarks")
     assert claims.height > 10
     for row in claims.to_dicts():
         assert f"| {row['verdict']} | {row['statement'][:20]}" in text.replace("\\", "")

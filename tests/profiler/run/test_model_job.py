@@ -159,7 +159,7 @@ def test_what_is_given_is_taken() -> None:
 REFUSED = [
     ("nope.onnx", "^there is no file nope.onnx; "),
     ("word.onnx", "^there is no file word.onnx; did you mean .words.onnx"),
-    ("resnet05", "'resnet05' is neither a file nor a model nor a suite nor a command; did you mean 'resnet50'"),
+    ("resnet05", "'resnet05' is neither a file nor a model nor a command; did you mean 'resnet50'"),
     ("qqq", "nor a command; .* --help says what can be given"),
     ("net.py:make --input 3", "not of the form package.module:function, without .py"),
     ("resnet18 --engine ort,tensort", "^--engine: unknown engine 'tensort'; did you mean 'trt'"),
@@ -179,7 +179,8 @@ REFUSED = [
     ("fake.onnx", "no ONNX model, or a truncated one"),
     ("job.yaml --batch 1", "--batch goes with a model, .*; job.yaml has the keys itself"),
     ("words.onx", "'words.onx' is neither a file .*; did you mean 'words.onnx'"),
-    ("cnn-benchmarks --batch 1", "--batch goes with a model"),
+    ("bench --batch 1", "--batch goes with a model"),
+    ("gpu-study", "neither a file nor a model nor a command: .* suites run gpu-study"),
     ("resnet18 --pass x --precision y", r"--pass: unknown pass 'x'.*\n--precision: unknown precision 'y'"),
 ]
 
@@ -195,13 +196,8 @@ def test_what_cannot_be_used_is_refused_by_what_was_typed(
         job(line)
 
 
-def test_a_file_comes_before_a_suite_and_a_suite_before_a_network(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    suite = folder / "suite.yaml"
-    suite.write_text("models: [alexnet]\nengines: [eager]\n")
-    monkeypatch.setattr("profiler.bundled.jobs", lambda: {"resnet18": suite})
-    assert [model.name for model in job("resnet18").models] == ["alexnet"]
+@pytest.mark.usefixtures("folder")
+def test_a_file_comes_before_a_network() -> None:
     Path("resnet18").write_text("models: [vgg16]\nengines: [eager]\n")
     assert [model.name for model in job("resnet18").models] == ["vgg16"]
     Path("resnet50").mkdir()
