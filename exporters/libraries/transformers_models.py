@@ -29,7 +29,7 @@ from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from exporters.calls import Place, tensors_in
 from exporters.inputs import BATCH, TensorSpec
-from exporters.libraries import Known, folder_of, similar
+from exporters.libraries import Known, files_of, folder_of, similar
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
@@ -57,7 +57,7 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
     config, cls = _config(name, options)
     if folder_of(f"hf:{name}") is None:
         return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
-    if not list(Path(name).glob("*.safetensors")):
+    if not any(file.suffix == ".safetensors" for file in files_of(Path(name))):
         raise ModelError(f"{name} has no .safetensors file, from which alone weights are read")
     model, info = (cls or transformers.AutoModel).from_pretrained(
         name, config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True

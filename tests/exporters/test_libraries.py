@@ -142,6 +142,39 @@ def test_a_saved_folder_of_transformers_has_its_weights(tmp_path: Path) -> None:
 
 
 @TRANSFORMERS
+def test_shards_count_as_their_index_names_them(tmp_path: Path) -> None:
+    folder, source = tmp_path / "bert", model(f"hf:{tmp_path / 'bert'}")
+    build(model("hf:BertModel", options=SMALL)).save_pretrained(folder, max_shard_size="100KB")  # type: ignore[operator]
+    for kind in ("old", "new"):
+        (folder / kind).mkdir()
+        for shard in folder.glob("model-*.safetensors"):
+            content = shard.read_bytes()
+            (folder / kind / shard.name).write_bytes(content if kind == "old" else content[:-4] + bytes(4))
+    index = folder / "model.safetensors.index.json"
+    text = index.read_text()
+    for shard in folder.glob("model-*.safetensors"):
+        shard.unlink()
+    keys, states = set(), []
+    for kind in ("old", "new"):
+        index.write_text(text.replace("model-0", f"{kind}/model-0"))
+        keys.add(source_key(source))
+        states.append(build(source).state_dict())
+    assert len(keys) == 2
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
+    shard = next((folder / "new").iterdir())
+    shard.rename(tmp_path / "blob")
+    shard.symlink_to(tmp_path / "blob")  # As in the Hugging Face cache.
+    assert source_key(source) in keys
+    shard.unlink()
+    with pytest.raises(ModelError, match="names new/model-0.* no such file"):
+        source_key(source)
+    for outside in ("../model-0", f"{tmp_path}/model-0"):
+        index.write_text(text.replace("model-0", outside))
+        with pytest.raises(ModelError, match=r"which is outside its folder"):
+            source_key(source)
+
+
+@TRANSFORMERS
 @pytest.mark.parametrize(
     ("word", "options", "says"),
     [
