@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -166,7 +167,7 @@ def test_shards_count_as_their_index_names_them(tmp_path: Path) -> None:
     shard.symlink_to(tmp_path / "blob")  # As in the Hugging Face cache.
     assert source_key(source) in keys
     shard.unlink()
-    with pytest.raises(ModelError, match="names new/model-0.* no such file"):
+    with pytest.raises(ModelError, match=r"names new/model-0.* no such file"):
         source_key(source)
     for outside in ("../model-0", f"{tmp_path}/model-0"):
         index.write_text(text.replace("model-0", outside))
@@ -181,12 +182,39 @@ def test_shards_count_as_their_index_names_them(tmp_path: Path) -> None:
         ("hf:BertModell", {}, "transformers has no such class; did you mean 'BertModel'"),
         ("hf:BertModel", {"hidden_sise": 3}, "BertConfig has no option 'hidden_sise'; did you mean 'hidden_size'"),
         ("hf:DetrModel", {"zzz": 3}, r"DetrConfig has no option 'zzz'; it has \d+ options"),
-        ("hf:google/bert", {}, "nothing is downloaded"),
+        ("hf:google/bert", {}, "names of the Hub are not downloaded: give a local folder"),
+        ("hf:bert-base-uncased", {}, "names of the Hub are not downloaded: give a local folder"),
     ],
 )
 def test_what_transformers_lacks_is_named(word: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         build(model(word, options=options))
+
+
+MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (MINE, "needs Python code of its own, which is not run"),
+        ({**MINE, "architectures": ["Mine"]}, "needs Python code of its own, which is not run"),
+        ({**MINE, "model_type": "bert", "architectures": ["Mine"]}, "needs Python code of its own, which is not run"),
+        *(
+            ({"model_type": "bert", "architectures": named}, r"config.json: architectures is .*no such model")
+            for named in ("Mine", ["Mine"], [7], [["BertModel"]], {"a": 1}, ["BertConfig"], ["AutoModel"], ["logging"])
+        ),
+    ],
+)
+def test_a_folder_of_another_architecture_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is asked"))
+    with pytest.raises(ModelError, match=says):
+        build(model(f"hf:{tmp_path}"))
 
 
 TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100}
