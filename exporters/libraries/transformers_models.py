@@ -174,9 +174,7 @@ def _architecture(name: str) -> Any:
     if inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel):
         return found
     if "auto_map" in given:
-        raise ModelError(
-            f"{name} needs Python code of its own, which is not run; make it in a factory, or export it"
-        )
+        raise ModelError(f"{name} needs Python code of its own, which is not run; make it in a factory, or export it")
     raise ModelError(
         f"{name}/config.json: architectures is {named}, and transformers {transformers.__version__} has no such model"
     )
