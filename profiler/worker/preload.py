@@ -54,10 +54,13 @@ try:
 
     import profiler.worker.measure_case
     import profiler.worker.prepare_model  # noqa: F401
+    from exporters import settings
 
+    _usual = settings.read()
     for _module in filter(None, os.environ.get("PROFILER_PRELOAD", "").split(",")):
         with contextlib.suppress(Exception):  # Who needs it says why it cannot be imported.
             importlib.import_module(_module)
+    settings.put_back(_usual)
 
     # None of that is garbage: a collection in a worker would visit and so copy it all, which takes 0.4 s.
     gc.freeze()

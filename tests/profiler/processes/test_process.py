@@ -540,3 +540,22 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
         assert mine.exists()
         assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profiler-scratch-abcd1234", "users"]
+
+
+@pytest.mark.parametrize(
+    ("own", "looks", "contradicts"),
+    [(10.0, range(1, 11), False), (2.0, range(1, 11), True), (60.0, range(1, 11), True), (2.0, (1, 10), False)],
+    ids=["agrees", "slow", "fast", "this process was stopped"],
+)
+def test_a_clock_that_contradicts_this_processs_is_told(
+    monkeypatch: pytest.MonkeyPatch, own: float, looks: Any, contradicts: bool
+) -> None:
+    times = [0.0]
+    monkeypatch.setattr(process.time, "monotonic", lambda: times[-1])
+    child: Any = Child.__new__(Child)
+    vars(child).update(phase="measure", _phase_started=0.0, _seen=0.0, _awake=0.0, _at=100.0, _contradiction=None)
+    for now in looks:
+        times.append(float(now))
+        child._look_at_the_clock()
+    child._compare_clocks(100.0 + own)
+    assert (child._contradiction is not None) == contradicts
