@@ -366,7 +366,10 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
     example = typed(seeded_inputs(specs, job.batch_size), dtype)
     try:
         with quiet(), torch.no_grad(), flattened(model, specs):
-            torch.export.save(torch.export.export(model, example), folder / "model.pt2")
+            program = torch.export.export(model, example)
+            for node in program.graph.nodes:
+                node.meta.pop("stack_trace", None)  # It has the paths of the code that was traced.
+            torch.export.save(program, folder / "model.pt2")
     except Exception as error:
         raise job.source.error(
             f"torch.export cannot take it, so no program can be written: {sentence(error)}"
