@@ -486,27 +486,6 @@ def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(f
     assert all(map(ends, pids))
 
 
-MEASURES = """
-import multiprocessing
-import profiler
-from profiler.errors import ConfigError
-
-other = multiprocessing.get_context("forkserver").Process(target=print)
-other.start()
-other.join()
-try:
-    profiler.measure("resnet18", engines=["eager"], device="cpu")
-except ConfigError as error:
-    print(error)
-"""
-
-
-def test_a_process_that_has_a_forkserver_already_is_told(tmp_path: Path) -> None:
-    path = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", MEASURES], env=path, cwd=tmp_path, capture_output=True, text=True)
-    assert "has started a forkserver in this process" in done.stdout, done.stderr
-
-
 def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> None:
     torch = "import os, time; os.symlink(str(os.getpid()), 'pid'); time.sleep(600)"
     (tmp_path / "torch.py").write_text(torch)
