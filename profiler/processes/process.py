@@ -119,7 +119,8 @@ def start_forkserver(log: Path) -> None:
     if str(root) not in known and root.name not in ("site-packages", "dist-packages"):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, known)])
     # Python's resource tracker cleans up a killed worker's semaphores, and would say so on the terminal.
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
+    # Whoever makes errors of warnings means code of her own: torch itself warns as it is imported.
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if len(tempfile.gettempdir()) > _LONGEST and "tempdir" not in config:
         config["tempdir"] = folder = tempfile.mkdtemp(dir="/tmp")

@@ -72,14 +72,15 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
     measured, NotExported where making it fails.
     """
     case, folders = _case(cell, run, trust_code)
-    scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
+    target = folder.resolve()
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
         write_papers(cell, case, _make(case, folders, run, scratch, console), scratch)
-        if folder.is_dir():
-            folder.rmdir()
-        os.replace(scratch, folder)
+        if target.is_dir():
+            target.rmdir()
+        os.replace(scratch, target)
     except OSError as error:
         raise ConfigError(f"--export {folder}: cannot be written: {error.strerror or error}") from None
     finally:

@@ -27,6 +27,7 @@ ERROR: str | None = None
 
 adopt_orphans()
 atexit.register(lambda: end_below(PID) if os.getpid() == PID else None)
+warnings.filters[:] = [one for one in warnings.filters if one[0] != "error"]  # type: ignore[index]  # Python's -W error.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid", UserWarning)  # Of an orphan.
 end_with_parent()  # The forkserver looks for its parent only once all is imported.
 try:

@@ -538,3 +538,12 @@ def test_a_clock_that_contradicts_this_processs_is_told(
         child._look_at_the_clock()
     child._compare_clocks(100.0 + own)
     assert (child._contradiction is not None) == contradicts
+
+
+def test_warnings_that_a_user_makes_errors_end_no_library(tmp_path: Path) -> None:
+    code = (
+        "from profiler.processes.forkserver import libraries\nwith libraries() as facts: print(facts['torch_threads'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip().isdigit(), done.stderr

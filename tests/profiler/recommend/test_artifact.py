@@ -135,6 +135,9 @@ def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
                 rows = rows.with_columns(variant=pl.lit(variant))
             rows.filter(variant=variant).write_parquet(alone / "results.parquet")
             cache = str(workplace / "cache")
+            if variant == "ort":  # Into what a link names.
+                (place / "linked").mkdir()
+                (place / "out").symlink_to("linked")
             done = profiler("recommend", str(alone), "--export", "out", cwd=place, PROFILER_CACHE=cache)
             if done.returncode:
                 raise RuntimeError(f"exit code {done.returncode}: {done.stderr}")
