@@ -38,7 +38,6 @@ from profiler.results.run_folder import RunFolder, without_foreign_code
 from profiler.results.warning_kinds import NO_CUDA_GRAPH, meaning
 from profiler.run.prepare import Stages, check_models, failure, prepare_graphs
 from profiler.run.progress import Display
-from profiler.worker.parity import Outputs
 
 _README = """{model} in {precision} for {engine}, in batches of {batch}: {latency} a call on {machine}.
 
@@ -137,7 +136,8 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
 
 def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None) -> Array | None:
     """Return the reference's first output by item, NaN at tokens of padding; None where it has none by item."""
-    from profiler.worker.prepare_model import cached_reference  # Only here is torch there.
+    from profiler.worker.parity import Outputs  # Only here is torch there.
+    from profiler.worker.prepare_model import cached_reference
 
     cache, source = Cache(), identified(case.source)
     state = None if source.kind == "onnx" else cached_state(source, cache)

@@ -46,7 +46,9 @@ def test_no_cheat_is_believed(tmp_path: Path) -> None:
         said = "; ".join([row["reason"] or "", *row["warnings"]])
         marked = not cheat.mark or any(text.startswith(f"{cheat.mark}: ") for text in row["warnings"])
         right = row["status"] == cheat.status and marked and re.search(cheat.says, said)
-        if not right or ("with new inputs" in said) != ("new inputs" in cheat.says):
+        if "new inputs" in cheat.says and "disturbed: " in said:  # Other work may hide what is slower.
+            right = row["status"] == cheat.status
+        if not right or ("with new inputs" in said and "new inputs" not in cheat.says):
             wrong.append(f"{name}: {row['status']}, {said}")
     assert not wrong, "\n".join(wrong)
     undone = rows["set_globals"]["proof"]
