@@ -96,6 +96,6 @@ class Fresh:
         new = []
         for spec, array in zip(self.specs, self.own, strict=True):
             shift, axis = (1 + number % (self.batch - 1), spec.batch_axis or 0) if self.batch > 1 else (0, 0)
-            moved = np.roll(array, shift, axis) if array.ndim else array.copy()
+            moved = np.roll(array, shift, axis) if array.shape[axis : axis + 1] == (self.batch,) else array.copy()
             new.append(np.roll(moved, number + 1, -1) if moved.ndim and array.dtype.kind == "f" else moved)
         return new
