@@ -540,10 +540,12 @@ def test_a_clock_that_contradicts_this_processs_is_told(
     assert (child._contradiction is not None) == contradicts
 
 
-def test_warnings_that_a_user_makes_errors_end_no_library(tmp_path: Path) -> None:
-    code = (
-        "from profiler.processes.forkserver import libraries\nwith libraries() as facts: print(facts['torch_threads'])"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+def test_neither_a_users_warnings_nor_what_a_library_sets_change_the_forkserver(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text("import torch; torch.set_num_threads(37)")
+    code = """from profiler.processes.forkserver import libraries
+with libraries(["greedy"]) as facts: print(facts["torch_threads"])"""
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip().isdigit(), done.stderr
+    assert int(done.stdout) != 37
