@@ -123,6 +123,8 @@ class Proof:
     graph_break_reasons: Sequence[str] = ()
     recompilations: Sequence[str] = ()
     """Guards of torch.compile that failed, though every call has the same shapes."""
+    settings_changed: Mapping[str, Sequence[str]] | None = None
+    """torch's global settings that the model changed while it ran: what they were, and are."""
     build: Building | None = None
     warnings: Sequence[Warning] | None = None
     """They become the row's own."""
@@ -272,3 +274,11 @@ class Feedable(Session, Protocol):
 
     def feed(self, inputs: Sequence[Array]) -> None:
         """Copy `inputs`, as in its job, to where every further `run` reads them, a recorded one too."""
+
+
+@runtime_checkable
+class Movable(Feedable, Protocol):
+    """A session whose inputs can be elsewhere."""
+
+    def move(self) -> None:
+        """Have further runs read the inputs in new memory, called again where they were; a recorded run stays."""

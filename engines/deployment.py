@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from engines.base import Job
-from exporters.inputs import TensorSpec, fixed_batch, graph_specs, input_specs, seeded_inputs
-from exporters.onnx_files import check_onnx, graph_files, read_onnx
-from exporters.source import ModelSource
+from engines.base import Array, Job
+from exporters.inputs import TensorSpec, first_items, fixed_batch, graph_specs, seeded_inputs
+from exporters.onnx_files import check_onnx, every_graph, graph_files, read_onnx
 
+_ITEMS = 8
 _TEMPLATES = Path(__file__).with_name("deployed")
 
 
@@ -33,13 +33,14 @@ def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, 
     return [{"name": spec.name, "shape": list(spec.at(batch)), "dtype": spec.dtype} for spec in specs]
 
 
-def save_inputs(source: ModelSource, batch: int, folder: Path) -> None:
-    """Save inputs whose values the job gives as inputs.npz; run.py draws any others itself."""
-    specs = input_specs(source)
-    if not any(spec.range or spec.is_mask or spec.data for spec in specs):
-        return
-    drawn = zip(specs, seeded_inputs(specs, batch), strict=True)
-    np.savez(folder / "inputs.npz", **{spec.name: array for spec, array in drawn})  # type: ignore[arg-type]
+def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Array | None, folder: Path) -> None:
+    """Save a few items' inputs as inputs.npz, and as expected.npy their first output, NaN where nothing is expected."""
+    items = min(batch, _ITEMS if expected is None else len(expected))
+    drawn = first_items(specs, seeded_inputs(specs, batch), items)
+    arrays = (array.astype("float32") if array.dtype.kind == "V" else array for array in drawn)  # bfloat16's
+    np.savez(folder / "inputs.npz", **dict(zip((spec.name for spec in specs), arrays, strict=True)))
+    if expected is not None:
+        np.save(folder / "expected.npy", expected[:items])
 
 
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
@@ -57,8 +58,19 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
         target = folder / ("model.onnx" if file == job.graph else place)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    outputs = [value.name for value in read_onnx(job.graph).graph.output]
+    model = read_onnx(job.graph)
+    if job.source.own_graph is None:
+        _forget_code(model)
+        (folder / "model.onnx").write_bytes(model.SerializeToString())
+    outputs = [value.name for value in model.graph.output]
     return {"inputs": described_inputs(specs, job.batch_size), "outputs": outputs}
+
+
+def _forget_code(model: Any) -> None:
+    """Remove what the exporter notes of the code that it traced: paths, lines and names."""
+    for graph in (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer)):
+        for part in (graph, *graph.node, *graph.value_info, *getattr(graph, "initializer", ())):
+            del part.metadata_props[:]
 
 
 def copy_run(template: str, folder: Path) -> None:

@@ -19,6 +19,7 @@ from engines.device import capture
 from engines.layers import origins, profile_module
 from engines.options import EIGHT_BITS, PRECISION_TABLE, Device, EagerOptions, TorchOptions, float_part
 from engines.training import LayerStep, TrainingStep
+from exporters import settings
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.calls import Watch, call, flattened, named_outputs, typed
@@ -71,6 +72,7 @@ class EagerSession:
 
     def __init__(self, job: Job[TorchOptions]) -> None:
         set_switches(job)
+        self.settings = settings.read()
         self.job = job
         self.dtype = DTYPES[float_part(job.precision, job.device)]
         self.formats = (
@@ -78,6 +80,8 @@ class EagerSession:
         )
         self.model: nn.Module
         self.inputs: list[torch.Tensor] = []
+        self.places = [self.inputs]
+        """Where inputs have been: kept, so that none is at the address of an earlier one."""
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.call: Callable[..., Any]
         self.quantized: dict[str, Any] = {}
@@ -93,6 +97,13 @@ class EagerSession:
     def feed(self, inputs: Sequence[Array]) -> None:
         for tensor, array in zip(self.inputs, inputs, strict=True):
             tensor.copy_(torch.from_numpy(array))
+
+    def move(self) -> None:
+        if self.graph is None:
+            if self.inputs is self.places[0]:
+                self.places.append([tensor.clone() for tensor in self.inputs])
+            self.inputs = self.places[-1 if self.inputs is self.places[0] else 0]
+            self.arguments = arguments(self.job.specs, self.inputs)
 
     def run(self, mark: Mark) -> None:
         """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
@@ -164,6 +175,8 @@ class EagerSession:
         tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
         images = [w for w in self.model.parameters() if w.dim() in CHANNELS_LAST]
         own = {
+            "settings": {name: str(value) for name, value in self.settings.items()},
+            **({"settings_undone": settings.UNDONE} if settings.UNDONE else {}),
             "weight_types": dict(Counter(_name(p.dtype) for p in stored(self.model.parameters()))),
             "channels_last": bool(images)
             and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
@@ -176,6 +189,7 @@ class EagerSession:
             cudnn=cuda and torch.backends.cudnn.enabled,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
+            settings_changed=settings.changes(self.settings) or None,
             details=own | self.quantized | details,
         )
 
@@ -187,6 +201,7 @@ class EagerSession:
     def close(self) -> None:
         self.graph = self.result = None
         self.inputs.clear()
+        self.places.clear()
         del self.model, self.call, self.step, self.training
 
     def _open(self) -> None:
@@ -194,6 +209,7 @@ class EagerSession:
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         self.call = self.model = self._to_device(restore(job.source, job.state))
         self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
+        self.places = [self.inputs]
         self.arguments = arguments(job.specs, self.inputs)
         if job.pass_ == "training":
             iteration = TrainingStep if job.source.layer is None else LayerStep
@@ -350,7 +366,10 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
     example = typed(seeded_inputs(specs, job.batch_size), dtype)
     try:
         with quiet(), torch.no_grad(), flattened(model, specs):
-            torch.export.save(torch.export.export(model, example), folder / "model.pt2")
+            program = torch.export.export(model, example)
+            for node in program.graph.nodes:
+                node.meta.pop("stack_trace", None)  # It has the paths of the code that was traced.
+            torch.export.save(program, folder / "model.pt2")
     except Exception as error:
         raise job.source.error(
             f"torch.export cannot take it, so no program can be written: {sentence(error)}"

@@ -135,6 +135,7 @@ class OrtSession:
             cuda_graph_fallback=self.fallback,
             details={
                 **details,
+                "threads": self.session.get_session_options().intra_op_num_threads,
                 "channels_last": cuda.get("prefer_nhwc") == "1",
                 "conv_search": cuda.get("cudnn_conv_algo_search"),
             },

@@ -38,8 +38,8 @@ def default_root() -> Path:
 def most_bytes() -> int:
     """Return how large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ConfigError."""
     try:
-        return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
-    except (ValueError, OverflowError) as error:
+        return int(min(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB), 2.0**30) * 2**30)
+    except ValueError as error:
         raise ConfigError(f"PROFILER_CACHE_GIB: {error}; give a number of GiB, such as 20") from None
 
 

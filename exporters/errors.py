@@ -40,8 +40,10 @@ def shown(text: str, characters: int = 120) -> str:
 
 
 def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
-    """Return the nearest valid words, `count` at most."""
-    return difflib.get_close_matches(word, list(dict.fromkeys(valid)), n=count, cutoff=0.7)
+    """Return the nearest valid words, or else the shortest that the word is a part of, `count` at most."""
+    words = list(dict.fromkeys(valid))
+    parts = sorted((one for one in words if word in one), key=len) if len(word) > 3 else []
+    return difflib.get_close_matches(word, words, n=count, cutoff=0.7) or parts[:count]
 
 
 def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count: int = 1) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
 
+from exporters import settings
 from exporters.cache import file_sha256
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
@@ -76,13 +77,14 @@ def _made(source: ModelSource) -> tuple[nn.Module, list[Example]]:
 
 
 def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
-    states = random.getstate(), np.random.get_state()
+    states, before = (random.getstate(), np.random.get_state()), settings.read()
     try:
         with torch.random.fork_rng(devices=[]):
             model, *more = call_factory(source)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+        settings.put_back(before)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_complex():
             raise source.error(f"{name} is complex, and fp32 would lose a part; keep two floats (torch.view_as_real)")

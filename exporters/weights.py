@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.catalog import network_of
 from exporters.inputs import input_specs
-from exporters.libraries import LIBRARIES, folder_of
+from exporters.libraries import LIBRARIES, files_of, folder_of
 from exporters.onnx_files import graph_files
 from exporters.packages import installed_version, library_folders, spec_of
 from exporters.source import Identity, ModelError, ModelSource, digest
@@ -103,7 +103,7 @@ def _library_parts(source: ModelSource) -> list[str]:
     options they say what the model is, so that it need not be made to find out."""
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
-    files = [*sorted(folder.glob("*.safetensors")), folder / "config.json"] if folder else []
+    files = files_of(folder) if folder else []
     code = code_of(*_DRAWING), _file(library.module)
     hashes = [*code[0], *map(file_sha256, filter(None, [code[1], *files]))]
     return [f"{library.package} {installed_version(library.package)}", *hashes]

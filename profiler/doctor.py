@@ -29,13 +29,19 @@ from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.measure import run_job
 from profiler.run.watch import other_work
 from profiler.stats.samples import median
-from profiler.tables.numbers import grouped, milliseconds
+from profiler.tables.numbers import grouped, milliseconds, times
 from profiler.tables.table import Section, name, of_rows, prose
 from profiler.tables.writers import print_section
 
 Ran = tuple[Case, Result]
+Usual = Mapping[tuple[str, str], float | None]
+"""Milliseconds in eager, by pass and precision."""
 _TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers")
 """Kinds of warning about an installation; others are of a figure."""
+
+
+_SLOW = 10
+"""No runtime takes that many times as long as eager where it works."""
 
 
 class Check(NamedTuple):
@@ -111,10 +117,11 @@ def lacks(preset: Preset, target: Target) -> Check | None:
 def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:
     """Return a line a preset; one that only shows to be unsupported once it is tried has failed."""
     by_preset = grouped((case.variant, (case, result)) for case, result in results)
-    return [lacks(PRESETS[name], target) or _of_preset(name, own) for name, own in by_preset.items()]
+    usual: Usual = {(case.pass_, case.precision): result.latency_ms for case, result in by_preset.get("eager", [])}
+    return [lacks(PRESETS[name], target) or _of_preset(name, own, usual) for name, own in by_preset.items()]
 
 
-def _of_preset(name: str, results: Sequence[Ran]) -> Check:
+def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
     ran = [(case, result) for case, result in results if result.status != "unsupported"] or results
     figures, bad = [], ""
     for case, result in ran:
@@ -126,6 +133,10 @@ def _of_preset(name: str, results: Sequence[Ran]) -> Check:
     if bad:
         return Check("failed", name, "; ran: ".join([bad, *filter(None, [", ".join(figures)])]))
     told = dict.fromkeys(str(warning) for _, one in ran for warning in one.warnings if warning.kind in _TELLING)
+    for case, result in ran:
+        eager = usual.get((case.pass_, case.precision))
+        if eager and (own := result.latency_ms or 0.0) > _SLOW * eager:
+            told[f"{case.precision} takes {times(own / eager)} what eager takes: too slow to be right"] = None
     library = next((one.proof.library for _, one in ran if one.proof and one.proof.library), name)
     return Check("note" if told else "ok", name, "; ".join([f"{library}: {', '.join(figures)}", *told]))
 

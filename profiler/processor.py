@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 import psutil
 
@@ -64,7 +64,7 @@ class Reading:
 
 def read() -> Reading:
     """Read what the kernel has counted. Takes milliseconds, so never call it while something is timed."""
-    seconds, allowed = time.monotonic(), os.sched_getaffinity(0)
+    seconds, allowed = monotonic(), os.sched_getaffinity(0)
     # A sandbox (gVisor) has lines of zeros, which say nothing.
     times = [each for n, each in enumerate(psutil.cpu_times(percpu=True)) if n in allowed and any(each)]
     idle, stolen = sum(each.idle + each.iowait for each in times), sum(each.steal for each in times)

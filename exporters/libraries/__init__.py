@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +70,29 @@ def folder_of(word: str, base: Path | None = None) -> Path | None:
     """Return the local folder that a name such as hf:bert stands for, relative to `base`; None for any other name."""
     library, folder = library_of(word), (base or Path()) / word.partition(":")[2]
     return folder if library and library.folders and (folder / "config.json").is_file() else None
+
+
+def files_of(folder: Path) -> list[Path]:
+    """List the files that a folder's model is read from: its configuration and weights, with all that an index names.
+
+    Raises ModelError for an index that names files outside the folder; links, which the Hugging Face cache is made of,
+    may lead there.
+    """
+    files = {folder / "config.json", *folder.glob("*.safetensors")}
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            named = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ModelError(f"{index} is no index of weights: it has no weight_map of names and files") from None
+        for name in named:
+            shard = Path(os.path.normpath(folder / name))
+            if not shard.is_relative_to(os.path.normpath(folder)):
+                raise ModelError(f"{index} names {name}, which is outside its folder")
+            if not shard.is_file():
+                raise ModelError(f"{index} names {name}, and there is no such file")
+            files.add(shard)
+        files.add(index)
+    return sorted(files)
 
 
 def model_entry(word: str, step: str | None = None) -> dict[str, str]:

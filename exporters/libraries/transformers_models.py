@@ -28,13 +28,15 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from exporters.calls import Place, tensors_in
+from exporters.errors import nearest
 from exporters.inputs import BATCH, TensorSpec
-from exporters.libraries import Known, folder_of, similar
+from exporters.libraries import Known, files_of, folder_of, similar
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
 _PAST = "past_key_values."
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+_OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 Part = Mapping[str, Any]
 """A layer's "key" and "value", each [batch, heads, length, width]; with an encoder one such for "decoder", the layer's
 own tokens, and one for "encoder"."""
@@ -57,10 +59,10 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
     config, cls = _config(name, options)
     if folder_of(f"hf:{name}") is None:
         return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
-    if not list(Path(name).glob("*.safetensors")):
+    if not any(file.suffix == ".safetensors" for file in files_of(Path(name))):
         raise ModelError(f"{name} has no .safetensors file, from which alone weights are read")
     model, info = (cls or transformers.AutoModel).from_pretrained(
-        name, config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+        name, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **_OWN_CODE_ONLY
     )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{name} lacks {len(missing)} weights of {type(model).__name__}, {missing[0]} for one")
@@ -134,8 +136,9 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """The configuration with these options, and the model's class; None where the configuration alone says it. One call
     needs no cache of keys and values, so a decoder makes none unless it is asked to."""
     if folder_of(f"hf:{name}"):
-        config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
-        config_class, cls = type(config), getattr(transformers, (config.architectures or [""])[0], None)
+        cls = _architecture(name)
+        config = transformers.AutoConfig.from_pretrained(name, **_OWN_CODE_ONLY)
+        config_class = type(config)
         given: dict[str, Any] = config.to_dict()
     else:
         cls, config_class, given = *_classes(name), {}
@@ -155,12 +158,26 @@ def _classes(name: str) -> tuple[Any, Any]:
         return None, found
     if (config_class := getattr(found, "config_class", None)) is not None:
         return found, config_class
-    if "/" in name or Path(name).exists():
-        raise ModelError(
-            f"{name} is no folder with a config.json (nothing is downloaded: give a local folder or a class)"
-        )
     models = [each for each in dir(transformers) if "Model" in each or "For" in each]
-    raise ModelError(f"transformers has no such class{similar(name, models)}")
+    hint = "names of the Hub are not downloaded: give a local folder with a config.json, or a class such as BertModel"
+    raise ModelError(f"transformers has no such class{nearest(name, models, hint, count=3)}")
+
+
+def _architecture(name: str) -> Any:
+    """Return the class that a folder's config.json names, None where it names none. Raises ModelError."""
+    given, _ = transformers.PreTrainedConfig.get_config_dict(name, local_files_only=True)
+    named = given.get("architectures") or [None]
+    word = named[0] if isinstance(named, list) else named
+    found = getattr(transformers, word, None) if isinstance(word, str) else None
+    if word is None and "auto_map" not in given:
+        return None
+    if inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    if "auto_map" in given:
+        raise ModelError(f"{name} needs Python code of its own, which is not run; make it in a factory, or export it")
+    raise ModelError(
+        f"{name}/config.json: architectures is {named}, and transformers {transformers.__version__} has no such model"
+    )
 
 
 class Step(nn.Module):

@@ -122,7 +122,7 @@ BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
 Exclusion = Annotated[Filter, PlainValidator(_filter), PlainSerializer(lambda excluded: dict(excluded.conditions))]
 File = Annotated[BelowYaml, _must(Path.is_file, "there is no file {}; paths are relative to the YAML")]
 Arrays = Annotated[BelowYaml, _must(lambda path: any(path.glob("*.npy")), "there are no .npy files in {}")]
-Factory = Annotated[str, _must(_is_factory, "'{}' is not of the form package.module:function, without .py")]
+Factory = Annotated[str, _must(_is_factory, "'{}' is not of the form package.module:function, without .py, or hf:NAME")]
 Folder = Annotated[BelowYaml, AfterValidator(Path.resolve)]
 
 

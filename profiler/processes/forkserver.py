@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -59,26 +61,39 @@ def forget_choices() -> None:
 
 @contextlib.contextmanager
 def leaving_no_trace() -> Iterator[None]:
-    """Leave a user's process as it was: without the forkserver that was started, and with its own environment.
-
-    Raises ConfigError where the process has a forkserver already, which has not imported what this one must.
-    """
-    server: Any = forkserver._forkserver
-    before, preload, is_running = dict(os.environ), server._preload_modules, server._forkserver_pid is not None
-    if is_running and PRELOADED not in preload:
-        raise ConfigError(
-            "multiprocessing has started a forkserver in this process, and measuring needs its own: "
-            "call measure first, or in another process"
-        )
+    """Leave a user's process as it was: with a forkserver of its own, if it has one, and with its own environment."""
+    usual: Any = forkserver._forkserver
+    before, is_ours = dict(os.environ), usual._forkserver_pid is not None and PRELOADED in usual._preload_modules
+    server: Any = usual if is_ours else forkserver.ForkServer()
+    _use(server)
     try:
         yield
     finally:
-        if not is_running:
+        if not is_ours:
             server._stop()
-            server.set_forkserver_preload(preload)
+            _use(usual)
             adopt_orphans(False)
         os.environ.clear()
         os.environ.update(before)
+
+
+def _use(server: Any) -> None:
+    """Have multiprocessing start processes from this forkserver: its module holds the methods of one."""
+    forkserver._forkserver = server
+    for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
+        setattr(forkserver, name, getattr(server, name))
+
+
+def check_process() -> None:
+    """Raise ConfigError where this process cannot start others, or not see their end."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise ConfigError("SIGCHLD is ignored, so the end of no process is seen: signal.signal(SIGCHLD, SIG_DFL) first")
+    if multiprocessing.current_process().daemon:
+        raise ConfigError("a daemon of multiprocessing may start no processes: measure in a process with daemon=False")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been removed: change into another one first") from None
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ class Entered:
     """Begin a phase: one of engines.base.Phase, or a script's own."""
 
     phase: str
+    at: float | None = None
+    """Seconds on the clock by which the process measures."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Outcome:
     """Time spent by phase."""
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, on time.monotonic()."""
+    contradiction: str | None = None
+    """How the process's clock contradicts its parent's."""
     log: Path | None = None
     """The output of a call that failed, with the traceback of its error."""
 

@@ -55,6 +55,8 @@ _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """How long a session may take to close, whatever the timeout: everything has been measured."""
+_LATE_SECONDS, _CLOCKS_AGREE = 1.0, 1.1
+"""Phases that differ by a second and a tenth are of clocks that contradict each other."""
 _EXIT_SECONDS = 10.0
 """How long a process may take to go after its last word, or once it is killed."""
 _STARTS = 3
@@ -117,7 +119,8 @@ def start_forkserver(log: Path) -> None:
     if str(root) not in known and root.name not in ("site-packages", "dist-packages"):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, known)])
     # Python's resource tracker cleans up a killed worker's semaphores, and would say so on the terminal.
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
+    # Whoever makes errors of warnings means code of her own: torch itself warns as it is imported.
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if len(tempfile.gettempdir()) > _LONGEST and "tempdir" not in config:
         config["tempdir"] = folder = tempfile.mkdtemp(dir="/tmp")
@@ -234,6 +237,9 @@ class Child:
         self._phase_started = time.monotonic()
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self._seconds: dict[str, float] = {}
+        self._at: float | None = None
+        self._seen, self._awake = self._phase_started, 0.0
+        self._contradiction: str | None = None
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
         # A killed process clears nothing away; the run's folder, where the forkserver's log is, goes in the end.
@@ -279,6 +285,7 @@ class Child:
         """Take what the child reported; wait up to `timeout` seconds for it. Returns the outcome once it has ended."""
         if self._not_started is not None:
             return self._finish(self._not_started)
+        self._look_at_the_clock()
         if has_ended := not self.process.is_alive():
             self._reader.join(1.0)  # Where the forkserver was killed, the process ends a moment later.
             self._end_all()  # What it started may hold its pipe open, behind half a message.
@@ -297,7 +304,8 @@ class Child:
 
     def _take(self, message: Message) -> Outcome | None:
         match message:
-            case Entered(phase):
+            case Entered(phase, at):
+                self._compare_clocks(at)
                 self._enter_phase(phase)
             case Progress(text):
                 self.progress = text
@@ -308,6 +316,22 @@ class Child:
             case Outcome():
                 return message
         return None
+
+    def _look_at_the_clock(self) -> None:
+        """Add to the phase the time since the last look; a look that comes late says that this process was stopped."""
+        now = time.monotonic()
+        self._awake += min(now - self._seen, _LATE_SECONDS)
+        self._seen = now
+
+    def _compare_clocks(self, at: float | None) -> None:
+        """Hold what the phase took by the process's own clock against this one's."""
+        self._look_at_the_clock()
+        if at is not None and self._at is not None:
+            own, spent = at - self._at, time.monotonic() - self._phase_started
+            if own < self._awake / _CLOCKS_AGREE - _LATE_SECONDS or own > spent * _CLOCKS_AGREE + _LATE_SECONDS:
+                took = f"{own:.1f} s by the clock that it measures by, and {spent:.1f} s by the profiler's own"
+                self._contradiction = f"the model changed the clock: phase {self.phase} took {took}"
+        self._at, self._awake = at, 0.0
 
     def kill(self) -> None:
         """End the process and every process that it started."""
@@ -357,6 +381,7 @@ class Child:
         self.kill()
         self._enter_phase(Phase.ENDED)
         outcome.salvage, outcome.seconds, outcome.entered = self._salvage, self._seconds, self._entered
+        outcome.contradiction = self._contradiction
         outcome.log = None if outcome.status == "ok" else self.call.log
         return outcome
 

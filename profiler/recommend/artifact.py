@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 import engines
-from engines.base import Job
+from engines.base import Array, Job, Unsupported
 from engines.catalog import ENGINES, known
-from engines.deployment import Deployed, save_inputs
-from engines.options import Device
-from exporters.cache import default_root
-from exporters.inputs import at_shape
-from exporters.source import ModelSource
-from exporters.weights import has_own_weights
+from engines.deployment import Deployed, save_examples
+from engines.options import PRECISION_TABLE, Device
+from exporters.cache import Cache, default_root
+from exporters.inputs import TensorSpec, at_shape, input_specs, padding
+from exporters.source import ModelError, ModelSource
+from exporters.weights import cached_state, has_own_weights, identified
 from profiler.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
@@ -46,7 +49,8 @@ _README = """{model} in {precision} for {engine}, in batches of {batch}: {latenc
 config.json has the options, the inputs and the figures. run.py is an example to start from{usage}.
 """
 _USAGE = """: it times calls by the
-host's clock; `run.py --input {files}` takes inputs of your own, in config.json's order"""
+host's clock, and compares its output with expected.npy, that of the model at full precision on a CPU, if it is there;
+`run.py --input {files}` takes inputs of your own"""
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
@@ -67,14 +71,15 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
     measured, NotExported where making it fails.
     """
     case, folders = _case(cell, run, trust_code)
-    scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
+    target = folder.resolve()
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
         write_papers(cell, case, _make(case, folders, run, scratch, console), scratch)
-        if folder.is_dir():
-            folder.rmdir()
-        os.replace(scratch, folder)
+        if target.is_dir():
+            target.rmdir()
+        os.replace(scratch, target)
     except OSError as error:
         raise ConfigError(f"--export {folder}: cannot be written: {error.strerror or error}") from None
     finally:
@@ -121,8 +126,29 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     options = ENGINES[case.engine].options(**case.options)
     job = Job(case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=onnx)
     deployed = engines.deploy(case.engine, job, folder, built)
-    save_inputs(case.source, case.batch_size, folder)
+    specs = input_specs(case.source)
+    expected = None
+    with contextlib.suppress(ModelError, Unsupported):  # Where nothing can be compared, the row says so too.
+        expected = _expected(case, specs, deployed.config.get("outputs"))
+    save_examples(specs, case.batch_size, expected, folder)
     return deployed
+
+
+def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None) -> Array | None:
+    """Return the reference's first output by item, NaN at tokens of padding; None where it has none by item."""
+    from profiler.worker.parity import Outputs  # Only here is torch there.
+    from profiler.worker.prepare_model import cached_reference
+
+    cache, source = Cache(), identified(case.source)
+    state = None if source.kind == "onnx" else cached_state(source, cache)
+    reference = Outputs.read(cached_reference(source, specs, state, cache))
+    first = next(iter(reference.arrays))
+    found = reference.rows(outputs[0] if outputs and outputs[0] in reference.arrays else first)
+    if found is None or not len(found[0]):
+        return None
+    found = found[:8].astype("float64")
+    found[padding(specs, found.shape)] = np.nan
+    return found
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
@@ -179,6 +205,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
         "options": dict(case.options),
         **deployed.config,
+        "usual_error": max(PRECISION_TABLE[case.precision].usual_error, row.get("rel_l2_error_high") or 0.0),
         "measured": told(row),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -203,7 +230,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
 
 
 def _usage(deployed: Deployed) -> str:
-    return _USAGE.format(files=" ".join(f"{spec['name']}.npy" for spec in deployed.config["inputs"]))
+    return _USAGE.format(files=" ".join(f"{spec['name']}=FILE.npy" for spec in deployed.config["inputs"]))
 
 
 def _release(version: object) -> str:

@@ -170,6 +170,8 @@ def result_of(case_id: str, outcome: Outcome) -> Result:
     else:
         samples = kept.result.samples if kept else {}
         result = Result(case_id, outcome.status, [outcome.reason] if outcome.reason else [], samples=samples)
+    if outcome.contradiction is not None:
+        result.fail(outcome.contradiction)
     result.phases, result.entered = outcome.seconds, outcome.entered
     if result.status != "ok":
         result.log = log_name(outcome.log)

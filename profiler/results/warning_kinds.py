@@ -34,7 +34,9 @@ _KINDS = (
     WarningKind(HOST_BOUND, "h", "the host, not the device, sets the latency; a CUDA graph would help"),
     WarningKind("queue-bound", "q", "a call takes over 5 % longer with others queued behind it than alone"),
     WarningKind("gate-overrun", "g", "one call's launches outlast any gate, so `gpu_ms` is null"),
-    WarningKind("inconsistent", "x", "latency and throughput contradict each other by over 10 %", retake=True),
+    WarningKind(
+        "inconsistent", "x", "latency contradicts throughput, or calls with new inputs, by over 10 %", retake=True
+    ),
     WarningKind(DISTURBED, "B", "other work ran on the machine meanwhile", retake=True),
     WarningKind("drift", "d", "moved by over 2 % while it was taken; a larger budget may settle it"),
     WarningKind("unsteady", "u", "timings moved by over 2 % when measuring began"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from profiler.job.case import QUICK
 from profiler.job.config import Config, config_of
 from profiler.machine import Target, resolve_device
 from profiler.options import Run as Options
-from profiler.processes.forkserver import leaving_no_trace, libraries
+from profiler.processes.forkserver import check_process, leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases, resolved
@@ -30,6 +31,8 @@ from profiler.run.model_job import named_entry
 from profiler.run.progress import Display
 from profiler.tables.writers import console
 
+_TURN = threading.Lock()
+"""Threads take turns: what one measures beside another would be slower, and both would change one environment."""
 _MODEL = "model"
 """Folder of what is saved of the model, in the run's."""
 
@@ -66,8 +69,9 @@ def measure(
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
     job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
     job |= {"device": device, "replicates": replicates, "budget": {**(budget or {}), **(QUICK if quick else {})}}
+    check_process()
     most = most_bytes()
-    with _run_folder(output) as run:
+    with _TURN, _run_folder(output) as run:
         entry, batch = _entry(model, inputs, run.path / _MODEL)
         entry["name"] = name or entry["name"]
         usual = {"suite": "measure", "models": [entry], "batch_sizes": [batch], "output": run.path.parent}

@@ -5,11 +5,11 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
+from profiler.worker.fresh import Fresh
 from profiler.worker.parity import FP16_ENDS, WRONG, Pair
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, usual_items
 
@@ -46,6 +47,8 @@ _NAMED = 3
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
+_NEW_SHARE = 0.02
+"""Share of a case's time for calls that tell only what new inputs take."""
 _known = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Take 0 for what is not finite: that says nothing of what is usual."""
 _NOT_FINITE = "loss or outputs are not finite"
@@ -68,17 +71,31 @@ class Allowance(NamedTuple):
         most = self.left if items < REFERENCE_ITEMS else min(self.left, _SHARE * self.spent)
         return seconds + self.call < most
 
+    def affords_new(self, calls: int) -> bool:
+        """Allow one more call that only tells what new inputs take: one at any rate, else a fiftieth of the time."""
+        return self.call < self.left if not calls else (calls + 1) * self.call < _NEW_SHARE * self.spent
+
 
 def verify(
-    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance | None = None
+    task: Task,
+    session: Session,
+    outputs: Sequence[Array],
+    result: Result,
+    allowance: Allowance | None = None,
+    fresh: Fresh | None = None,
 ) -> None:
     """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold.
 
-    Outputs are compared over further items than the batch's as far as `allowance` goes.
+    Outputs are compared over further items than the batch's as far as `allowance` goes; their calls are `fresh`.
     """
     case, model = task.case, task.prepared
     if case.pass_ == "inference" and model.reference is not None:
-        _check_outputs(task, session, outputs, result, allowance)
+        _check_outputs(task, session, outputs, result, allowance, fresh)
+        if fresh and allowance and result.status == "ok":
+            try:
+                fresh.judge(result, allowance.affords_new)
+            except Exception:  # As where shapes of outputs depend on values; the row stays as it is.
+                traceback.print_exc()
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
@@ -94,23 +111,29 @@ def verify(
 
 
 def _check_outputs(
-    task: Task, session: Session, outputs: Sequence[Array], result: Result, allowance: Allowance | None
+    task: Task,
+    session: Session,
+    outputs: Sequence[Array],
+    result: Result,
+    allowance: Allowance | None,
+    fresh: Fresh | None,
 ) -> None:
     """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
     case, model = task.case, task.prepared
     assert model.reference is not None
-    reference, start = parity.Outputs.read(model.reference), time.perf_counter()
+    reference, start = parity.Outputs.read(model.reference), perf_counter()
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
     pairs, apart = _pairs(task, names, runs, reference)
     finding = parity.judge(case.precision, list(map(parity.compare, pairs)))
 
     def goes_on(items: int) -> bool:
-        return bool(allowance and items < reference.items and allowance.allows(items, time.perf_counter() - start))
+        return bool(allowance and items < reference.items and allowance.allows(items, perf_counter() - start))
 
     if not apart and not isinstance(finding, str) and isinstance(session, Feedable):
         try:
-            runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on)
+            timed = fresh.run if fresh else None
+            runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on, timed)
         except Exception as error:
             traceback.print_exc()
             result.warnings.append(Warning("no-parity", f"further items were not compared: {sentence(error)}"))
@@ -231,6 +254,7 @@ def mismatch(case: Case, proof: Proof) -> str | None:
     strays = _strays(case, types or {})
     asked = proof.provider or _PROVIDERS[case.device]
     elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != asked}
+    changed = [f"{name} from {was} to {now}" for name, (was, now) in (proof.settings_changed or {}).items()]
     no_graph = options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback
     contradictions = {
         f"asked for {case.precision}, and the engine does not say in which types it computed": types is None,
@@ -238,6 +262,7 @@ def mismatch(case: Case, proof: Proof) -> str | None:
         f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}": elsewhere,
         f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}": bool(proof.tf32) != (case.precision == "tf32"),
         "no CUDA graph was captured": no_graph,
+        f"the model changed torch's {', '.join(changed)} while it ran": changed,
         "cuDNN was on": options.get("cudnn") is False and proof.cudnn,
     }
     return "; ".join(text for text, holds in contradictions.items() if holds) or None

@@ -21,8 +21,9 @@ from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Kept, Result, Stage, layer_warnings, sample_warnings
 from profiler.results.roofline import MIB
-from profiler.worker import checks, disturbance
+from profiler.worker import checks, clock, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
+from profiler.worker.fresh import Fresh
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
@@ -40,7 +41,7 @@ class Bench:
     def __init__(self, task: Task, report: Report) -> None:
         self.task, self.report, self.nvml = task, report, Nvml(task.gpu)
         self.seconds: dict[Phase, float] = {}
-        self._phase, self._since = Phase.OPEN, time.perf_counter()
+        self._phase, self._since = Phase.OPEN, clock.perf_counter()
         self._started = self._since
         self.host, self.device = HostMeter(), DeviceMeter(self.nvml.memory_mib)
         self.enter(Phase.CONTEXT)
@@ -55,10 +56,10 @@ class Bench:
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase, and tell the parent."""
-        now = time.perf_counter()
+        now = clock.perf_counter()
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
-        self.report(Entered(phase))
+        self.report(Entered(phase, now))
 
     def keep(self, result: Result, stage: Stage) -> None:
         """Report a result that is not lost, whatever the case runs into next."""
@@ -66,7 +67,7 @@ class Bench:
 
     def spent(self) -> float:
         """Return the seconds since the case began, without building."""
-        return time.perf_counter() - self._started - self.seconds.get(Phase.BUILD, 0.0)
+        return clock.perf_counter() - self._started - self.seconds.get(Phase.BUILD, 0.0)
 
     def left(self) -> float:
         """Return the seconds that the timeout still leaves for taking figures."""
@@ -153,7 +154,9 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
     result.graph = graph.how if graph else None
     outputs = session.outputs()
-    checks.verify(task, session, outputs, result, checks.Allowance(bench.spent(), bench.left(), expected_ms / 1000))
+    allowance = checks.Allowance(bench.spent(), bench.left(), expected_ms / 1000)
+    fresh = None if task.only_fits else Fresh(session, bench.clock, job.specs, job.inputs, case.batch_size)
+    checks.verify(task, session, outputs, result, allowance, fresh)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
     if isinstance(bench.clock, CudaClock) and not task.only_fits:
         result.samples |= bench.clock.time_copies(*copied)

@@ -60,16 +60,22 @@ class Outputs:
 
 
 def further_runs(
-    session: Feedable, specs: Sequence[TensorSpec], batch: int, first: Sequence[Array], goes_on: Callable[[int], bool]
+    session: Feedable,
+    specs: Sequence[TensorSpec],
+    batch: int,
+    first: Sequence[Array],
+    goes_on: Callable[[int], bool],
+    run: Callable[[], object] | None = None,
 ) -> Iterator[list[Array]]:
     """Run the session on the items after those of its `first` outputs, while `goes_on` with so many items.
 
-    Ends with a run whose shapes are others, since they depend on values, and at once where no output has items first.
+    `run` replaces the session's own. Ends with a run whose shapes are others, since they depend on values, and at once
+    where no output has items first.
     """
     shapes, items = [array.shape for array in first], batch
     while any(shape[:1] == (batch,) for shape in shapes) and goes_on(items):
         session.feed(seeded_inputs(specs, batch, first=items))
-        session.run(ignore)
+        run() if run else session.run(ignore)
         outputs = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
         if [array.shape for array in outputs] != shapes:
             return

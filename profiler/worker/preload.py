@@ -27,6 +27,7 @@ ERROR: str | None = None
 
 adopt_orphans()
 atexit.register(lambda: end_below(PID) if os.getpid() == PID else None)
+warnings.filters[:] = [one for one in warnings.filters if one[0] != "error"]  # type: ignore[index]  # Python's -W error.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid", UserWarning)  # Of an orphan.
 end_with_parent()  # The forkserver looks for its parent only once all is imported.
 try:
@@ -54,10 +55,13 @@ try:
 
     import profiler.worker.measure_case
     import profiler.worker.prepare_model  # noqa: F401
+    from exporters import settings
 
+    _usual = settings.read()
     for _module in filter(None, os.environ.get("PROFILER_PRELOAD", "").split(",")):
         with contextlib.suppress(Exception):  # Who needs it says why it cannot be imported.
             importlib.import_module(_module)
+    settings.put_back(_usual)
 
     # None of that is garbage: a collection in a worker would visit and so copy it all, which takes 0.4 s.
     gc.freeze()

@@ -7,11 +7,11 @@ import ctypes
 import importlib
 import inspect
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -272,10 +272,10 @@ def _run(
     session: Session | None = None
     try:
         session = engines.open_session(engine, job)
-        start = time.perf_counter()
+        start = perf_counter()
         session.run(ignore)
         first = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(first))]
         if not first:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")

@@ -5,10 +5,10 @@ The order is: first run, warm-up, the headline clock, then host and enqueue time
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
 from engines.base import Session, Warning, ignore
 from profiler import processor
@@ -48,13 +48,13 @@ class Measurement:
 
 def first_run(session: Session, clock: Clock) -> float:
     """Return the seconds of the very first call, to finished work, with lazy loading, algorithm search and capture."""
-    start = time.perf_counter()
+    start = perf_counter()
     session.run(clock.mark)
     clock.synchronize()
-    return time.perf_counter() - start
+    return perf_counter() - start
 
 
-def warm_up(session: Session, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> tuple[float, bool]:
+def warm_up(session: Session, clock: Clock, budget: Budget, now: Now = perf_counter) -> tuple[float, bool]:
     """Run until two consecutive windows agree within 2 %; returns milliseconds per call, and whether they did.
 
     It takes at least 10 calls and 200 ms, or one call that is slower than that, and at most half the budget's seconds:
@@ -81,7 +81,7 @@ def measure(
     budget: Budget,
     expected_ms: float,
     report: Callable[[Samples], None] = lambda samples: None,
-    now: Now = time.perf_counter,
+    now: Now = perf_counter,
     headline_only: bool = False,
     read: Callable[[], processor.Reading] = processor.read,
 ) -> Measurement:
@@ -186,7 +186,7 @@ class _Sampling:
 
 
 def energy_per_call(
-    session: Session, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = time.perf_counter
+    session: Session, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = perf_counter
 ) -> float:
     """Measure a call's millijoules, all of the device's counted, in a back-to-back loop of at least 5 s."""
     # Half a second of calls between looks at the time: the device is never without work for longer than a synchronize.

@@ -82,6 +82,9 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
     assert y.dtype == np.float16
     np.testing.assert_array_equal(y, 2 * x)
     assert capsys.readouterr().out == "net: output (2, 3), median latency 100.000 ms in 20 calls\n"
+    np.save(folder / "y.npy", np.ones((2, 3)))
+    run(folder, monkeypatch, "--input", f"y={folder / 'y.npy'}", f"x={given}", "--output", output)
+    np.testing.assert_array_equal(np.load(output), 2 * x)
     for dtype in ("float32", "float16", "bfloat16", "int64", "uint8", "bool"):
         specs = [TensorSpec("x", (4, 999), dtype)]
         (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": described_inputs(specs, 4)}))
@@ -94,6 +97,8 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        (["x=nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
+        (["x=four.npy"], "four.npy has shape (4, 3); x of this export takes (2, 3)"),
         (["nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
         (["four.npy"], "four.npy has shape (4, 3); x of this export takes (2, 3)"),
         (["text.npy"], "--input: "),

@@ -270,3 +270,20 @@ def test_each_kind_of_convolution_is_proven(
     inputs = tuple(seeded_inputs(specs, 2))
     session = EagerSession(Job(source, "inference", "fp32", 2, "cpu", EagerOptions(), inputs, state, specs=specs))
     assert session.proof().compute_types == {"float32": 1}
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED])
+def test_inputs_move_to_new_memory_and_back(engine: str, open_session: Open, cache: Cache, expected: Any) -> None:
+    session: Any = open_session(engine)
+    (other,) = seeded_inputs(input_specs(SOURCE), BATCH, first=BATCH)
+    first, places = session.inputs[0].data_ptr(), set[int]()
+    for _ in range(3):
+        session.move()
+        session.feed([other])
+        places.add(session.inputs[0].data_ptr())
+        assert error(outputs(session), expected) > 1e-2
+        session.move()
+        assert session.inputs[0].data_ptr() == first
+        assert error(outputs(session), expected) < 1e-5
+    assert len(places - {first}) == 3
+    assert not session.proof().recompilations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,18 +143,78 @@ def test_a_saved_folder_of_transformers_has_its_weights(tmp_path: Path) -> None:
 
 
 @TRANSFORMERS
+def test_shards_count_as_their_index_names_them(tmp_path: Path) -> None:
+    folder, source = tmp_path / "bert", model(f"hf:{tmp_path / 'bert'}")
+    build(model("hf:BertModel", options=SMALL)).save_pretrained(folder, max_shard_size="100KB")  # type: ignore[operator]
+    for kind in ("old", "new"):
+        (folder / kind).mkdir()
+        for shard in folder.glob("model-*.safetensors"):
+            content = shard.read_bytes()
+            (folder / kind / shard.name).write_bytes(content if kind == "old" else content[:-4] + bytes(4))
+    index = folder / "model.safetensors.index.json"
+    text = index.read_text()
+    for shard in folder.glob("model-*.safetensors"):
+        shard.unlink()
+    keys, states = set(), []
+    for kind in ("old", "new"):
+        index.write_text(text.replace("model-0", f"{kind}/model-0"))
+        keys.add(source_key(source))
+        states.append(build(source).state_dict())
+    assert len(keys) == 2
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
+    shard = next((folder / "new").iterdir())
+    shard.rename(tmp_path / "blob")
+    shard.symlink_to(tmp_path / "blob")  # As in the Hugging Face cache.
+    assert source_key(source) in keys
+    shard.unlink()
+    with pytest.raises(ModelError, match=r"names new/model-0.* no such file"):
+        source_key(source)
+    for outside in ("../model-0", f"{tmp_path}/model-0"):
+        index.write_text(text.replace("model-0", outside))
+        with pytest.raises(ModelError, match=r"which is outside its folder"):
+            source_key(source)
+
+
+@TRANSFORMERS
 @pytest.mark.parametrize(
     ("word", "options", "says"),
     [
         ("hf:BertModell", {}, "transformers has no such class; did you mean 'BertModel'"),
         ("hf:BertModel", {"hidden_sise": 3}, "BertConfig has no option 'hidden_sise'; did you mean 'hidden_size'"),
         ("hf:DetrModel", {"zzz": 3}, r"DetrConfig has no option 'zzz'; it has \d+ options"),
-        ("hf:google/bert", {}, "nothing is downloaded"),
+        ("hf:google/bert", {}, "names of the Hub are not downloaded: give a local folder"),
+        ("hf:bert-base-uncased", {}, "names of the Hub are not downloaded: give a local folder"),
     ],
 )
 def test_what_transformers_lacks_is_named(word: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         build(model(word, options=options))
+
+
+MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (MINE, "needs Python code of its own, which is not run"),
+        ({**MINE, "architectures": ["Mine"]}, "needs Python code of its own, which is not run"),
+        ({**MINE, "model_type": "bert", "architectures": ["Mine"]}, "needs Python code of its own, which is not run"),
+        *(
+            ({"model_type": "bert", "architectures": named}, r"config.json: architectures is .*no such model")
+            for named in ("Mine", ["Mine"], [7], [["BertModel"]], {"a": 1}, ["BertConfig"], ["AutoModel"], ["logging"])
+        ),
+    ],
+)
+def test_a_folder_of_another_architecture_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("nobody is asked"))
+    with pytest.raises(ModelError, match=says):
+        build(model(f"hf:{tmp_path}"))
 
 
 TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100}

@@ -10,7 +10,7 @@ import torch
 from sessions import error, outputs, switches_put_back
 
 import engines
-from engines.base import Feedable, Job
+from engines.base import Feedable, Job, Movable
 from engines.catalog import ENGINES
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -49,6 +49,11 @@ def test_a_recorded_graph_computes_with_the_inputs_that_it_is_fed(engine: str, t
         for batch, truth in zip(batches, truths, strict=True):
             session.feed(batch)
             assert error(outputs(session), truth) < 1e-3
+        for batch, truth in zip(batches, truths, strict=True) if isinstance(session, Movable) else ():
+            session.move()
+            session.feed(batch)
+            assert error(outputs(session), truth) < 1e-3
+            session.move()
         session.feed(batches[0])
         again = outputs(session)
         proof = session.proof()

@@ -24,7 +24,7 @@ CPU, H200 = Target("cpu"), Target("cuda", Gpu(0, "GPU-1", "NVIDIA H200", 143_771
 
 def result(variant: str, precision: str = "fp32", status: Any = "ok", **more: Any) -> tuple[Case, Result]:
     case = Case("tiny", variant, variant, "inference", precision, 2, "cpu", 0, ModelSource("tiny"))
-    return case, Result(case.id, status, clock="event", samples={"event": [0.5]}, **more)
+    return case, Result(case.id, status, clock="event", **{"samples": {"event": [0.5]}, **more})
 
 
 def test_the_job_has_every_usual_preset_of_the_device_that_is_installed(tmp_path: Path) -> None:
@@ -40,12 +40,17 @@ def test_a_line_a_preset() -> None:
         result("eager", proof=Proof(library="torch 2")),
         result("ort", status="failed", reasons=["no kernel"]),
         result("trt", status="unsupported"),
+        result("eager-tuned", samples={"event": [48.0]}),
         result("compiled", warnings=[Warning("drift", "of a figure"), Warning("no-cuda-graph", "a branch")]),
     ]
     lines = {check.what: (check.status, check.text) for check in of_engines(rows, CPU)}
     assert lines["eager"] == ("ok", "torch 2: fp32 0.5 ms")
     assert lines["ort"] == ("failed", "failed in fp32 inference: no kernel")
     assert lines["compiled"] == ("note", "compiled: fp32 0.5 ms; no-cuda-graph: a branch")
+    assert lines["eager-tuned"] == (
+        "note",
+        "eager-tuned: fp32 48 ms; fp32 takes 96.0× what eager takes: too slow to be right",
+    )
     assert lines["trt"] == ("note", PRESETS["trt"].reasons["cpu"])
 
 

@@ -83,3 +83,4 @@ def test_the_cache_is_listed_and_cleared(command, tmp_path):
     assert [*root.glob("*/key.txt")] == []
     assert command("cache", "empty", cwd=tmp_path).stderr == "cache: unknown 'empty'; valid: list, clear\n"
     assert command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="much").returncode == 2
+    assert command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="inf").returncode == 0

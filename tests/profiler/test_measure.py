@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,6 +134,71 @@ def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary: Path, monk
     folder = re.findall(r"load\('(.*)'\)", str(caught.value))[0]
     assert Path(folder).is_relative_to(temporary)
     assert profiler.load(folder)[0].collect()["variant"].to_list() == ["eager"]
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_two_threads_take_turns() -> None:
+    def run(name: str) -> list[Any]:
+        given: dict[str, Any] = {"engines": ["eager"], "device": "cpu", "budget": BUDGET, "name": name}
+        return profiler.measure(nn.Linear(4, 4), (4,), **given)[0].collect()["status"].to_list()
+
+    before = dict(os.environ)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, ("one", "two"))) == [["ok"], ["ok"]]
+    assert os.environ == before
+
+
+OWN_FORKSERVER = f"""
+import multiprocessing, os, sys
+import profiler
+from torch import nn
+
+def is_there(name):
+    return name in sys.modules
+
+def measure(expected):
+    try:
+        rows, _ = profiler.measure(nn.Linear(4, 4), (4,), engines=["eager"], device="cpu", budget={BUDGET})
+        assert set(rows.collect()["status"]) == {{expected}}
+    except profiler.ConfigError as error:
+        assert expected in str(error), error
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    with context.Pool(1) as pool:
+        first = pool.apply(os.getppid)
+        measure("ok")
+        assert pool.apply(os.getppid) == first
+    with context.Pool(1) as pool:
+        assert pool.apply(os.getppid) == first, "it has its own forkserver again"
+        assert not pool.apply(is_there, ("profiler.worker.preload",)), "which has not imported ours"
+    daemon = multiprocessing.get_context("fork").Process(target=measure, args=("may start no processes",), daemon=True)
+    daemon.start()
+    daemon.join()
+    assert daemon.exitcode == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_process_with_a_forkserver_of_its_own_keeps_it_and_a_daemon_is_told(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OWN_FORKSERVER)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_process_that_cannot_start_others_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(profiler.ConfigError, match="SIGCHLD is ignored"):
+            profiler.measure("resnet18")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(profiler.ConfigError, match="the current folder has been removed"):
+        profiler.measure("resnet18")
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def changes_the_folder(y):
     return y
 
 
-@row("ok")
+@row("failed")
 def changes_the_default_type(y):
     torch.set_default_dtype(torch.float64)
     return y

@@ -486,27 +486,6 @@ def test_a_killed_forkserver_is_replaced_and_a_killed_parent_leaves_no_process(f
     assert all(map(ends, pids))
 
 
-MEASURES = """
-import multiprocessing
-import profiler
-from profiler.errors import ConfigError
-
-other = multiprocessing.get_context("forkserver").Process(target=print)
-other.start()
-other.join()
-try:
-    profiler.measure("resnet18", engines=["eager"], device="cpu")
-except ConfigError as error:
-    print(error)
-"""
-
-
-def test_a_process_that_has_a_forkserver_already_is_told(tmp_path: Path) -> None:
-    path = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", MEASURES], env=path, cwd=tmp_path, capture_output=True, text=True)
-    assert "has started a forkserver in this process" in done.stdout, done.stderr
-
-
 def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> None:
     torch = "import os, time; os.symlink(str(os.getpid()), 'pid'); time.sleep(600)"
     (tmp_path / "torch.py").write_text(torch)
@@ -540,3 +519,33 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
         assert mine.exists()
         assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profiler-scratch-abcd1234", "users"]
+
+
+@pytest.mark.parametrize(
+    ("own", "looks", "contradicts"),
+    [(10.0, range(1, 11), False), (2.0, range(1, 11), True), (60.0, range(1, 11), True), (2.0, (1, 10), False)],
+    ids=["agrees", "slow", "fast", "this process was stopped"],
+)
+def test_a_clock_that_contradicts_this_processs_is_told(
+    monkeypatch: pytest.MonkeyPatch, own: float, looks: Any, contradicts: bool
+) -> None:
+    times = [0.0]
+    monkeypatch.setattr(process.time, "monotonic", lambda: times[-1])
+    child: Any = Child.__new__(Child)
+    vars(child).update(phase="measure", _phase_started=0.0, _seen=0.0, _awake=0.0, _at=100.0, _contradiction=None)
+    for now in looks:
+        times.append(float(now))
+        child._look_at_the_clock()
+    child._compare_clocks(100.0 + own)
+    assert (child._contradiction is not None) == contradicts
+
+
+def test_neither_a_users_warnings_nor_what_a_library_sets_change_the_forkserver(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text("import torch; torch.set_num_threads(37)")
+    code = """from profiler.processes.forkserver import libraries
+with libraries(["greedy"]) as facts: print(facts["torch_threads"])"""
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip().isdigit(), done.stderr
+    assert int(done.stdout) != 37

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +135,9 @@ def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
                 rows = rows.with_columns(variant=pl.lit(variant))
             rows.filter(variant=variant).write_parquet(alone / "results.parquet")
             cache = str(workplace / "cache")
+            if variant == "ort":  # Into what a link names.
+                (place / "linked").mkdir()
+                (place / "out").symlink_to("linked")
             done = profiler("recommend", str(alone), "--export", "out", cwd=place, PROFILER_CACHE=cache)
             if done.returncode:
                 raise RuntimeError(f"exit code {done.returncode}: {done.stderr}")
@@ -178,9 +183,20 @@ def run_examples(
     assert done.returncode == 0, done.stderr
     # ONNX Runtime says here when it does not take its options.
     assert "Error" not in done.stdout + done.stderr
-    said = done.stdout.splitlines()
+    said = [part for part in re.split(r"(?m)^(?=\w+: output )", done.stdout) if part]
     assert len(said) == len(artifacts), done.stdout
     return [(line, np.load(place / f"y{number}.npy")) for number, line in enumerate(said)]
+
+
+def paths_in(artifact: Path, *folders: Path) -> list[str]:
+    """The files that hold the path of one of these folders, of a home or of this project."""
+    words = [os.fsencode(folder) for folder in (*folders, Path.home(), ROOT)]
+    found = []
+    for file in (path for path in artifact.rglob("*") if path.is_file()):
+        archive = zipfile.ZipFile(file) if zipfile.is_zipfile(file) else None
+        parts = [archive.read(name) for name in archive.namelist()] if archive else [file.read_bytes()]
+        found += [f"{file.name}: {word!r}" for word in words for part in parts if word in part]
+    return found
 
 
 def seeded(*shape: int) -> NDArray[np.float32]:
@@ -214,15 +230,18 @@ COMPILED = {"engine": "compiled", "options": '{"mode": "default", "channels_last
     ],
 )
 def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
-    export: Export, variants: dict[str, dict[str, str]], files: set[str], tmp_path: Path
+    export: Export, workplace: Path, variants: dict[str, dict[str, str]], files: set[str], tmp_path: Path
 ) -> None:
     artifacts = [export("good", variant, **changes) for variant, changes in variants.items()]
     x = seeded(BATCH, 3, 16, 16)
+    for artifact in artifacts:
+        assert not paths_in(artifact, workplace)
+    assert all("the output is right" in said for said, _ in run_examples(artifacts, tmp_path))
     for (variant, artifact), (said, y) in zip(
         zip(variants, artifacts, strict=True), run_examples(artifacts, tmp_path, x), strict=True
     ):
         papers = {"config.json", "run.py", "frame.py", "requirements.txt", "README.txt"}
-        assert {path.name for path in artifact.iterdir()} == papers | files
+        assert {path.name for path in artifact.iterdir()} == papers | files | {"inputs.npz", "expected.npy"}
         assert f"good: output ({BATCH}, 10), median latency " in said
         np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
         config = config_of(artifact)
@@ -261,7 +280,11 @@ def test_a_users_onnx_file_comes_with_its_data(export: Export, workplace: Path, 
     _, y = run_example(artifact, tmp_path, x)
     np.testing.assert_allclose(y, x @ WEIGHT, rtol=1e-5)
     said, y = run_example(artifact, tmp_path)
-    assert "theirs: output (2, 5)" in said and np.isfinite(y).all(), "without an input it makes one up"
+    assert "theirs: output (2, 5)" in said and np.isfinite(y).all(), "without an input it has those that were saved"
+    assert re.search(r"the output is right: relative L2 error \d\.\de[-+]\d\d to expected.npy", said)
+    np.save(artifact / "expected.npy", np.load(artifact / "expected.npy") + 1)
+    with pytest.raises(AssertionError, match=r"the output is WRONG: relative L2 error .* usual is"):
+        run_example(artifact, tmp_path)
 
 
 def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export: Export, workplace: Path) -> None:

@@ -1,0 +1,224 @@
+"""Models that cheat, or are careless, in ways that would flatter their figures, and what the row of each must say.
+
+A factory of this file is called by its name: `make(name)`. Their work is that of `honest`, or would be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import profiler.worker.clock
+
+WIDTH, LAYERS = 384, 12
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """What a model does; the status and the mark of its row, and what reason or warning say; what the reader gets."""
+
+    does: str
+    forward: Callable[[Any, torch.Tensor], torch.Tensor]
+    status: str
+    mark: str = ""
+    says: str = ""
+    gets: str = ""
+    when_made: Callable[[], object] | None = None
+    examples: bool = False
+    """It brings inputs: there are no further items to compare."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x).tanh()
+
+
+class Net(nn.Module):
+    """Some layers; `forward` is the cheat's, `whole` the honest one's."""
+
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.how, self.seen, self.calls = forward, dict[Any, Any](), 0
+        self.x = self.y = torch.empty(0)
+
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x)
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.how(self, x)
+        return y
+
+
+def honest(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.whole(x)
+
+
+def equal_inputs(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.x.shape != x.shape or not torch.equal(net.x, x):
+        net.x, net.y = x.clone(), net.whole(x)
+    return net.y
+
+
+def same_storage(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.x is not x:
+        net.x, net.y = x, net.whole(x)
+    return net.y
+
+
+def by_pointer(net: Net, x: torch.Tensor) -> torch.Tensor:
+    key = x.data_ptr(), x.shape
+    if key not in net.seen:
+        net.seen[key] = net.whole(x)
+    return net.seen[key]
+
+
+def half(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.x.shape != x.shape or not torch.equal(net.x, x):
+        net.x, net.y = x.clone(), net.layers[: LAYERS // 2](x)
+    y: torch.Tensor = net.layers[LAYERS // 2 :](net.y)
+    return y
+
+
+def dropout(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(net.whole(x), 0.5, training=True)
+
+
+def noise(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.whole(x)
+    return y + 0.01 * y.std() * torch.randn_like(y)
+
+
+def early_exit(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = net.layers[:2](x)
+    return y if x[0, 0] > 0 else net.layers[2:](y)
+
+
+def sleeps(net: Net, x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.002)
+    return net.whole(x)
+
+
+def changes_inputs(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.whole(x.mul_(1.5))
+
+
+def autocast_inside(net: Net, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return net.whole(x).float()
+
+
+def autocast_left_on(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.whole(x).float()
+    torch.set_autocast_enabled("cpu", True)
+    return y
+
+
+_LATER = ThreadPoolExecutor(1)
+
+
+def another_thread(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+
+    def work() -> None:
+        time.sleep(1)
+        with torch.inference_mode():
+            y.copy_(net.whole(x))
+
+    _LATER.submit(work)
+    return y
+
+
+def threads_in_forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+    torch.set_num_threads(1)
+    return net.whole(x)
+
+
+def dtype_in_forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    return net.whole(x)
+
+
+def _slow(read: Callable[[], Any]) -> Callable[[], Any]:
+    start = read()
+    return lambda: start + type(start)((read() - start) / 5)
+
+
+def patch_time() -> None:
+    for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time"):
+        setattr(time, name, _slow(getattr(time, name)))
+
+
+def patch_profiler(net: Net, x: torch.Tensor) -> torch.Tensor:
+    clock: Any = profiler.worker.clock
+    if not net.calls:
+        net.calls = 1
+        for name in ("perf_counter", "perf_counter_ns"):
+            setattr(clock, name, _slow(getattr(clock, name)))
+    return net.whole(x)
+
+
+def set_globals() -> None:
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("medium")
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+
+
+REMEMBERS, WRONG = "a call takes .* with new inputs, .* with the same again", "the outputs are wrong"
+CHANGED = "the model changed torch's {} from .* while it ran"
+NEW, OUTPUTS, SETTING = "the figure of calls with new inputs", "outputs that are wrong", "the name of the setting"
+CHEATS: dict[str, Cheat] = {
+    f"{(cheat.when_made or cheat.forward).__name__}{'_of_examples' * cheat.examples}": cheat
+    for cheat in (
+        Cheat("nothing: all is computed", honest, "ok", gets="its figure"),
+        Cheat("returns its last output for equal inputs", equal_inputs, "ok", "inconsistent", REMEMBERS, NEW),
+        Cheat("returns its last output for the same tensor", same_storage, "failed", "", WRONG, OUTPUTS),
+        Cheat("the same, with few real inputs", same_storage, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
+        Cheat("remembers its first half for equal inputs", half, "ok", "inconsistent", REMEMBERS, NEW),
+        Cheat("keeps outputs by the address of the input", by_pointer, "failed", "", WRONG, OUTPUTS),
+        Cheat("the same, with few real inputs", by_pointer, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
+        Cheat("leaves early where the first item is easy", early_exit, "failed", "", WRONG, OUTPUTS),
+        Cheat("leaves dropout on", dropout, "failed", "", WRONG, OUTPUTS),
+        Cheat("changes its inputs in place", changes_inputs, "failed", "", WRONG, OUTPUTS),
+        Cheat(
+            "returns while another thread computes",
+            another_thread,
+            "ok",
+            "unchecked-outputs",
+            "",
+            "what was not compared",
+        ),
+        Cheat("adds 1 % of noise", noise, "ok", "inaccurate", "relative L2 error", "its error"),
+        Cheat("sleeps for 2 ms", sleeps, "ok", gets="its figure, with the sleep"),
+        Cheat("autocast to bf16 inside, at fp32", autocast_inside, "failed", "", "computed in bfloat16", "the type"),
+        Cheat("leaves autocast on", autocast_left_on, "ok", gets="its figure: each call begins without"),
+        Cheat(
+            "sets one thread as it runs", threads_in_forward, "failed", "", CHANGED.format("number of threads"), SETTING
+        ),
+        Cheat(
+            "sets the default type as it runs", dtype_in_forward, "failed", "", CHANGED.format("default dtype"), SETTING
+        ),
+        Cheat("sets types and precision as it is made", honest, "ok", "", "", "undone, and in `proof`", set_globals),
+        Cheat("slows Python's clocks fivefold", honest, "ok", "", "", "its right figure", patch_time),
+        Cheat("slows the profiler's own clock", patch_profiler, "failed", "", "changed the clock", "both clocks"),
+    )
+}
+
+
+def make(name: str) -> Any:
+    if (change := CHEATS[name].when_made) is not None:
+        change()
+    net = Net(CHEATS[name].forward)
+    return (net, (torch.randn(2, WIDTH),)) if CHEATS[name].examples else net

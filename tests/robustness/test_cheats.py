@@ -1,0 +1,55 @@
+"""Each model that would flatter its figures gets the status, the mark or the figure that docs/reliability.md names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from robustness.cheats import CHEATS, WIDTH, Cheat
+from robustness.command_runs import ROOT, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+
+
+def line(cheat: Cheat) -> str:
+    """The table's row in docs/reliability.md."""
+    mark = f"`{cheat.status}`" + (f", `{cheat.mark}`" if cheat.mark else "")
+    return f"| {cheat.does} | {mark} | {cheat.gets} |"
+
+
+def test_the_table_of_the_page_is_that_of_the_models() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    lacking = [line(cheat) for cheat in CHEATS.values() if line(cheat) not in page]
+    assert not lacking, "\n".join(lacking)
+
+
+def test_no_cheat_is_believed(tmp_path: Path) -> None:
+    (tmp_path / "cheats.py").write_text((HERE / "cheats.py").read_text())
+    listed = "".join(
+        f'  - {{name: {name}, factory: "cheats:make", options: {{name: {name}}}, '
+        f"{'batch_sizes: [8]' if cheat.examples else f'input: [{WIDTH}]'}}}\n"
+        for name, cheat in CHEATS.items()
+    )
+    (tmp_path / "job.yaml").write_text(
+        f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.3, repeats: 0}}\n"
+    )
+    run = Run("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert run.wait(800) is not None, run.err
+    (path,) = tmp_path.glob("results/*/results.parquet")
+    rows = {row["model"]: row for row in pl.read_parquet(path).filter(replicate=0).to_dicts()}
+    wrong = []
+    for name, cheat in CHEATS.items():
+        row = rows[name]
+        said = "; ".join([row["reason"] or "", *row["warnings"]])
+        marked = not cheat.mark or any(text.startswith(f"{cheat.mark}: ") for text in row["warnings"])
+        right = row["status"] == cheat.status and marked and re.search(cheat.says, said)
+        if "new inputs" in cheat.says and "disturbed: " in said:  # Other work may hide what is slower.
+            right = row["status"] == cheat.status
+        if not right or ("with new inputs" in said and "new inputs" not in cheat.says):
+            wrong.append(f"{name}: {row['status']}, {said}")
+    assert not wrong, "\n".join(wrong)
+    undone = rows["set_globals"]["proof"]
+    assert all(word in undone for word in ('"default dtype": "torch.float64"', '"settings_undone"')), undone
