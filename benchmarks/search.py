@@ -1,12 +1,13 @@
 """Hold a search's winner against an exhaustive grid of its options, and see that copies of one thing have no winner.
 
 The grid has every combination of the values that a search tries, besides those that take minutes to build, in several
-processes. A rule's regret is how much slower than the grid's best it is what the rule crowns. Two rules are replayed on
-the grid's own samples, with one process of each configuration at a time: the least mean of the first 20 samples
-(NVIDIA's AITune 0.6), and the least figure of one run (a tuner that calls trtexec).
+processes. A rule's regret is how much slower than the grid's best what it crowns is. Two rules are replayed on the
+grid's own samples, 1,000 times with one process of each configuration: the least mean of the first 20 samples, as
+NVIDIA's AITune 0.6 has it, and the least figure of one run, as a tuner has it that calls trtexec. Of them the mean
+regret is told, and the share that crowns what is more than 1 % slower.
 
-    PYTHONPATH=. python benchmarks/search.py regret resnet50 hf:BertModel --batch 1 16 --precision fp16 --device cuda
-    PYTHONPATH=. python benchmarks/search.py copies --races 20
+    PYTHONPATH=. python benchmarks/search.py regret resnet50 --batch 1 16 --precision fp16 --device cuda
+    PYTHONPATH=. python benchmarks/search.py copies resnet18 --races 20
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import polars as pl
 from rich.console import Console
 
 from engines.catalog import ENGINES, PRESETS
+from profiler.job.plan import processes_of_winners
 from profiler.machine import usable_cores
 from profiler.results.cells import cells
 from profiler.results.choice import MAX_ERROR, choices, contenders
@@ -85,6 +87,7 @@ def regret(options: argparse.Namespace, folder: Path) -> int:
     fields += [name("Grid's best", "best"), name("Search's winner", "winner")]
     fields += [figure("Grid s", "grid_s", two), figure("Search s", "search_s", two)]
     rules = {"search": "Search", "mean20": "Mean of 20", "one_run": "One run"}
+    rules |= {"mean20_wrong": "wrong", "one_run_wrong": "wrong"}
     fields += [figure(heading, column, two, unit="%") for column, heading in rules.items()]
     print_table(Console(width=160), Table("", "Slower than the grid's best", pl.DataFrame(rows), fields, every=True))
     return 0
@@ -154,9 +157,9 @@ def judged(search: Mapping[str, Any], every: Mapping[str, Any]) -> dict[str, Any
     found = {"best": " ".join(best), "winner": " ".join(won), "best_ms": known[best], "winner_ms": winner["latency_ms"]}
     found |= {"grid_s": every["seconds"], "search_s": search["seconds"], "search": percents(won)}
     for rule, figures in (("mean20", means), ("one_run", medians)):
-        crowned = [percents(draw(figures, random.Random(seed))) or 0.0 for seed in range(DRAWS)]
-        found[rule] = max(crowned)
-        found[f"{rule}_wrong"] = sum(each > 1 for each in crowned) / DRAWS
+        crowned = [100 * (known[draw(figures, random.Random(seed))] / known[best] - 1) for seed in range(DRAWS)]
+        found[rule] = sum(crowned) / DRAWS
+        found[f"{rule}_wrong"] = 100 * sum(each > 1 for each in crowned) / DRAWS
     return found
 
 
@@ -192,7 +195,7 @@ def copies(options: argparse.Namespace, folder: Path) -> int:
     pool = run([str(folder / "copies.yaml"), "--output", str(folder / "copies")], folder / "copies")["results"]
     won = [race(pool.filter(status="ok"), random.Random(seed)) for seed in range(options.races)]
     print(f"{sum(won)} of {options.races} races of {COPIES} copies had a winner, over {pool.height} processes")
-    return int(any(won))
+    return int(sum(won) > options.races // 20)
 
 
 def race(pool: pl.DataFrame, chance: random.Random) -> bool:
@@ -206,7 +209,7 @@ def race(pool: pl.DataFrame, chance: random.Random) -> bool:
 
     field = rows([f"copy{n}" for n in range(COPIES)], 0)
     measured = {f"copy{n}": 1 for n in range(COPIES)}
-    for most in range(3, 10):
+    for most in processes_of_winners(is_search=True):
         (group,) = contenders(cells(field))
         if len(group) < 2:
             break

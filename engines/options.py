@@ -18,8 +18,6 @@ CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
 THREADS = (1, 2, 4, 8, 16, 32)
 """Tried as far as the machine has more."""
-DEFAULT_LEVEL = 3
-"""TensorRT's own."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class OrtTrtOptions(Options):
 class TrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=CUDA)
     level: int = option(
-        DEFAULT_LEVEL,
+        3,
         "the builder's optimization level, 0 to 5: higher ones try more kernels",
         devices=CUDA,
         search=(5,),

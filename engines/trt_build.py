@@ -17,7 +17,6 @@ from typing import Any
 
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
-from engines.options import DEFAULT_LEVEL
 from engines.trt_reports import forget, logged, logger_of, new_monitor, reasons
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
@@ -51,8 +50,8 @@ class BuildRequest:
     """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
     """TensorRT: the current GPU's name and compute capability."""
-    level: int = DEFAULT_LEVEL
-    """The builder's optimization level."""
+    level: int = 3
+    """The builder's optimization level; 3 is the library's own."""
 
 
 @dataclass(kw_only=True)

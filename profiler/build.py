@@ -17,7 +17,6 @@ from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.catalog import ENGINES, Engine, foreign_hardware, unsupported
-from engines.options import DEFAULT_LEVEL
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for
 from exporters.cache import Cache, default_root
@@ -155,7 +154,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     if fixed is not None and batch != fixed:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}: use --batch {fixed}")
     device = {"target": task.target} if task.target else built_for(module, *current_gpu())
-    level = task.case.options.get("level", DEFAULT_LEVEL)
+    level = ENGINES[task.case.engine].options(**task.case.options).level  # type: ignore[attr-defined]
     request = BuildRequest(task.onnx, task.case.precision, batch_shapes(specs, batch), level=level, **device)
     report(Entered(Phase.BUILD))
     return build_engine(module, request, Cache(), lambda text: report(Progress(text)))

@@ -23,6 +23,8 @@ _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
 """Guessed wall time of a case besides 1.5 times its sampling."""
 _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 """Guessed wall time of compiling or building."""
+_LONG_SECONDS = 180.0
+"""The same of a configuration that `builds_long`."""
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
 """How often a base is measured at least: its processes tell how far any process may be from the next."""
@@ -76,12 +78,12 @@ def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
     return [case for part, extra in zip(halves, more, strict=False) for case in (*part, *extra)] if more else cases
 
 
-def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
-    """Order one model's cases in up to four waves: bases and the modules that often win; the rest of what often wins,
-    which compiles or needs a graph; the others at so few bits; and what hardly wins, at more bits, or is built alone,
-    for a third of a minute each.
+def in_waves(cases: Sequence[Case]) -> tuple[list[list[Case]], list[Case]]:
+    """Order one model's cases: up to three waves, and last what hardly wins.
 
-    What often wins is taken at the fewest bits besides int8 and fp8.
+    First come bases and the modules that often win; then what else often wins, which compiles or needs a graph; then
+    all others. What often wins is taken at the fewest bits besides int8 and fp8. What hardly wins is at more bits than
+    its variant can be, or is built alone, for a third of a minute each.
     """
     fewest: dict[str, int] = {}
     for case in cases:
@@ -100,10 +102,9 @@ def in_waves(cases: Sequence[Case]) -> list[list[Case]]:
         hardly_wins = bits > fewest.get(case.variant, bits) and not case.is_base
         return 3 if hardly_wins or _is_built_alone(case) else 2
 
-    waves = [[case for case in cases if wave(case) == number] for number in range(4)]
+    *waves, last = ([case for case in cases if wave(case) == number] for number in range(4))
     waves[0].sort(key=lambda case: not case.is_base)
-    waves[3].sort(key=_is_built_alone)
-    return [one for one in waves if one]
+    return [one for one in waves if one], sorted(last, key=_is_built_alone)
 
 
 def _is_built_alone(case: Case) -> bool:
@@ -128,11 +129,18 @@ def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
     return [case for case in plan if only.matches(case)]
 
 
-def estimate_seconds(case: Case, budget: Budget) -> float:
+def builds_long(case: Case) -> bool:
+    """Tell whether an option has a value that takes minutes to build."""
+    declared = ENGINES[case.engine].options.declared()
+    return any(one.builds_long and case.options.get(name) in one.search for name, one in declared.items())
+
+
+def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> float:
     """Guess a case's wall time by a rate for its kind."""
     if case.unsupported:
         return 0.0
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
+    compiling = 0.0 if is_built else _LONG_SECONDS if builds_long(case) else compiling
     return 1.5 * budget.seconds + _CASE_SECONDS[case.device] + compiling
 
 

@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import math
 import mmap
 import multiprocessing
 import os
@@ -105,6 +106,8 @@ class Call:
     """The option that gives it longer; None is the job's budget."""
     origin: str | None = None
     """Name of the process that it is forked from; without one of that name it is the forkserver."""
+    deadline: float = math.inf
+    """When all but Phase.END is over at the latest, on time.monotonic()."""
 
 
 def start_forkserver(log: Path) -> None:
@@ -354,12 +357,19 @@ class Child:
     def remaining(self) -> float:
         """Return how many seconds its phase may still take, below 0 once that is over."""
         spent = time.monotonic() - self._phase_started
-        apart: dict[str, float] = {Phase.BUILD: self.call.build_timeout, Phase.END: _CLOSE_SECONDS}
-        return apart[self.phase] - spent if self.phase in apart else self.call.timeout - self._timed - spent
+        if self.phase == Phase.END:
+            return _CLOSE_SECONDS - spent
+        limit = self.call.build_timeout if self.phase == Phase.BUILD else self.call.timeout - self._timed
+        return min(limit - spent, self._left())
+
+    def _left(self) -> float:
+        return self.call.deadline - time.monotonic()
 
     def _over_the_limit(self) -> str:
         if self.phase == Phase.END:
             return f"closing the session took more than {_CLOSE_SECONDS:g} s"
+        if self._left() <= 0:
+            return f"ended with the time of the run{self._where()}"
         key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
         limit, option = getattr(self.call, key), self.call.option or f"budget.{key}"
         return f"ended after {limit:g} s{self._where()}; raise {option} if it needs longer"

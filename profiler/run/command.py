@@ -93,8 +93,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         with open_run(start) as run:
             runner = start.runner(run)
             runner.by_name = isinstance(job, ModelJob)
-            runner.within = read_seconds("--within", options.within) if options.within else None
-            runner.started = started
+            if options.within:
+                runner.begin_in(read_seconds("--within", options.within), started)
             interrupted, results = measure_cases(runner, console, options.retry)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
@@ -105,7 +105,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         return 130
     if left := len(_waiting(run.results(), start.cases, retry=False)):
         start.say(f"{counted(left, 'case')} did not fit in {options.within}; {_what_is_left(start, run)}")
-    elif not runner.is_searched:
+    elif not runner.search_ended:
         start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:
         conclude(run.path, results, console)
@@ -326,7 +326,8 @@ def write_results(runner: Runner, console: Console) -> pl.DataFrame:
             told = Text(f"\n{NOTHING.format(study)}", style="yellow")
         console.print(told, soft_wrap=True)
 
-    print_results(console, results, merged, print_study, tries)
+    labels = [entry.label for entry in config.engines] if config.search else None
+    print_results(console, results, merged, print_study, tries, labels)
     return results
 
 

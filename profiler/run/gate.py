@@ -141,9 +141,8 @@ def execute(options: Options, console: Console) -> int:
             target = resolve_device(configs[0].device, facts)
             config = read_job(side.options, side.job, target.kind, target.hardware)
             start = resolved(side.options, console, config, target, facts, parse_only(options.only))
-            runner = start.runner(stack.enter_context(open_run(start)), display)
-            runner.within, runner.started, runner.reserved = within, started, 0.0
-            runners.append(runner)
+            runners.append(start.runner(stack.enter_context(open_run(start)), display))
+            runners[-1].deadline = started + within
         cells, alone = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, started + within)
@@ -185,8 +184,8 @@ def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, dead
             for cell in waiting:
                 began = time.monotonic()
                 if began + cell.seconds < deadline:
-                    _add_round(cell, number, *sides)
-                    cell.seconds = time.monotonic() - began
+                    is_whole = _add_round(cell, number, *sides)
+                    cell.seconds = time.monotonic() - began if is_whole else math.inf
 
 
 class _Measured(NamedTuple):
@@ -198,27 +197,28 @@ class _Measured(NamedTuple):
 
     def latency(self, case: Case) -> float | str | None:
         """Measure a case; return its median, or why there is none; None where it did not end in the time."""
-        self.runner.measure_each([self.task(case)], self.measure)
+        self.runner.measure_each([self.task(case)], self.measure, is_estimated=False)
         if (result := self.runner.run.results().get(case.id)) is None:
             return None
         found = result.median(result.clock) if result.status == "ok" else None
         return f"{result.status}: {result.reason}" if found is None else found
 
 
-def _add_round(cell: Pair, number: int, new: _Measured, old: _Measured) -> None:
-    """Measure a process of each side; who comes first changes from round to round."""
+def _add_round(cell: Pair, number: int, new: _Measured, old: _Measured) -> bool:
+    """Measure a process of each side; who comes first changes from round to round. Returns whether both ended."""
     found = dict[bool, float]()
     for is_new in (True, False) if number % 2 else (False, True):
         side, case = (new, cell.new) if is_new else (old, cell.old)
         side.runner.display.what = f"[round {number + 1}, {'new' if is_new else 'old'}]"
         latency = side.latency(replace(case, replicate=number))
         if latency is None:
-            return
+            return False
         if isinstance(latency, str):
             cell.problem, cell.fails = latency if is_new else f"the old side: {latency}", is_new
-            return
+            return False
         found[is_new] = latency
     cell.logs.append(math.log(found[True] / found[False]))
+    return True
 
 
 def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], int]:

@@ -69,15 +69,16 @@ def prepare(
     tick: Tick,
     holders: Holders,
     gpu: str | None = None,
+    deadline: float = math.inf,
 ) -> dict[str, Prepared]:
-    """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
+    """Prepare every model of the runnable cases; what cannot be made by the deadline is in `Prepared.failures`.
 
     `tick(what, done, total)` is called a few times a second, for the display. Torch modules are made once, in
     `holders`, from which all that needs them is forked.
     """
     runnable = [case for case in cases if case.unsupported is None]
     sources = {case.subject: case.source for case in runnable}
-    stages = Stages(sources, budget, logs, path, tick, runnable)
+    stages = Stages(sources, budget, logs, path, tick, runnable, deadline=deadline)
     stages.hold(holders, gpu)
     stages.models(gpu)
     return stages.prepared
@@ -104,6 +105,8 @@ class Stages:
     tick: Tick
     cases: Sequence[Case] = ()
     prepared: dict[str, Prepared] = field(default_factory=dict)
+    deadline: float = math.inf
+    """On time.monotonic()."""
 
     def hold(self, holders: Holders, gpu: str | None = None) -> None:
         """Make the torch modules, each once for all of its shapes, with their identities and weights."""
@@ -301,6 +304,7 @@ class Stages:
             self.logs / f"{file_name(log)}.log",
             timeout=min(most, limit),
             build_timeout=limit,
+            deadline=self.deadline,
             path=self.path,
             option="budget.build_timeout" if limit <= most else None,
             origin=origin_of(self.logs, self.sources[model].name),

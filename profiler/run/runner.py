@@ -21,7 +21,7 @@ from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import estimate_seconds, further, in_waves, processes_of_winners
+from profiler.job.plan import builds_long, estimate_seconds, further, in_waves, processes_of_winners
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
@@ -147,14 +147,13 @@ class Runner:
     """First takes of cases that are to be measured again, by id."""
     spent: float = 0.0
     """Seconds of all first takes."""
-    within: float | None = None
-    """Seconds that the run may take."""
-    reserved: float = _ENDING_SECONDS
-    """Seconds of that which are kept for later."""
-    started: float = field(default_factory=time.monotonic)
+    within: float = math.inf
+    """Seconds that all of the run may take."""
+    deadline: float = math.inf
+    """When nothing more is measured, on time.monotonic()."""
     took: dict[str, float] = field(default_factory=dict)
-    """Seconds of each engine's last case."""
-    is_searched: bool = True
+    """Seconds of each engine's last case, besides building what is kept."""
+    search_ended: bool = True
     """False where there was no time for all of a search."""
 
     @property
@@ -179,16 +178,16 @@ class Runner:
             return
         with self.supervised() as (measure, holders):
             self.firsts = self.taken_first()
-            waves, tasks = [list(waiting)] if waiting else [], list[Task]()
+            waves, late = [list(waiting)] if waiting else [], list[Case]()
             if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
-                waves = in_waves(waiting)
-            while waves and not self.is_over():
-                if self.config.search and len(waves) == 1:  # What is left hardly wins.
-                    tasks += self._search_options(measure, holders)
-                tasks += self._measure_wave(waves, len(tasks), measure, holders)
-                waves = waves[1:]
-            find = self._search_options if self.config.search else self._measure_winners
-            tasks += find(measure, holders)
+                waves, late = in_waves(waiting)
+            if self.config.search:
+                tasks = self._measure_waves(waves, measure, holders) + self._search_options(measure, holders)
+                waves = []
+            else:
+                tasks = []
+            tasks += self._measure_waves([*waves, late] if late else waves, measure, holders)
+            tasks += (self._search_options if self.config.search else self._measure_winners)(measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
                 holders.give_up()  # Their memory is what is searched in.
@@ -204,15 +203,13 @@ class Runner:
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 yield Supervisor(self, watcher, quiet), holders
 
-    def left(self) -> float:
-        """Return the seconds that the run may still take."""
-        if self.within is None:
-            return math.inf
-        return max(1.0, self.started + self.within - self.reserved - time.monotonic())
+    def begin_in(self, seconds: float, started: float) -> None:
+        """Have the run take so many seconds from then on."""
+        self.within, self.deadline = seconds, started + seconds - _ENDING_SECONDS
 
     def is_over(self, seconds: float = 0.0) -> bool:
         """Tell whether what takes so many more seconds would end after the time that the run may take."""
-        return self.within is not None and self.started + self.within < time.monotonic() + seconds + self.reserved
+        return time.monotonic() + seconds > self.deadline
 
     def _prepare(
         self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
@@ -231,10 +228,10 @@ class Runner:
         Raises ConfigError for a model by name that cannot be had.
         """
         config = self.config
-        budget = replace(config.budget, build_timeout=min(config.budget.build_timeout, self.left()))
-        prepared = prepare(cases, budget, self.run.logs, config.path, self.display.doing, holders, self._uuid)
+        doing, deadline = self.display.doing, self.deadline
+        prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, self._uuid, deadline)
         bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
-        if self.by_name and bad is not None and not self.spent:
+        if self.by_name and bad is not None and not self.spent and not self.is_over():
             raise ConfigError(str(bad.reason))
         identities = {name: one.identity for name, one in prepared.items() if one.identity}
         self.run.write_models(identities)
@@ -244,12 +241,15 @@ class Runner:
     def _measure_roofs(self, cases: Sequence[Case]) -> None:
         """Measure the roofs that these cases need; a resumed run keeps its own and adds those that it lacks."""
         known, precisions = self.environment.get("roofs") or {}, precisions_needed(self.target.kind, cases)
-        if not cases or known.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
+        if not cases or self.is_over() or known.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
             return
         self.display.doing("measuring peak FLOP/s and bandwidth")
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
-        visible, most = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}, min(_ROOFS_SECONDS, self.left())
-        outcome = run_one(Call("profiler.worker.roofline:measure_roofs", argument, log, most, environment=visible))
+        visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
+        function = "profiler.worker.roofline:measure_roofs"
+        outcome = run_one(Call(function, argument, log, _ROOFS_SECONDS, deadline=self.deadline, environment=visible))
+        if outcome.status == "timeout" and self.is_over():
+            return
         found: Measured = outcome.value or Measured({}, quiet=False)
         if not found.roofs:
             self.display.announce(f"no roofline: the peaks could not be measured: {outcome.reason or f'see {log}'}")
@@ -262,31 +262,40 @@ class Runner:
         ok = (result for result in self.run.results().values() if result.status == "ok" and retaken(result.warnings))
         return {result.case_id: _first(result) for result in ok}
 
-    def _measure_wave(
-        self, waves: Sequence[Sequence[Case]], done: int, measure: Supervisor, holders: Holders
-    ) -> list[Task]:
-        """Prepare and measure the first of the `waves` that are left, after `done` cases; returns its tasks."""
-        task = self._prepare(waves[0], (), measure.quiet, holders)
-        # Failures come first: who reads them then can mend them now.
-        tasks = sorted(map(task, waves[0]), key=lambda task: failure(task.case, task.prepared) is None)
-        measure.build_ahead(tasks)
-        self.spent += self.measure_each(tasks, measure, done=done, later=[case for wave in waves[1:] for case in wave])
-        return tasks
+    def _measure_waves(self, waves: Sequence[Sequence[Case]], measure: Supervisor, holders: Holders) -> list[Task]:
+        """Prepare and measure waves of cases; returns the tasks."""
+        done: list[Task] = []
+        for number, wave in enumerate(waves):
+            if self.is_over():
+                break
+            task = self._prepare(wave, (), measure.quiet, holders)
+            # Failures come first: who reads them then can mend them now.
+            tasks = sorted(map(task, wave), key=lambda task: failure(task.case, task.prepared) is None)
+            measure.build_ahead(tasks)
+            later = [case for of in waves[number + 1 :] for case in of]
+            self.spent += self.measure_each(tasks, measure, done=len(done), later=later)
+            done += tasks
+        return done
 
     def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Try the neighbours of what is the best, until none of them is new, then confirm it; returns the tasks."""
         tasks: list[Task] = []
-        self.reserved = _ENDING_SECONDS + _CONFIRMING * (self.within or 0.0)
-        while (trials := next_trials(self._merged(), self.plan)) and not self.is_over():
-            self.plan, self.chosen = [*self.plan, *trials], [*self.chosen, *trials]
-            known = self.run.results()
-            waiting = [case for case in trials if case.id not in known]
-            if waiting:
-                self.display.announce(f"searching: {counted(len(waiting), 'configuration')} next to the best")
-                tasks += self._measure_wave([waiting], len(tasks), measure, holders)
-        known = self.run.results()
-        self.reserved, self.is_searched = _ENDING_SECONDS, not trials and all(case.id in known for case in self.chosen)
-        return tasks + self._measure_winners(measure, holders)
+        end, known = self.deadline, self.run.results()
+        if math.isfinite(end):
+            self.deadline -= _CONFIRMING * self.within
+        while (trials := next_trials(self._merged(), self.plan, known)) and not self.is_over():
+            there = {case.id for case in self.plan}
+            new = [case for case in trials if case.id not in there]
+            self.plan, self.chosen = [*self.plan, *new], [*self.chosen, *new]
+            self.display.announce(f"searching: {counted(len(trials), 'configuration')} next to the best")
+            tasks += self._measure_waves([trials], measure, holders)
+            before, known = known, self.run.results()
+            if len(before) == len(known):
+                break
+        self.deadline = end
+        tasks += self._measure_winners(measure, holders)
+        self.search_ended = not trials and not self.is_over()
+        return tasks
 
     def _merged(self) -> pl.DataFrame:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
@@ -294,7 +303,7 @@ class Runner:
     def _further(self, most: int = 0) -> list[Case]:
         """Give the processes that what may win lacks: as many as a base has, and `most` where several may win.
 
-        None if only some were chosen.
+        Nothing if only some cases were chosen.
         """
         by_id, known = {case.id: case for case in self.chosen}, self.run.results()
         if any(case.replicate for case in self.plan if case.id not in by_id):
@@ -337,12 +346,15 @@ class Runner:
         allowed: float = math.inf,
         done: int = 0,
         later: Sequence[Case] = (),
+        is_estimated: bool = True,
     ) -> float:
         """Measure tasks until the `allowed` seconds are spent; return the seconds.
 
-        So many were `done` before them, and `later` will be measured after them.
+        So many were `done` before them, and `later` will be measured after them. What is estimated not to end in the
+        time of the run does not begin.
         """
-        expected, after = [self._estimate(task.case) for task in tasks], sum(map(self._estimate, later))
+        expected = [self.estimate(task.case, measure) for task in tasks]
+        after = sum(self.estimate(case, measure) for case in later)
         total = done + len(tasks) + len(later)
         spent = 0.0
         for number, task in enumerate(tasks):
@@ -350,7 +362,7 @@ class Runner:
             rate = spent / sum(expected[:number]) if spent else 1.0
             if spent >= allowed:
                 break
-            if self.is_over(expected[number] * rate):
+            if self.is_over(self.estimate(task.case, measure) if is_estimated else 0.0):
                 continue  # A shorter one may still fit.
             left = (sum(expected[number:]) + after) * rate
 
@@ -365,16 +377,18 @@ class Runner:
             if result.status == "timeout" and self.is_over():
                 break  # It is the run's time that was short, not the case's.
             if result.status == "ok":
-                self.took[task.case.engine] = sum(result.phases.values())
+                self.took[task.case.engine] = _seconds(task.case, result)
             spent += sum(result.phases.values())
             self._keep(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
 
-    def _estimate(self, case: Case) -> float:
-        """Expect what the engine's last case took: what is compiled ahead takes no such time as is guessed."""
-        return self.took.get(case.engine) or estimate_seconds(case, self.config.budget)
+    def estimate(self, case: Case, measure: Supervisor) -> float:
+        """Expect what the engine's last case took, of one that has been built; else guess."""
+        is_built = replace(case, replicate=0).id in measure.cold
+        known = self.took.get(case.engine) if is_built or not builds_long(case) else None
+        return known or estimate_seconds(case, self.config.budget, is_built)
 
     def _rows(self) -> pl.DataFrame:
         return self.run.ended(self.config.suite, self.plan, self.environment)[1]
@@ -455,6 +469,7 @@ class Supervisor:
         """Have what compiles into a cache of its own do so side by side; what fails says why when it is measured."""
         first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
         first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
+        first = {id_: t for id_, t in first.items() if not self.runner.is_over(self.runner.estimate(t.case, self))}
         if len(first) > 1:
             slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
@@ -495,13 +510,13 @@ class Supervisor:
 
     def _call(self, function: str, task: Task, environment: Mapping[str, str] | None = None) -> Call:
         log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
-        limits = min(task.budget.timeout, self.runner.left()), min(task.budget.build_timeout, self.runner.left())
+        limits, end = (task.budget.timeout, task.budget.build_timeout), self.runner.deadline
         visible = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
         path, origin = self.runner.config.path, None
         if ENGINES[task.case.engine].needs == "torch":
             origin = origin_of(self.runner.run.logs, task.case.source.name)
         variables = {**visible, **(environment or {})}
-        return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin)
+        return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin, deadline=end)
 
     def _add_telemetry(self, result: Result) -> None:
         """Add the device's readings while the case was measured, by the phases that it `entered`."""
@@ -512,6 +527,13 @@ class Supervisor:
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+
+
+def _seconds(case: Case, result: Result) -> float:
+    """Return what a case took; what it built is kept for its next process, unless it is built alone."""
+    engine, seconds = ENGINES[case.engine], sum(result.phases.values())
+    is_kept = engine.shares_kernels or engine.builds is not None
+    return seconds - (result.phases.get(Phase.BUILD, 0.0) if is_kept else 0.0)
 
 
 def _first(result: Result) -> Result:

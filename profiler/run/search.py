@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import polars as pl
 
 from engines.catalog import ENGINES
 from profiler.job.case import Case
+from profiler.job.plan import builds_long
 from profiler.machine import usable_cores
 from profiler.results.choice import Choice, cell_name, choices
 from profiler.tables.numbers import listed, times
@@ -20,28 +21,25 @@ _REACH = 1.5
 _MEASURED = {"worse", "better", "equivalent", "unclear"}
 """Codes of cells that lost by their figure, not by a limit."""
 
-IS_TRIAL = pl.col("variant").str.starts_with(pl.concat_str("engine", pl.lit("+")))
-"""Rows and cells that are named as `label` does."""
-
 Row = Mapping[str, Any]
 
 
-def next_trials(cells: pl.DataFrame, plan: Iterable[Case]) -> list[Case]:
+def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]) -> list[Case]:
     """Return what is to be tried next: in each group, of every engine that may still win, its best's neighbours.
 
-    What takes minutes to build comes when nothing else is left.
+    Cases that `ended` has the id of were tried. What takes minutes to build comes when nothing else is left.
     """
     by_id = {case.id: case for case in plan}
-    tried = {_identity(case) for case in by_id.values()}
+    tried = {_identity(case) for case in by_id.values() if case.id in ended}
     found = dict[Any, Case]()
     for _, choice in choices(cells):
         fastest = _fastest_of_engines(choice)
-        for cell in (cell for cell in fastest if cell["latency_ms"] <= _REACH * fastest[0]["latency_ms"]):
-            for case in neighbours(by_id[cell["case_ids"][0]]):
-                if _identity(case) not in tried:
+        for cell in fastest:
+            if cell["latency_ms"] <= _REACH * fastest[0]["latency_ms"]:
+                for case in neighbours(by_id[cell["case_ids"][0]]):
                     found.setdefault(_identity(case), case)
-    soon = [case for case in found.values() if not _builds_long(case)]
-    return soon or list(found.values())
+    new = [case for identity, case in found.items() if identity not in tried]
+    return [case for case in new if not builds_long(case)] or new
 
 
 def neighbours(case: Case) -> list[Case]:
@@ -90,36 +88,36 @@ def _read(engine: str, name: str) -> dict[str, Any]:
 
 def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
     """Say of each group's winner how many times slower it is without each of its options, where that was tried, and
-    which engines were too slow to try theirs."""
+    of which engines no option was tried."""
     by_id, lines = {case.id: case for case in plan}, []
     for key, choice in choices(cells):
         if choice.winner is None:
             continue
         won, told = by_id[choice.winner["case_ids"][0]], []
-        others = {(loser.cell["variant"], loser.cell["precision"]): loser.reasons[0] for loser in choice.losers}
-        alike = {_identity(case): (case.variant, case.precision) for case in by_id.values()}
+        reasons = {_identity(by_id[loser.cell["case_ids"][0]]): loser.reasons[0] for loser in choice.losers}
         for name, option in ENGINES[won.engine].options.declared().items():
-            without = _with(won, name, option.default)
-            reason = others.get(alike.get(_identity(without), ("", "")))
+            reason = reasons.get(_identity(_with(won, name, option.default)))
             if _options(won)[name] != option.default and reason and reason.code in _MEASURED and reason.value:
                 told.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
-        name = f"{cell_name(choice.winner)}, batch {key['batch_size']}"
-        lines.append(f"{name}: {f'slower without {listed(told)}' if told else 'no option that was tried is faster'}")
-        fastest = _fastest_of_engines(choice)
-        slower = {cell["engine"]: cell["latency_ms"] / fastest[0]["latency_ms"] for cell in fastest}
-        if left_out := [f"{engine} ({times(ratio)} slower)" for engine, ratio in slower.items() if ratio > _REACH]:
-            lines.append(f"  options not tried of {listed(left_out)}")
+        is_whole = all(one in reasons and reasons[one].code in _MEASURED for one in _around(won))
+        end = "no option that was tried is faster" if is_whole else "not all of its options were measured"
+        end = f"slower without {listed(told)}" if told else end
+        lines.append(f"{cell_name(choice.winner)}, batch {key['batch_size']}: {end}")
+        tried = {case.engine for case in by_id.values() if case.variant.startswith(f"{case.engine}+")}
+        fastest, least = _fastest_of_engines(choice), choice.winner["latency_ms"]
+        others = [cell for cell in fastest if cell["engine"] not in tried and _around(by_id[cell["case_ids"][0]])]
+        if names := [f"{c['engine']} ({times(c['latency_ms'] / least)} slower)" for c in others]:
+            lines.append(f"  options not tried of {listed(names)}")
     return lines
+
+
+def _around(case: Case) -> set[tuple[object, ...]]:
+    return {_identity(each) for each in neighbours(case)}
 
 
 def _with(case: Case, name: str, value: object) -> Case:
     options = {**case.options, name: value}
     return replace(case, variant=label(case.engine, options), options=options, replicate=0)
-
-
-def _builds_long(case: Case) -> bool:
-    declared = ENGINES[case.engine].options.declared()
-    return any(option.builds_long and _options(case)[name] in option.search for name, option in declared.items())
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -134,7 +132,7 @@ def _identity(case: Case) -> tuple[object, ...]:
 
 def _fastest_of_engines(choice: Choice) -> list[Row]:
     """Return the fastest cell of each engine that may be chosen, the fastest engine first."""
-    able = [cell for cell in (choice.winner, *choice.tied) if cell]
+    able = [choice.winner] if choice.winner else []
     able += [one.cell for one in choice.losers if {reason.code for reason in one.reasons} <= _MEASURED]
     able.sort(key=lambda cell: cell["latency_ms"])
     best: dict[str, Row] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from profiler.results.choice import Choice, cell_name, choices, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
 from profiler.results.warning_kinds import is_rough
-from profiler.run.search import IS_TRIAL
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
@@ -77,19 +76,23 @@ def print_results(
     cells: pl.DataFrame,
     print_more: Callable[[], None] = lambda: None,
     tries: pl.DataFrame | None = None,
+    planned: Collection[str] | None = None,
 ) -> None:
     """Print a table a group of cells, and a layer; then the `tries` of the search for the largest batch.
+
+    Variants that are not `planned` are trials, which have tables of their own.
 
     Below are what `print_more` prints, what could not be measured, and what ranges hold.
     """
     printed: list[Choice] = []
     for key, group in cells.filter(pl.col("model_kind").ne_missing("layer")).group_by(GROUP, maintain_order=True):
-        found = group.filter(OK).sort("latency_ms")
-        for what, part in (("", found.filter(~IS_TRIAL)), ("trials of the search", found.filter(IS_TRIAL))):
-            if not part.is_empty():
+        measured = group.filter(OK).sort("latency_ms")
+        is_planned = pl.lit(value=True) if planned is None else pl.col("variant").is_in(list(planned))
+        for kind, rows in (("", measured.filter(is_planned)), ("trials of the search", measured.filter(~is_planned))):
+            if not rows.is_empty():
                 console.print()
-                print_table(console, _table(dict(zip(GROUP, key, strict=True)), part, what))
-        if not found.is_empty():
+                print_table(console, _table(dict(zip(GROUP, key, strict=True)), rows, kind))
+        if not measured.is_empty():
             printed.append(choose(group))
     _print_layers(console, results)
     if tries is not None and not tries.is_empty():
@@ -113,11 +116,11 @@ def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
     return [cell_name(cell) for _, cell in best], f"so far: {'; '.join(parts)}" if parts else ""
 
 
-def _table(key: Row, group: pl.DataFrame, what: str = "") -> Table:
+def _table(key: Row, group: pl.DataFrame, kind: str = "") -> Table:
     bases = group["base"].drop_nulls().unique()
     named = {*group["network"].drop_nulls()} - {key["model"]}
     model = " ".join([key["model"], *(f"({network})" for network in named)])
-    where = [model, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or ""), what]
+    where = [model, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or ""), kind]
     title = ", ".join(filter(None, where))
     made = [
         *_VARIANT,

@@ -6,6 +6,8 @@ import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +17,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.run.command import read_seconds
-from profiler.run.gate import Pair, pair, write_junit
+from profiler.run.gate import Pair, _add_round, pair, write_junit
 
 CASE = Case("new", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("new"))
 OLD = replace(CASE, model="old")
@@ -68,6 +70,19 @@ def test_of_jobs_with_several_models_the_names_count() -> None:
     assert alone == 2
     with pytest.raises(ConfigError, match="nothing in common that runs here"):
         pair([CASE], [replace(OLD, batch_size=2)])
+
+
+def test_a_round_that_does_not_end_in_the_time_is_none() -> None:
+    def side(*latencies: float | None) -> Any:
+        left = list(latencies)
+        display = SimpleNamespace(what="")
+        return SimpleNamespace(runner=SimpleNamespace(display=display), latency=lambda case: left.pop(0))
+
+    begun = cell()
+    assert _add_round(begun, 0, side(1.0, 1.0), side(2.0, None))
+    assert begun.logs == [math.log(0.5)]
+    assert not _add_round(begun, 1, side(1.0), side(None))
+    assert len(begun.logs) == 1 and begun.problem is None
 
 
 def test_junit_has_a_test_a_cell(tmp_path: Path) -> None:

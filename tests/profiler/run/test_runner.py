@@ -243,7 +243,7 @@ class Watched:
 
 
 def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
-    runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()), left=lambda: math.inf)
+    runner = SimpleNamespace(run=SimpleNamespace(logs=tmp_path), config=SimpleNamespace(path=()), deadline=math.inf)
     return module.Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
 
 
