@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,8 @@ def measured(folder: Path, prepared: Prepared, alone: Quiet) -> Measured:
     """Measure the case of a batch size."""
 
     def measured(batch: int) -> Result:
-        run = SimpleNamespace(run=SimpleNamespace(logs=folder), config=SimpleNamespace(path=(str(folder),)))
+        config = SimpleNamespace(path=(str(folder),))
+        run = SimpleNamespace(run=SimpleNamespace(logs=folder), config=config, deadline=math.inf)
         with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
             supervisor = module.Supervisor(run, watcher, alone)  # type: ignore[arg-type]
             return supervisor.measure_one(Task(case(batch), prepared, BUDGET), lambda phase: None)

@@ -109,9 +109,11 @@ def test_a_group_has_a_title_and_its_cells_fastest_first_with_intervals_and_fact
 
 
 def test_trials_of_a_search_have_a_table_of_their_own() -> None:
-    text = printed(row("eager", ms=6.0), row("eager+channels_last", ms=5.0, engine="eager"))
+    rows = row("eager", ms=6.0), row("eager+mine", ms=7.0), row("eager+channels_last", ms=5.0)
+    text = printed(*rows, planned=["eager", "eager+mine"])
     own, trials = text.index("net, inference, batch 1\n"), text.index("net, inference, batch 1, trials of the search\n")
-    assert own < text.index("\n eager ") < trials < text.index("\n eager+channels_last ")
+    assert own < text.index("\n eager ") < text.index("\n eager+mine ") < trials
+    assert trials < text.index("\n eager+channels_last ")
 
 
 def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() -> None:
