@@ -61,6 +61,8 @@ def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Ar
     names = [spec["name"] for spec in specs]
     given = dict(path.partition("=")[::2] for path in paths or () if path.partition("=")[0] in names)
     given = given or dict(zip(names, paths or (), strict=False))
+    if unknown := [path for path in paths or () if "=" in path and path.partition("=")[0] not in names]:
+        raise ValueError(f"{unknown[0]}: the inputs are called {', '.join(names)}")
     if paths and (len(paths) != len(specs) or len(given) != len(specs)):
         raise ValueError(f"{len(paths)} files, but the inputs are {', '.join(names)}")
     rng, arrays = np.random.default_rng(0), []

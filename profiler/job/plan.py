@@ -21,7 +21,7 @@ from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 
 _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
 """Guessed wall time of a case besides 1.5 times its sampling."""
-_COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
+_COMPILE_SECONDS = {"cpu": 30.0, "cuda": 20.0}
 """Guessed wall time of compiling or building."""
 _LONG_SECONDS = 180.0
 """The same of a configuration that `builds_long`."""

@@ -137,13 +137,18 @@ def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[
     return [(dict(zip(keys, key, strict=True)), choose(group)) for key, group in groups]
 
 
-def contenders(cells: pl.DataFrame) -> list[list[Row]]:
-    """Return what may win in each group: the winner, and up to two others that are within the best one's interval."""
+def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]:
+    """Return what may win in each group: the winner, and up to two others that are within the best one's interval.
+
+    Without equals those are left out that are proven to be as good as the winner.
+    """
     found = []
     for _, choice in choices(cells):
         able = sorted((one for one in (choice.winner, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
         limit = (able[0]["latency_high_ms"] or math.inf) if able else 0.0
+        equals = [one.cell for one in choice.losers if one.reasons[0].code == "equivalent" and not with_equals]
         others = [cell for cell in able if cell is not choice.winner and cell["latency_ms"] <= limit]
+        others = [cell for cell in others if cell not in equals]
         found.append([cell for cell in (choice.winner, *others[: _MOST_CONTENDERS - 1]) if cell])
     return found
 

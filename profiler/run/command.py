@@ -41,7 +41,7 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner
 from profiler.run.search import contributions, trials_of
 from profiler.run.summary import print_plan, print_results
-from profiler.tables.numbers import counted, duration
+from profiler.tables.numbers import counted, duration, listed
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
@@ -103,8 +103,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if left := len(_waiting(run.results(), start.cases, retry=False)):
-        start.say(f"{counted(left, 'case')} did not fit in {options.within}; {_what_is_left(start, run)}")
+    if left := _waiting(run.results(), start.cases, retry=False):
+        which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in left)))
+        start.say(f"{counted(len(left), 'case')} did not fit in {options.within}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:
         start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import subprocess
 import tarfile
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+import psutil
 from rich.console import Console
 from rich.text import Text
 
@@ -54,6 +56,8 @@ REVISION = "git:"
 _LIMIT, _WITHIN = "5%", "3m"
 _SECONDS = 0.5
 """Sampling time of a process: processes differ more than a median of half a second is uncertain."""
+_LOOK_SECONDS = 0.5
+"""For which the load of the cores is looked at."""
 _OF_MODULES: Mapping[Device, str] = {"cpu": "eager", "cuda": "eager-tuned"}
 _OF_GRAPHS: Mapping[Device, str] = {"cpu": "ort", "cuda": "ort-tuned"}
 """Presets whose latency the device sets: launches from the host differ by a factor of two from process to process."""
@@ -104,7 +108,7 @@ class Pair:
         speed = 1 / math.sqrt(low * high)
         least = f"differences below {percent(math.sqrt(high / low) - 1)} % cannot be told here"
         words = {True: "over the limit of", False: "within the limit of", None: f"{least}; the limit is"}
-        told = f"{words[self.is_slower(limit)]} {percent(limit)} %"
+        told = f"{words[self.is_slower(limit)]} {100 * limit:g} %"
         return f"{relative(speed, 1 / high, 1 / low)} against {against}, {len(self.logs)} processes each: {told}"
 
 
@@ -135,6 +139,9 @@ def execute(options: Options, console: Console) -> int:
     with contextlib.ExitStack() as stack:
         sides, display = stack.enter_context(_sides(options)), stack.enter_context(Display(console))
         configs = [read_job(side.options, side.job, kind) for side in sides for kind in DEVICES]
+        if taken := stack.enter_context(_off_busy_cores()):
+            told = f"Other work keeps {counted(taken, 'core')} busy: both sides are measured on the rest"
+            console.print(Text(told, style="dim"), soft_wrap=True)
         facts = stack.enter_context(libraries(preloaded(configs)))
         runners = []
         for side in sides:
@@ -143,6 +150,7 @@ def execute(options: Options, console: Console) -> int:
             start = resolved(side.options, console, config, target, facts, parse_only(options.only))
             runners.append(start.runner(stack.enter_context(open_run(start)), display))
             runners[-1].deadline = started + within
+        runners[1].by_name = isinstance(sides[1].job, ModelJob)  # An old model that cannot be had is a mistake.
         cells, alone = pair(*(runner.chosen for runner in runners))
         try:
             _measure(runners[0], runners[1], cells, limit, started + within)
@@ -162,6 +170,20 @@ def execute(options: Options, console: Console) -> int:
         write_junit(options.junit, cells, against, limit)
     found = [cell.is_slower(limit) for cell in cells]
     return 130 if interrupted else _SLOWER if True in found else _UNTOLD if None in found and options.strict else 0
+
+
+@contextlib.contextmanager
+def _off_busy_cores() -> Iterator[int]:
+    """Leave other work as many cores as it keeps busy, since threads wait for the slowest of them; yields how many."""
+    allowed = os.sched_getaffinity(0)
+    busy = dict(enumerate(psutil.cpu_percent(_LOOK_SECONDS, percpu=True)))
+    quietest = sorted(allowed, key=lambda core: busy.get(core, 0.0))
+    taken = min(round(sum(busy.get(core, 0.0) for core in allowed) / 100), len(allowed) - 1)
+    os.sched_setaffinity(0, quietest[: len(allowed) - taken])
+    try:
+        yield taken
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, deadline: float) -> None:

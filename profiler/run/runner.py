@@ -21,7 +21,7 @@ from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import builds_long, estimate_seconds, further, in_waves, processes_of_winners
+from profiler.job.plan import BASE_PROCESSES, builds_long, estimate_seconds, further, in_waves, processes_of_winners
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
@@ -309,7 +309,7 @@ class Runner:
         if any(case.replicate for case in self.plan if case.id not in by_id):
             return []
         more = []
-        for group in contenders(self._merged()):
+        for group in contenders(self._merged(), with_equals=most <= BASE_PROCESSES):
             found = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
             more += [one for of in found if not of.replicate for one in further(of, most if len(group) > 1 else 0)]
         return sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)

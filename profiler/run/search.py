@@ -97,15 +97,15 @@ def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
         reasons = {_identity(by_id[loser.cell["case_ids"][0]]): loser.reasons[0] for loser in choice.losers}
         for name, option in ENGINES[won.engine].options.declared().items():
             reason = reasons.get(_identity(_with(won, name, option.default)))
-            if _options(won)[name] != option.default and reason and reason.code in _MEASURED and reason.value:
+            if _options(won)[name] != option.default and reason and reason.code == "worse" and reason.value:
                 told.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
         is_whole = all(one in reasons and reasons[one].code in _MEASURED for one in _around(won))
-        end = "no option that was tried is faster" if is_whole else "not all of its options were measured"
+        end = "no option makes a difference beyond doubt" if is_whole else "not all of its options were measured"
         end = f"slower without {listed(told)}" if told else end
-        lines.append(f"{cell_name(choice.winner)}, batch {key['batch_size']}: {end}")
+        lines.append(f"{key['model']}, batch {key['batch_size']}, {cell_name(choice.winner)}: {end}")
         tried = {case.engine for case in by_id.values() if case.variant.startswith(f"{case.engine}+")}
         fastest, least = _fastest_of_engines(choice), choice.winner["latency_ms"]
-        others = [cell for cell in fastest if cell["engine"] not in tried and _around(by_id[cell["case_ids"][0]])]
+        others = [c for c in fastest if c["engine"] not in {*tried, won.engine} and _around(by_id[c["case_ids"][0]])]
         if names := [f"{c['engine']} ({times(c['latency_ms'] / least)} slower)" for c in others]:
             lines.append(f"  options not tried of {listed(names)}")
     return lines

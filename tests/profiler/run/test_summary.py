@@ -201,7 +201,7 @@ def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_re
     assert code == 0
     assert [line.removeprefix(CASE.model).lstrip() for line in lines if line.startswith(CASE.model)] == [
         "eager inference 2 14 s",
-        "compiled inference 1 1 min 7 s",
+        "compiled inference 1 37 s",
         "a inference 1 unsupported: openvino",
         "b inference 2 unsupported: openvino",
     ]
