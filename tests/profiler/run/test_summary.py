@@ -206,5 +206,5 @@ def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_re
         "b inference 2 unsupported: openvino",
     ]
     end = " ".join(lines[-2:])
-    assert "3 of 6 cases can run here, in about 1 min 21 s, guessed, besides preparing" in end
+    assert "3 of 6 cases can run here, in about 51 s, guessed, besides preparing" in end
     assert planned(lacking)[0] == 2
