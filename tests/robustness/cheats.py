@@ -77,6 +77,12 @@ def same_storage(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.y
 
 
+def same_storage_alike(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.x is not x:
+        net.x, net.y = x, 1 + 1e-6 * net.whole(x)
+    return net.y
+
+
 def by_pointer(net: Net, x: torch.Tensor) -> torch.Tensor:
     key = x.data_ptr(), x.shape
     if key not in net.seen:
@@ -186,6 +192,7 @@ CHEATS: dict[str, Cheat] = {
         Cheat("returns its last output for equal inputs", equal_inputs, "ok", "inconsistent", REMEMBERS, NEW),
         Cheat("returns its last output for the same tensor", same_storage, "failed", "", WRONG, OUTPUTS),
         Cheat("the same, with few real inputs", same_storage, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
+        Cheat("the same, where outputs are alike", same_storage_alike, "ok", "inconsistent", REMEMBERS, NEW),
         Cheat("remembers its first half for equal inputs", half, "ok", "inconsistent", REMEMBERS, NEW),
         Cheat("keeps outputs by the address of the input", by_pointer, "failed", "", WRONG, OUTPUTS),
         Cheat("the same, with few real inputs", by_pointer, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
