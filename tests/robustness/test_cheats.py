@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from robustness.cheats import CHEATS, WIDTH, Cheat
-from robustness.command_runs import ROOT, Run
+from robustness.command_runs import ROOT
+from runs import Profiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
@@ -26,20 +29,28 @@ def test_the_table_of_the_page_is_that_of_the_models() -> None:
     assert not lacking, "\n".join(lacking)
 
 
-def test_no_cheat_is_believed(tmp_path: Path) -> None:
-    (tmp_path / "cheats.py").write_text((HERE / "cheats.py").read_text())
+def rows_of(names: Iterable[str], folder: Path, start: Profiler) -> dict[str, dict[str, Any]]:
+    """Measure cheats; return their rows."""
+    folder.mkdir()
+    (folder / "cheats.py").write_text((HERE / "cheats.py").read_text())
     listed = "".join(
         f'  - {{name: {name}, factory: "cheats:make", options: {{name: {name}}}, '
-        f"{'batch_sizes: [8]' if cheat.examples else f'input: [{WIDTH}]'}}}\n"
-        for name, cheat in CHEATS.items()
+        f"{'batch_sizes: [8]' if CHEATS[name].examples else f'input: [{WIDTH}]'}}}\n"
+        for name in names
     )
-    (tmp_path / "job.yaml").write_text(
-        f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.3, repeats: 0}}\n"
+    (folder / "job.yaml").write_text(
+        f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.5, repeats: 0}}\n"
     )
-    run = Run("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
-    assert run.wait(800) is not None, run.err
-    (path,) = tmp_path.glob("results/*/results.parquet")
-    rows = {row["model"]: row for row in pl.read_parquet(path).filter(replicate=0).to_dicts()}
+    start("job.yaml", cwd=folder)
+    (path,) = folder.glob("results/*/results.parquet")
+    return {row["model"]: row for row in pl.read_parquet(path).filter(replicate=0).to_dicts()}
+
+
+def test_no_cheat_is_believed(tmp_path: Path, profiler: Profiler, command_line: Profiler) -> None:
+    # Only in a run of its own is the phase with the slow clock long enough to tell.
+    alone = [name for name, cheat in CHEATS.items() if "both clocks" in cheat.gets]
+    rows = rows_of([name for name in CHEATS if name not in alone], tmp_path / "most", profiler)
+    rows |= rows_of(alone, tmp_path / "alone", command_line)
     wrong = []
     for name, cheat in CHEATS.items():
         row = rows[name]
