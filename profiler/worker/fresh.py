@@ -30,8 +30,10 @@ def _is_slower(taken: Sequence[float], usual: float) -> bool:
 
 @dataclass
 class Fresh:
-    """Calls of a session with new inputs, and the milliseconds `taken` by those where its own were; `own` are the
-    measured inputs."""
+    """Times calls of a session with new inputs.
+
+    `own` are the measured inputs; `taken` has the milliseconds of calls whose new inputs lay in the same memory.
+    """
 
     session: Session
     clock: Clock
@@ -41,7 +43,7 @@ class Fresh:
     taken: list[float] = field(default_factory=list)
 
     def run(self) -> None:
-        """Time a call whose inputs were just fed."""
+        """Time a call after its inputs were fed."""
         self.taken.append(self._timed())
 
     def judge(self, result: Result, affords: Callable[[int], bool]) -> None:
