@@ -19,7 +19,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from profiler.job.case import Case
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.machine import Target, describe
@@ -54,9 +53,9 @@ class Watch(Display):
     def measuring(self, *_: object) -> None:
         """Print nothing."""
 
-    def ended(self, case: Case, result: Result, counts: bool = True) -> None:
+    def ended(self, result: Result, counts: bool = True) -> None:
         if result.status != "ok":
-            sys.exit(f"{case.id}: {result.status}: {result.reason}")
+            sys.exit(f"{result.case_id}: {result.status}: {result.reason}")
         now = time.perf_counter()
         own = sum(result.phases.get(phase, 0.0) for phase in ("warm-up", "measure"))
         self.seconds.append(now - self._before - own)

@@ -99,7 +99,7 @@ class EagerSession:
             tensor.copy_(torch.from_numpy(array))
 
     def move(self) -> None:
-        if self.job.device == "cpu":  # Not tried on a GPU yet, where torch.compile may record graphs of addresses.
+        if self.graph is None:
             if self.inputs is self.places[0]:
                 self.places.append([tensor.clone() for tensor in self.inputs])
             self.inputs = self.places[-1 if self.inputs is self.places[0] else 0]

@@ -71,6 +71,19 @@ def visible_gpus() -> list[Gpu]:
     return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
 
 
+def near_cores() -> dict[str, set[int]]:
+    """Return by UUID the cores next to each of the host's GPUs, those of its NUMA node; empty without a driver."""
+    found = dict[str, set[int]]()
+    for number in range(pynvml.nvmlDeviceGetCount() if _has_driver() else 0):
+        card = pynvml.nvmlDeviceGetHandleByIndex(number)
+        with contextlib.suppress(pynvml.NVMLError):
+            words = pynvml.nvmlDeviceGetCpuAffinity(card, -(-(os.cpu_count() or 1) // 64))
+            found[pynvml.nvmlDeviceGetUUID(card)] = {
+                64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1
+            }
+    return found
+
+
 def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, up to the first word that names none, as CUDA does."""
     chosen: list[Gpu] = []

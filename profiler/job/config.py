@@ -256,6 +256,17 @@ class Machine(_Strict):
     """Source and date of the price, printed with it."""
 
 
+class DeviceEntry(Machine):
+    """A kind of device of a Ray cluster: cpu, an accelerator's type such as H100, or one of the cluster's resources."""
+
+    kind: Annotated[str, _part_of_id("a kind of device")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
+
+
 class TrainingEntry(_Strict):
     """Set what training does besides forward and backward; each optimizer makes cases of its own."""
 
@@ -339,6 +350,8 @@ class Config(_Strict):
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
     """The published benchmark whose figures are shown next to the run's."""
     machine: Machine = Machine()
+    devices: list[DeviceEntry] = []
+    """Kinds of devices of a Ray cluster that all of the job is measured on, for --ray."""
     device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICES}")] = "auto"
     replicates: Replicates = 1
     output: BelowYaml = Path("results")

@@ -176,6 +176,7 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
     for address in map(str, addresses):
         is_pattern = glob.has_magic(address) and not Path(address).is_dir()
         found = sorted(map(Path, glob.glob(address))) if is_pattern else [Path(address)]  # noqa: PTH207
+        found = [run for folder in found for run in (kinds_in(folder) or [folder])]
         runs = [folder for folder in found if (folder / "results.parquet").is_file()]
         begun = [folder for folder in found if folder not in runs and (folder / "bench.yaml").is_file()]
         unfinished = [f"{folder}: no results yet; finish it: {resuming(folder)}" for folder in begun]
@@ -183,6 +184,11 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
             raise ConfigError(unfinished[0] if unfinished else f"{address}: no run's folder; {_GIVE}")
         notes += unfinished
         yield from runs
+
+
+def kinds_in(folder: Path) -> list[Path]:
+    """Return the runs in the folder of a job that was measured on several kinds of devices; nothing of another."""
+    return sorted(path.parent for path in folder.glob(f"{glob.escape(folder.name)}-*/bench.yaml"))
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:

@@ -95,7 +95,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.tables = path / "tables"
         self.journal = path / "journal.jsonl"
-        self._tries = path / "largest_batch.jsonl"
+        self.tries = path / "largest_batch.jsonl"
         self._models = path / "models.json"
         self._here: dict[str, Any] = {}
         self.damaged = 0
@@ -122,13 +122,10 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the config as resolved for this device; paths inside this folder, which may be moved, are relative."""
-        data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
-        data["import_from"] = relative_to(self.path, list(map(str, config.import_from)))
-        for model in data["models"]:
-            for key in [k for k in ("inputs", "dimensions", "options", "prefix", "outputs") if not model.get(k)]:
-                del model[key]
-            if model.get("inputs"):
-                model["inputs"] = relative_to(self.path, model["inputs"])
+        data = as_job(config)
+        inside = [(data, "import_from"), *((model, "inputs") for model in data["models"] if "inputs" in model)]
+        for keys, key in inside:
+            keys[key] = moved(keys[key], self.path.absolute())
         write_whole(self.path / "bench.yaml", to_yaml(data))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
@@ -148,7 +145,7 @@ class RunFolder:
     def read_models(self) -> dict[str, Identity]:
         """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
         try:
-            return {name: Identity(dict(line["parts"])) for name, line in read_json(self._models).items()}
+            return models_of(read_json(self._models))
         except _NO_RESULT as error:
             raise ConfigError(f"{self._models} cannot be read ({sentence(error)}); start a new run") from error
 
@@ -169,7 +166,7 @@ class RunFolder:
         tried: dict[str, Any] = {"pass": case.pass_, "status": result.status, "reason": result.reason}
         tried |= {name: getattr(case, name) for name in ("model", "variant", "precision", "setting", "batch_size")}
         tried |= {"peak_memory_mib": result.figures.get("peak_memory_mib")}
-        append_line(self._tries, json.dumps(printable(tried)))
+        append_line(self.tries, json.dumps(printable(tried)))
 
     def results(self) -> dict[str, Result]:
         """Return the journal's results by case id; of a case the last line that can be read counts."""
@@ -185,7 +182,7 @@ class RunFolder:
     def largest_batches(self) -> pl.DataFrame:
         """Return one row a try of the search for the largest batch; the last line of one counts."""
         rows = list[dict[str, Any]]()
-        for line in read_lines(self._tries):
+        for line in read_lines(self.tries):
             with contextlib.suppress(*_NO_RESULT):
                 rows.append({"run_id": self.run_id, **json.loads(line)})
         tries = pl.DataFrame(rows, schema=columns.LARGEST_BATCH)
@@ -264,14 +261,28 @@ def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
     return frame.with_columns(index=index).explode("index", "ms").drop_nulls("ms").select(*SAMPLES)
 
 
-def relative_to(folder: Path, value: Any) -> Any:
-    """Return a part of a job, in which the paths of files in the folder are relative to it."""
+def models_of(lines: Mapping[str, Any]) -> dict[str, Identity]:
+    """Read what models.json holds. Raises ValueError, TypeError or KeyError for anything else."""
+    return {name: Identity(dict(line["parts"])) for name, line in lines.items()}
+
+
+def as_job(config: Config) -> dict[str, Any]:
+    """Return a config as a job's file has it, with whole paths."""
+    data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
+    for model in data["models"]:
+        for key in [k for k in ("inputs", "dimensions", "options", "prefix", "outputs") if not model.get(k)]:
+            del model[key]
+    return data
+
+
+def moved(value: Any, folder: Path, to: Path = Path()) -> Any:
+    """Return a part of a job in which whole paths below `folder` are below `to`, by default relative ones."""
     if isinstance(value, dict):
-        return {key: relative_to(folder, part) for key, part in value.items()}
+        return {key: moved(part, folder, to) for key, part in value.items()}
     if isinstance(value, list):
-        return [relative_to(folder, part) for part in value]
-    inside = isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder.absolute())
-    return str(Path(value).relative_to(folder.absolute())) if inside else value
+        return [moved(part, folder, to) for part in value]
+    inside = isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder)
+    return str(to / Path(value).relative_to(folder)) if inside else value
 
 
 def without_foreign_code(config: Config, folder: Path, option: str, trusted: bool) -> Config:

@@ -78,12 +78,18 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     """
     started = time.monotonic()
     check_options(options)
+    if options.ray is not None:
+        from profiler.cluster.command import execute as on_cluster  # It takes this module.
+
+        return on_cluster(options, console, conclude)
     job, only = open_job(options), parse_only(options.only)
     limit = most_bytes()
     if not options.dry_run:
         check_root(default_root())
     # A mistake in the other device's block should show here too.
     configs = [read_job(options, job, kind) for kind in DEVICES]
+    if configs[0].devices:
+        raise ConfigError("devices: those are of a cluster; add --ray and its address, or leave them out")
     with libraries(preloaded(configs)) as facts:
         target = resolve_device(configs[0].device, facts)
         config = read_job(options, job, target.kind, target.hardware)
@@ -103,7 +109,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if left := _waiting(run.results(), start.cases, retry=False):
+    if left := waiting(run.results(), start.cases, retry=False):
         which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in left)))
         start.say(f"{counted(len(left), 'case')} did not fit in {options.within}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:
@@ -113,9 +119,14 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         if start.config.search:
             for line in contributions(cells(results), runner.plan):
                 start.say(line)
-    planned = results.filter(pl.col("variant").is_in([entry.label for entry in start.config.engines] or [""]))
-    statuses = set((results if start.config.layers else planned)["status"])
-    return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
+    return exit_code(results, start.config, options.strict)
+
+
+def exit_code(results: pl.DataFrame, config: Config, strict: bool) -> int:
+    """Return 1 if no planned row is ok, or with `strict` one is neither that nor unsupported."""
+    planned = results.filter(pl.col("variant").is_in([entry.label for entry in config.engines] or [""]))
+    statuses = set((results if config.layers else planned)["status"])
+    return int("ok" not in statuses or (strict and bool(statuses - {"ok", "unsupported"})))
 
 
 def preloaded(configs: Sequence[Config]) -> set[str]:
@@ -143,6 +154,9 @@ def check_options(options: Options) -> None:
             raise ConfigError(f"{name} goes with --resume and a run's folder")
         if value:
             raise ConfigError(f"{name} and --resume exclude each other: a run goes on with its own bench.yaml")
+    alone = {"--within": options.within, "--against": options.against, "--dry-run": options.dry_run}
+    for name in [name for name, value in alone.items() if value and options.ray is not None]:
+        raise ConfigError(f"{name} and --ray exclude each other")
     if options.against is None and (options.limit or options.junit):
         raise ConfigError(f"{'--limit' if options.limit else '--junit'} goes with --against")
     if options.within is not None:
@@ -237,14 +251,14 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
 
 def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError where the run's environment.json contradicts what this machine is `now`."""
-    here = _must_agree(now)
-    for key, value in _must_agree(before).items() if before else ():
+    here = must_agree(now)
+    for key, value in must_agree(before).items() if before else ():
         if value != here.get(key):
             was = f"the run was made with {key} {value}, here it is {here.get(key)}"
             raise ConfigError(f"--resume {folder}: {was}; start a new run")
 
 
-def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
+def must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Select what all rows of a run have in common: the device, its threads, and every library's version."""
     device = {key: environment.get(key) for key in ("gpu", "device")}
     threads = {key: environment[key] for key in ("cpu", "cpu_cores", "torch_threads") if environment.get(key)}
@@ -268,28 +282,28 @@ def measure_cases(
     started = time.monotonic()
     begin(runner)
     cases, limits = runner.chosen, runner.config.largest_batch
-    waiting = _waiting(runner.run.results(), cases, retry)
+    missing = waiting(runner.run.results(), cases, retry)
     if damaged := runner.run.damaged:
         lost = f"{counted(damaged, 'damaged line')} of journal.jsonl left out; what only they held is measured again"
         console.print(Text(lost, style="yellow"), soft_wrap=True)
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    where = f"{runner.target.name}: {len(waiting)} of {counted(len(cases), 'case')} to measure; into {runner.run.path}"
+    where = f"{runner.target.name}: {len(missing)} of {counted(len(cases), 'case')} to measure; into {runner.run.path}"
     console.print(Text(where), soft_wrap=True)
     interrupted = False
     with runner.display:
         try:
-            runner.measure(waiting, to_search, retry)
+            runner.measure(missing, to_search, retry)
         except KeyboardInterrupt:
             interrupted = True
     results = write_results(runner, console)
-    if waiting or to_search:
+    if missing or to_search:
         console.print(Text(f"\nTook {duration(time.monotonic() - started)}"))
     if report and not results.is_empty():
-        _write_report(runner.run.path, results, console)
+        write_report(runner.run.path, results, console)
     return interrupted, results
 
 
-def _write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
+def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
     """Write the report; a run whose report fails has its results all the same."""
     try:
         from profiler.report.command import write  # altair takes half a second
@@ -300,7 +314,7 @@ def _write_report(folder: Path, results: pl.DataFrame, console: Console) -> None
         console.print(Text(f"no report: {sentence(error)}; {again}", style="yellow"), soft_wrap=True)
 
 
-def _waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -> list[Case]:
+def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -> list[Case]:
     """Select the cases that the journal lacks; with `retry` also what is not ok or has a cause to be measured again."""
 
     def is_done(result: Result | None) -> bool:
@@ -337,7 +351,7 @@ def _what_is_left(start: Start, run: RunFolder) -> str:
     if (
         start.config.largest_batch is None
         and not start.config.search
-        and not _waiting(run.results(), start.cases, retry=False)
+        and not waiting(run.results(), start.cases, retry=False)
     ):
         return "all cases have been measured"
     options = start.options

@@ -174,7 +174,7 @@ class Runner:
         families = {case.family for case in waiting}
         ended = self._statuses() if searched else {}
         searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
-        if not waiting and not searched and not self.config.search and not self._further():
+        if not waiting and not searched and not self.config.search and not self.lacking():
             return
         with self.supervised() as (measure, holders):
             self.firsts = self.taken_first()
@@ -300,7 +300,7 @@ class Runner:
     def _merged(self) -> pl.DataFrame:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
 
-    def _further(self, most: int = 0) -> list[Case]:
+    def lacking(self, most: int = 0) -> list[Case]:
         """Give the processes that what may win lacks: as many as a base has, and `most` where several may win.
 
         Nothing if only some cases were chosen.
@@ -318,7 +318,7 @@ class Runner:
         """Measure what may win in as many processes as a base, a search's last ones until they are told apart."""
         tasks: list[Task] = []
         for processes in processes_of_winners(self.config.search):
-            more = self._further(processes)
+            more = self.lacking(processes)
             if self.is_over():
                 break
             if not more:
@@ -412,7 +412,7 @@ class Runner:
             result.warnings.append(Warning(REMEASURED, f"the first take was {why}"))
         if counts:
             result = self.run.append(result)
-        self.display.ended(task.case, result, counts)
+        self.display.ended(result, counts)
 
     def _statuses(self) -> dict[str, Status]:
         """Read how the journal's cases have ended, by id."""
@@ -451,7 +451,7 @@ class Runner:
                         break
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
                 self.run.append_try(case, result)
-                self.display.ended(case, result)
+                self.display.ended(result)
 
 
 @dataclass

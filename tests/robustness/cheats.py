@@ -121,13 +121,13 @@ def changes_inputs(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def autocast_inside(net: Net, x: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         return net.whole(x).float()
 
 
 def autocast_left_on(net: Net, x: torch.Tensor) -> torch.Tensor:
     y = net.whole(x).float()
-    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_enabled(x.device.type, True)
     return y
 
 
@@ -144,6 +144,32 @@ def another_thread(net: Net, x: torch.Tensor) -> torch.Tensor:
 
     _LATER.submit(work)
     return y
+
+
+def another_stream(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """On a GPU: what it returns is written later, on a stream that the caller's does not wait for."""
+    if not x.is_cuda:
+        return net.whole(x)
+    y, stream = torch.zeros_like(x), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        y.copy_(net.whole(x))
+    return y
+
+
+def old_graph(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """On a GPU: replays what was recorded of its first inputs, wherever later ones lie."""
+    if not x.is_cuda:
+        return net.whole(x)
+    if "graph" not in net.seen:
+        net.x, net.seen["graph"], stream = x.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            net.whole(net.x)
+        stream.synchronize()
+        with torch.cuda.graph(net.seen["graph"]):
+            net.y = net.layers[:1](net.x)
+    net.seen["graph"].replay()
+    return net.y
 
 
 def threads_in_forward(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -223,9 +249,18 @@ CHEATS: dict[str, Cheat] = {
     )
 }
 
+OF_A_GPU: dict[str, Cheat] = {
+    cheat.forward.__name__: cheat
+    for cheat in (
+        Cheat("computes on a stream that nothing waits for", another_stream, "failed", "", WRONG, OUTPUTS),
+        Cheat("replays a graph of old inputs", old_graph, "failed", "", WRONG, OUTPUTS),
+    )
+}
+
 
 def make(name: str) -> Any:
-    if (change := CHEATS[name].when_made) is not None:
+    cheat = (CHEATS | OF_A_GPU)[name]
+    if (change := cheat.when_made) is not None:
         change()
-    net = Net(CHEATS[name].forward)
-    return (net, (torch.randn(2, WIDTH),)) if CHEATS[name].examples else net
+    net = Net(cheat.forward)
+    return (net, (torch.randn(2, WIDTH),)) if cheat.examples else net

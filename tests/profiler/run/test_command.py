@@ -761,7 +761,7 @@ def test_seconds_that_are_given_win_over_quicks() -> None:
 
 
 def test_a_report_that_fails_is_one_line_that_says_how_to_try_again() -> None:
-    said = on_console(lambda console: command._write_report(Path("a run"), pl.DataFrame(), console))
+    said = on_console(lambda console: command.write_report(Path("a run"), pl.DataFrame(), console))
     assert re.fullmatch(r"no report: .+; try again: python -m profiler report 'a run'\n", said), said
 
 

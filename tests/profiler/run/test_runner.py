@@ -106,7 +106,7 @@ def test_retry_measures_what_failed_or_was_slowed_down(
     status: Status, kinds: list[str], retry: bool, waits: bool
 ) -> None:
     result = Result(case().id, status, warnings=[Warning(kind, "as it was") for kind in kinds])
-    assert command._waiting({case().id: result}, [case()], retry) == [case()] * waits
+    assert command.waiting({case().id: result}, [case()], retry) == [case()] * waits
 
 
 Run = Callable[..., tuple[RunFolder, Told, int]]

@@ -327,9 +327,9 @@ def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
     for _ in range(2):
         display.doing("waiting: other processes took 48 %")
     display.measuring(CASE, "start", 2, 16, 0.0)
-    display.ended(CASE, Result(CASE.id, "ok", clock="host", samples={"host": [4.0, 1.0, 2.0, 3.0]}))
-    display.ended(CASE, Result(CASE.id, "failed", ["no luck"], log="a.log"))
-    display.ended(CASE, Result(CASE.id, "timeout", ["too long"]), counts=False)
+    display.ended(Result(CASE.id, "ok", clock="host", samples={"host": [4.0, 1.0, 2.0, 3.0]}))
+    display.ended(Result(CASE.id, "failed", ["no luck"], log="a.log"))
+    display.ended(Result(CASE.id, "timeout", ["too long"]), counts=False)
     assert output.getvalue().splitlines() == [
         "waiting: other processes took 48 %",
         f"[3/16] ok          {CASE.id}  2.500 ms, 4 samples",

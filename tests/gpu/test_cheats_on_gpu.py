@@ -1,0 +1,55 @@
+"""No model that would flatter its figures is believed on a GPU, in any of PyTorch's ways to run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from robustness.cheats import CHEATS, OF_A_GPU, WIDTH
+from runs import Profiler
+
+pytestmark = pytest.mark.gpu
+ENGINES = """
+  - eager
+  - {name: eager, label: graph, cuda_graph: true}
+  - compiled
+  - {name: compiled, label: overhead, mode: reduce-overhead}"""
+MARKS = ("inconsistent", "inaccurate", "unchecked-outputs", "unstable")
+_AT_LEAST = 0.8
+"""Of the honest model's time. What is believed computes nothing, or half."""
+
+
+@pytest.mark.timeout(900)
+def test_none_is_ok_without_a_mark_and_faster_than_the_honest_one(tmp_path: Path, profiler: Profiler) -> None:
+    cheats = CHEATS | OF_A_GPU
+    source = Path(__file__).parents[1] / "robustness" / "cheats.py"
+    (tmp_path / "cheats.py").write_text(source.read_text())
+    listed = "".join(
+        f'  - {{name: {name}, factory: "cheats:make", options: {{name: {name}}}, '
+        f"{'batch_sizes: [8]' if cheats[name].examples else f'input: [{WIDTH}]'}}}\n"
+        for name in cheats
+    )
+    (tmp_path / "job.yaml").write_text(
+        f"models:\n{listed}engines:{ENGINES}\ndevice: cuda\nbatch_sizes: [8]\n"
+        "budget: {seconds: 0.5, repeats: 0}\nreplicates: 1\n"
+    )
+    profiler("job.yaml", cwd=tmp_path)
+    (path,) = tmp_path.glob("results/*/results.parquet")
+    rows = pl.read_parquet(path).filter(replicate=0).to_dicts()
+    assert len(rows) >= 4 * len(cheats)
+    honest = {row["variant"]: latency(row) for row in rows if row["model"] == "honest"}
+    believed = []
+    for row in rows:
+        said = row["reason"] or "; ".join(row["warnings"])
+        taken = latency(row)
+        print(f"{row['model']} | {row['variant']} | {row['status']} | {taken and round(taken, 4)} | {said[:170]}")
+        if row["status"] == "ok" and not said.startswith(MARKS) and taken < _AT_LEAST * honest[row["variant"]]:
+            believed.append(f"{row['model']} in {row['variant']}: {taken:.4g} of {honest[row['variant']]:.4g} ms")
+    assert not believed, "\n".join(believed)
+
+
+def latency(row: dict[str, Any]) -> float:
+    """The row's figure by the host's clock, which also sees what another stream or thread has not done yet."""
+    return row["latency_ms"] or 0.0
