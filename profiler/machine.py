@@ -127,6 +127,17 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def own_cores(uuid: str | None) -> list[int]:
+    """Share the cores next to a GPU among the GPUs that they are next to; without a GPU all are its own."""
+    usable = os.sched_getaffinity(0)
+    near = {card: (cores & usable) or usable for card, cores in nvml.near_cores().items()}
+    if uuid is None or uuid not in near:
+        return sorted(usable)
+    beside = sorted(card for card, cores in near.items() if cores & near[uuid])
+    # The second threads of cores are numbered after all first ones: every n-th one leaves both to one GPU.
+    return sorted(near[uuid])[beside.index(uuid) :: len(beside)]
+
+
 def cpu_model() -> str:
     return _cpuinfo("model name") or platform.machine()
 

@@ -23,7 +23,7 @@ ORDER = (
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended
     # is exported by what prepares a run and builds an engine.
     *("profiler.published", "profiler.compare", "profiler.report", "profiler.run"),
-    *("profiler.build", "profiler.recommend", "profiler.doctor"),
+    *("profiler.cluster", "profiler.build", "profiler.recommend", "profiler.doctor"),
     *("profiler.layers", "profiler.query", "profiler.listings"),
     *("profiler.cli", "profiler.__main__", "profiler", "benchmarks"),
 )
@@ -33,6 +33,7 @@ WITH_POLARS = (
     *(
         "profiler.report",
         "profiler.run",
+        "profiler.cluster",
         "profiler.recommend",
         "profiler.layers",
         "profiler.query",
@@ -253,7 +254,7 @@ NOT_WHOLE = {
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.run_folder", "profiler.run.watch"), "log"),
     # Logs that nobody reads back; and the one place where the others write.
-    "profiler.run.command": "log",
+    **dict.fromkeys(("profiler.run.command", "profiler.cluster.part"), "log"),
     # Into the memory.
     "profiler.tables.writers": "bytes",
     "exporters.whole_file": "itself",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engines.options import Device
@@ -19,7 +19,7 @@ class Kind:
 
     entry: DeviceEntry
     device: Device
-    asks: Mapping[str, Any] = field(default_factory=dict)
+    asks: Mapping[str, Any]
 
 
 def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Kind]:
@@ -28,29 +28,24 @@ def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mappin
     Raises ConfigError for what the cluster does not have.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
-    if not entries:
-        has_gpu = any(node.get("GPU") for node in alive)
-        wanted = ("cuda" if has_gpu else "cpu") if device == "auto" else device.partition(":")[0]
-        return [_kind(DeviceEntry(kind=wanted), alive)]
-    return [_kind(entry, alive) for entry in entries]
+    usual = "cuda" if any(node.get("GPU") for node in alive) else "cpu"
+    own = DeviceEntry(kind=usual if device == "auto" else device.partition(":")[0])
+    return [_kind(entry, alive) for entry in entries or [own]]
 
 
 def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
-    name = entry.kind
-    types = {key.removeprefix(_TYPE) for node in nodes for key in node if key.startswith(_TYPE)}
+    name, cards = entry.kind, [node for node in nodes if node.get("GPU")]
+    own = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
     if name == "cpu":
-        # More than half of the largest node's cores: no node has two such tasks, and nodes without a GPU come first.
-        most = max(node.get("CPU", 0) for node in [n for n in nodes if not n.get("GPU")] or nodes)
+        # More than half of the largest node's cores: no node has two such tasks.
+        most = max(node.get("CPU", 0) for node in [node for node in nodes if node not in cards] or nodes)
         return Kind(entry, "cpu", {"num_cpus": int(most // 2 + 1), "scheduling_strategy": "SPREAD"})
-    if name == "cuda" and any(node.get("GPU") for node in nodes):
+    if name == "cuda" and cards:
         return Kind(entry, "cuda", {"num_gpus": 1})
-    if name in types:
+    if any(f"{_TYPE}{name}" in node for node in cards):
         return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name})
-    having = [node for node in nodes if node.get(name) and not name.startswith("node:")]
-    if not having:
-        own = {key for node in nodes for key in node} - {"CPU", "GPU", "memory", "object_store_memory"}
-        known = sorted({"cpu", *types, *(key for key in own if ":" not in key)})
-        raise ConfigError(f"devices: the cluster has no {name}{nearest(name, known)}")
-    if all(node.get("GPU") for node in having):
-        return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}})
-    return Kind(entry, "cpu", {"resources": {name: 1}})
+    if name in own:
+        is_card = all(node in cards for node in nodes if name in node)
+        return Kind(entry, "cuda" if is_card else "cpu", {"num_gpus": int(is_card), "resources": {name: 1}})
+    known = sorted({"cpu", *own, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
+    raise ConfigError(f"devices: the cluster has no {name}{nearest(name, known)}")

@@ -18,16 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler import nvml
+from exporters.whole_file import write_whole
+from profiler.machine import own_cores
+from profiler.nvml import visible_gpus
 from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved
 
 JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "models.json", "environment.json"
+NODE, ENDED = "node", "ended"
 _POLL_SECONDS = 0.3
 _ENDING_SECONDS = 20.0
 _SAID = 2000
-"""Last characters of what the program printed, of a part that could not run."""
-_SET_BY_RAY = ("OMP_NUM_THREADS",)
+"""Last characters of what the program printed."""
+_SET_BY_RAY = "OMP_NUM_THREADS"
 """Ray gives each task one thread."""
 
 
@@ -45,78 +48,35 @@ class Part:
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Node:
-    """Where a part runs: the host, the card's UUID, the cores that it has for itself, and the profiler's sources."""
+def measure(part: Part) -> Iterator[tuple[str, str]]:
+    """Run a part, and say what a file of its run folder has: of JOURNAL and TRIES each new line, of others all.
 
-    host: str
-    gpu: str | None
-    cores: tuple[int, ...]
-    sources: str
-
-
-@dataclass(frozen=True)
-class Said:
-    """A text in a file of the part's run folder: a new line of a journal, or all of another file."""
-
-    file: str
-    text: str
-
-    def data(self) -> dict[str, Any]:
-        """Return the file's JSON object."""
-        return dict(json.loads(self.text))
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How the program ended, and the last of what it printed."""
-
-    code: int
-    printed: str
-
-
-def measure(part: Part) -> Iterator[Node | Said | Ended]:
-    """Run a part and say where, then what it measures, and how that ended. The program ends with this process."""
-    node = here()
-    yield node
+    NODE comes first: as JSON the host, the card's UUID, the cores that are its own, and the profiler's sources. ENDED
+    comes last: the exit code, a line break, and the end of what the program printed.
+    """
+    cards = visible_gpus()
+    uuid = cards[0].uuid if cards else None
+    cores = own_cores(uuid)
+    yield NODE, json.dumps({"host": socket.gethostname(), "gpu": uuid, "cores": cores, "sources": sources()})
     with tempfile.TemporaryDirectory(prefix="profiler-part-") as temporary:
-        folder, log = Path(temporary, "part"), Path(temporary, "printed")
+        folder, printed = Path(temporary, "part"), Path(temporary, "printed")
         folder.mkdir()
-        (folder / "bench.yaml").write_text(json.dumps(moved(part.job, part.folder, Path.cwd())))
-        (folder / JOURNAL).write_text("".join(f"{line}\n" for line in part.journal))
+        write_whole(folder / "bench.yaml", json.dumps(moved(part.job, part.folder, Path.cwd())))
+        write_whole(folder / JOURNAL, "".join(f"{line}\n" for line in part.journal))
         sent = {JOURNAL: (folder / JOURNAL).stat().st_size, TRIES: 0}
-        with _program(["--resume", str(folder), "--trust-code", *part.words], node.cores, log) as program:
+        with _program(["--resume", str(folder), "--trust-code", *part.words], cores, printed) as program:
             is_over = False
             while not is_over:
                 is_over = program.poll() is not None
                 for name, at in sent.items():
                     new = _whole_lines(folder / name, at)
                     sent[name] += len(new)
-                    yield from (Said(name, line) for line in new.decode(errors="replace").splitlines())
+                    yield from ((name, line) for line in new.decode(errors="replace").splitlines())
                 time.sleep(_POLL_SECONDS)
-        logs = [file for file in (folder / "logs").glob("*") if file.is_file()]
-        for file in (*(folder / name for name in (MODELS, ENVIRONMENT)), *logs):
+        for file in (folder / MODELS, folder / ENVIRONMENT, *(folder / "logs").glob("*.log")):
             if file.exists():
-                yield Said(str(file.relative_to(folder)), file.read_text(errors="replace"))
-        yield Ended(program.returncode, log.read_text(errors="replace")[-_SAID:])
-
-
-def here() -> Node:
-    """Describe this process's node, which has one card at most."""
-    cards = nvml.visible_gpus()
-    uuid = cards[0].uuid if cards else None
-    return Node(socket.gethostname(), uuid, tuple(own_cores(uuid)), sources())
-
-
-def own_cores(uuid: str | None) -> list[int]:
-    """Share the cores next to a card among the cards that they are next to; without a card all are its own."""
-    usable = os.sched_getaffinity(0)
-    near = {card: (cores & usable) or usable for card, cores in nvml.near_cores().items()}
-    if uuid is None or uuid not in near:
-        return sorted(usable)
-    beside = sorted(card for card, cores in near.items() if cores & near[uuid])
-    # The second threads of cores are numbered after all first ones: every n-th one leaves most to one card.
-    return sorted(near[uuid])[beside.index(uuid) :: len(beside)]
+                yield str(file.relative_to(folder)), file.read_text(errors="replace")
+        yield ENDED, f"{program.returncode}\n{printed.read_text(errors='replace')[-_SAID:]}"
 
 
 @functools.cache
@@ -139,17 +99,17 @@ def _whole_lines(file: Path, at: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _program(words: Sequence[str], cores: Sequence[int], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the program on these cores; interrupt it where the task is cancelled."""
+def _program(words: Sequence[str], cores: Sequence[int], printed: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the program on these cores; it ends with this process, and where the task is cancelled."""
 
     def begin() -> None:
         end_with_parent()
         os.sched_setaffinity(0, cores)
 
-    variables: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in _SET_BY_RAY}
-    command = [sys.executable, "-m", "profiler", *words]
-    with log.open("wb") as printed:
-        program = subprocess.Popen(command, env=variables, stdout=printed, stderr=printed, preexec_fn=begin)
+    command, variables = [sys.executable, "-m", "profiler", *words], {**os.environ}
+    variables.pop(_SET_BY_RAY, None)
+    with printed.open("wb") as file:
+        program = subprocess.Popen(command, env=variables, stdout=file, stderr=file, preexec_fn=begin)
     try:
         yield program
     finally:

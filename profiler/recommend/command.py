@@ -17,6 +17,7 @@ from rich.text import Text
 from engines.catalog import known
 from engines.options import PASSES
 from profiler.bundled import suites
+from profiler.cluster.command import execute as run_on_cluster
 from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
@@ -84,7 +85,7 @@ def execute_run(options: Run, console: Console) -> int:
     """
     if options.against is not None:
         return compare_in_turn(options, console)
-    return run_job(options, console, conclude)
+    return (run_job if options.ray is None else run_on_cluster)(options, console, conclude)
 
 
 def execute_suite(options: RunSuite, console: Console) -> int:

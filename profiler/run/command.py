@@ -78,10 +78,6 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     """
     started = time.monotonic()
     check_options(options)
-    if options.ray is not None:
-        from profiler.cluster.command import execute as on_cluster  # It takes this module.
-
-        return on_cluster(options, console, conclude)
     job, only = open_job(options), parse_only(options.only)
     limit = most_bytes()
     if not options.dry_run:

@@ -123,6 +123,7 @@ def _table(key: Row, group: pl.DataFrame, kind: str = "") -> Table:
     where = [model, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or ""), kind]
     title = ", ".join(filter(None, where))
     made = [
+        *([field("machine")] if group["machine"].n_unique() > 1 else []),
         *_VARIANT,
         figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),
         *_shown(Group.PARTS if key["pass"] == "training" else Group.CLOCKS),

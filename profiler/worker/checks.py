@@ -101,6 +101,8 @@ def verify(
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail(_NOT_FINITE)
     result.proof = proof = session.proof()
+    if task.gpu:
+        proof.details = {**proof.details, "gpu_uuid": task.gpu}
     result.warnings += [*remarks(case, proof), *_exported(task)]
     if (graph := model.onnx.get(graph_of(case))) and graph.kept:
         result.warnings.append(Warning("kept-float", f"{graph.kept} stayed float32 between casts"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 from sessions import error, outputs, switches_put_back
 
 import engines
-from engines.base import Feedable, Job, Movable
+from engines.base import Feedable, Job, Movable, Session
 from engines.catalog import ENGINES
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -30,13 +33,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
 switches = switches_put_back()
 
 
-@pytest.mark.parametrize("engine", OPTIONS)
-def test_a_recorded_graph_computes_with_the_inputs_that_it_is_fed(engine: str, tmp_path: Any) -> None:
-    cache, specs = Cache(tmp_path), input_specs(MODEL)
+MOVED: list[tuple[str, dict[str, Any]]] = [
+    ("eager", {}),
+    ("eager", {"cuda_graph": True}),
+    ("compiled", {"mode": "default"}),
+    ("compiled", {"mode": "reduce-overhead"}),
+]
+Opened = tuple[Session, list[list[Any]], list[Any]]
+
+
+@contextmanager
+def opened(engine: str, options: dict[str, Any], folder: Path) -> Iterator[Opened]:
+    """A session that ran, batches that it can be fed, and the outputs of these on the CPU."""
+    cache, specs = Cache(folder), input_specs(MODEL)
     batches = [seeded_inputs(specs, BATCH, first=first) for first in (0, BATCH, 2 * BATCH)]
     state = cached_state(MODEL, cache)
     onnx = export_onnx(MODEL, "fp32", cache).path if ENGINES[engine].needs == "onnx" else None
-    own = ENGINES[engine].options(**OPTIONS[engine])
+    own = ENGINES[engine].options(**options)
     with torch.no_grad():
         model = restore(MODEL, state)
         truths = [model(torch.from_numpy(x.copy())).numpy() for (x,) in batches]
@@ -45,19 +58,33 @@ def test_a_recorded_graph_computes_with_the_inputs_that_it_is_fed(engine: str, t
         session = engines.open_session(engine, job)
         for _ in range(4):
             session.run(lambda name: None)
+        yield session, batches, truths
+        session.close()
+
+
+@pytest.mark.parametrize("engine", OPTIONS)
+def test_a_recorded_graph_computes_with_the_inputs_that_it_is_fed(engine: str, tmp_path: Path) -> None:
+    with opened(engine, OPTIONS[engine], tmp_path) as (session, batches, truths):
         assert isinstance(session, Feedable)
         for batch, truth in zip(batches, truths, strict=True):
             session.feed(batch)
             assert error(outputs(session), truth) < 1e-3
-        for batch, truth in zip(batches, truths, strict=True) if isinstance(session, Movable) else ():
-            session.move()
-            session.feed(batch)
-            assert error(outputs(session), truth) < 1e-3
-            session.move()
         session.feed(batches[0])
         again = outputs(session)
         proof = session.proof()
-        session.close()
     assert proof.cuda_graph
     assert error(again, truths[0]) < 1e-3 < error(again, truths[1])
     np.testing.assert_array_equal(proof.cuda_graph_skips or 0, 0)
+
+
+@pytest.mark.parametrize(("engine", "options"), MOVED)
+def test_a_session_computes_with_inputs_elsewhere_and_then_where_they_were(
+    engine: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    with opened(engine, options, tmp_path) as (session, batches, truths):
+        assert isinstance(session, Movable)
+        for batch, truth in zip(batches, truths, strict=True):
+            for _ in range(2):
+                session.move()
+                session.feed(batch)
+                assert error(outputs(session), truth) < 1e-3

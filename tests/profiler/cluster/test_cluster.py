@@ -1,4 +1,4 @@
-"""A job on a cluster of three nodes on this machine, of which one is killed in the middle, then who started it."""
+"""A job on two kinds of nodes, three in all on this machine: one is killed in the middle, then who began it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
+import psutil
 import pytest
 from robustness.command_runs import Run
 
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
+from profiler.results.reading import read_runs
+from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 pytestmark = pytest.mark.slow
-MODELS, CORES, SECONDS = 3, 2, 200
+CORES, SECONDS = 2, 200
 NETS = """
 from torch import nn
 
 
-def net(width):
-    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
-
-
-def bad():
-    raise ValueError("no such net")
+def net():
+    return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
 """
 JOB = """
-models:
-{models}
-  - {{name: bad, factory: "nets:bad", input: [16]}}
+models: [{name: net, factory: "nets:net", input: [16]}]
 engines: [eager]
-device: cpu
-batch_sizes: [1, 2]
+devices: [red, {kind: blue, usd_per_hour: 2}]
+batch_sizes: [1, 2, 4]
 replicates: 5
-budget: {{seconds: 0.02, min_samples: 3, repeats: 0}}
+budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 """
 
 
@@ -51,10 +47,9 @@ def cluster() -> Iterator[Any]:
     """A head that measures nothing, and three nodes, whose sessions end with the test."""
     own = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        for _ in range(3):
-            own.add_node(num_cpus=CORES, wait=False)
+        nodes = [own.add_node(num_cpus=CORES, resources={kind: 1}, wait=False) for kind in ("red", "red", "blue")]
         own.wait_for_nodes()
-        yield own
+        yield own, nodes[:2]
     finally:
         own.shutdown()
 
@@ -68,42 +63,47 @@ def until(holds: Callable[[], Any]) -> Any:
     return found
 
 
-def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: Any) -> None:
+def measures(node: Any) -> bool:
+    """Tell whether a node runs a part of a job."""
+    (raylet,) = node.all_processes["raylet"]
+    below = psutil.Process(raylet.process.pid).children(recursive=True)
+    return any("profiler-part-" in word for process in below for word in process.cmdline())
+
+
+def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tuple[Any, list[Any]]) -> None:
+    own, reds = cluster
     (tmp_path / "nets.py").write_text(NETS)
-    models = "\n".join(
-        f'  - {{name: net{n}, factory: "nets:net", input: [16], options: {{width: {8 + n}}}}}' for n in range(MODELS)
-    )
     job = tmp_path / "job.yaml"
-    job.write_text(JOB.format(models=models))
+    job.write_text(JOB)
     plan = make_plan(load_config(job), "cpu")
 
-    def results() -> dict[str, Any]:
-        folders = list((tmp_path / "results").glob("*/journal.jsonl"))
-        return RunFolder(folders[0].parent).results() if folders else {}
+    def results() -> dict[tuple[str, str], Result]:
+        folders = [path.parent for path in (tmp_path / "results").glob("*/*/journal.jsonl")]
+        return {(folder.name, id_): row for folder in folders for id_, row in RunFolder(folder).results().items()}
 
     def start(*words: str) -> Run:
-        return Run(*words, "--ray", cluster.address, cwd=tmp_path)
+        return Run(*words, "--ray", own.address, cwd=tmp_path)
 
     first = start("job.yaml")
     until(lambda: len(results()) >= 4)
-    cluster.remove_node(list(cluster.worker_nodes)[0], allow_graceful=False)
+    own.remove_node(until(lambda: next(filter(measures, reds), None)), allow_graceful=False)
     seen = len(results())
     until(lambda: len(results()) >= seen + 6)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait(SECONDS)
     before = results()
-    assert len(before) < len(plan)
+    assert len(before) < 2 * len(plan)
     (folder,) = (tmp_path / "results").glob("2*")
     second = start("--resume", str(folder))
     assert second.wait(SECONDS) == 0, second.out + second.err
 
-    rows = pl.read_parquet(folder / "results.parquet")
-    assert Counter(rows["case_id"]) == {case.id: 1 for case in plan}
-    assert {row["case_id"]: row["status"] for row in rows.to_dicts()} == {
-        case.id: "failed" if case.model == "bad" else "ok" for case in plan
-    }
-    assert "no such net" in rows.filter(model="bad")["reason"][0]
+    found = read_runs([folder])
+    assert sorted(found.labels.values()) == ["blue", "red"]
+    for (machine,), rows in found.results.collect().group_by("machine"):
+        assert Counter(rows["case_id"]) == {case.id: 1 for case in plan}
+        assert set(rows["status"]) == {"ok"}
+        assert set(rows["usd_per_hour"]) == ({2.0} if machine == "blue" else {None})
     after = results()
-    assert all(after[id_].samples == result.samples for id_, result in before.items() if result.status == "ok")
-    assert "Interrupted" not in second.out
+    assert all(after[key].samples == row.samples for key, row in before.items() if row.status == "ok")
+    assert "Machine" in second.out
     until(lambda: not second.others())

@@ -57,8 +57,8 @@ class Told(Display):
     def announce(self, what: str) -> None:
         self.announced.append(what)
 
-    def ended(self, case: Case, result: Result, counts: bool = True) -> None:
-        (self.told if counts else self.stayed).append(case.id)
+    def ended(self, result: Result, counts: bool = True) -> None:
+        (self.told if counts else self.stayed).append(result.case_id)
 
 
 def case(variant: str = "a", precision: str = "fp32") -> Case:

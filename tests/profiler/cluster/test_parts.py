@@ -1,0 +1,100 @@
+"""What a part of a job asks of a cluster, has of the job, and how nodes' cores are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from profiler import machine, nvml
+from profiler.cluster.command import Side
+from profiler.cluster.kinds import Kind, kinds_of
+from profiler.errors import ConfigError
+from profiler.job.config import DeviceEntry, load_config
+from profiler.job.plan import make_plan
+from profiler.machine import Target, own_cores
+from profiler.options import Run
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
+from profiler.run.command import Start
+
+H100 = {"CPU": 32.0, "GPU": 8.0, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0, "memory": 1e9}
+PLAIN = {"CPU": 8.0, "node:10.0.0.2": 1.0}
+OWN = {"CPU": 4.0, "xeon": 1.0}
+RIG = {"CPU": 4.0, "GPU": 1.0, "rig": 1.0}
+
+
+def asked(word: str, *nodes: Mapping[str, float], device: str = "auto") -> tuple[str, Mapping[str, Any]]:
+    entries = [DeviceEntry(kind=word)] if word else []
+    (kind,) = kinds_of(entries, device, [{"Alive": True, "Resources": node} for node in nodes])
+    return kind.device, kind.asks
+
+
+@pytest.mark.parametrize(
+    ("word", "device", "asks"),
+    [
+        ("H100", "cuda", {"num_gpus": 1, "accelerator_type": "H100"}),
+        ("xeon", "cpu", {"num_gpus": 0, "resources": {"xeon": 1}}),
+        ("rig", "cuda", {"num_gpus": 1, "resources": {"rig": 1}}),
+        # Of the nodes without a GPU the largest has 8 cores: it can have no second task of 5.
+        ("cpu", "cpu", {"num_cpus": 5, "scheduling_strategy": "SPREAD"}),
+        ("", "cuda", {"num_gpus": 1}),
+    ],
+)
+def test_a_task_takes_one_device_whole(word: str, device: str, asks: dict[str, Any]) -> None:
+    assert asked(word, H100, PLAIN, OWN, RIG) == (device, asks)
+
+
+def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had() -> None:
+    assert asked("", PLAIN)[0] == "cpu"
+    assert asked("", H100, device="cpu")[1]["num_cpus"] == 17
+    with pytest.raises(ConfigError, match="the cluster has no L4; valid: H100, cpu"):
+        asked("L4", H100)
+    with pytest.raises(ConfigError, match="the cluster has no cuda"):
+        asked("", PLAIN, device="cuda:1")
+
+
+def test_a_node_that_has_ended_counts_no_longer() -> None:
+    with pytest.raises(ConfigError, match="has no xeon"):
+        kinds_of([DeviceEntry(kind="xeon")], "auto", [{"Alive": False, "Resources": OWN}, _alive(PLAIN)])
+
+
+def _alive(resources: Mapping[str, float]) -> dict[str, Any]:
+    return {"Alive": True, "Resources": resources}
+
+
+def test_cores_next_to_several_gpus_are_shared_with_both_threads_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = {"a": {0, 1, 4, 5}, "b": {0, 1, 4, 5}, "c": {2, 3, 6, 7}}
+    monkeypatch.setattr(nvml, "near_cores", lambda: near)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [own_cores(card) for card in "abc"] == [[0, 4], [1, 5], [2, 3, 6, 7]]
+    assert own_cores(None) == own_cores("unknown") == list(range(8))
+
+
+JOB = """
+models: [{name: one, network: alexnet}, {name: two, network: alexnet}]
+engines: [eager]
+device: cpu
+"""
+
+
+def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    config = load_config(tmp_path / "job.yaml", "cpu")
+    run = RunFolder.create(tmp_path)
+    plan = make_plan(config, "cpu")
+    run.append(Result(plan[0].id, "failed", ["once"]))
+    options = Run(ray="local", only=["engine=eager"], wait_for_idle=2.0)
+    start = Start(options, Console(quiet=True), config, Target("cpu"), {}, plan, plan)
+    side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(run), options, tmp_path)
+    assert side.models == ["two"]
+    parts = {name: side.part(name) for name in ("one", "two")}
+    assert [[model["name"] for model in part.job["models"]] for part in parts.values()] == [["one"], ["two"]]
+    assert [len(part.journal) for part in parts.values()] == [1, 0]
+    assert parts["two"].words == ("--only", "engine=eager", "--wait-for-idle", "2")
+    side.give_up("two", "crashed", "two nodes")
+    rows = run.results().values()
+    assert [(row.status, row.reason) for row in rows] == [("failed", "once"), ("crashed", "two nodes")]
