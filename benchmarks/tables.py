@@ -1,9 +1,9 @@
-"""Measure how long compare and report take over 100,000 cases, and in how much memory.
+"""Measure how long compare and report take over 100,000 cases, in how much memory, and how fast a journal is written.
 
 Two runs of one machine are made up: three processes a cell, a hundred raw samples a case, ten million in all. Each
 command is run as a whole process on two cores, as a user would; the target is 10 s and 2 GB.
 
-    python benchmarks/tables.py
+    python benchmarks/tables.py                 # --models 700 for a million cases
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import numpy as np
 import polars as pl
 
 from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
 
 MODELS, BATCH_SIZES, REPLICATES = 70, (1, 2, 4, 8, 16, 32), 3
 VARIANTS, PRECISIONS = ("eager", "eager-tuned", "compiled", "ort", "ort-tuned"), ("fp32", "tf32", "fp16", "bf16")
@@ -33,15 +35,15 @@ _SPREAD, _NOISE, _FAILED = 0.003, 0.01, 0.01
 _TOLD = ("case_id", "engine", "is_base", "status", "reason", "warnings")
 
 
-def make_runs(folder: Path) -> list[Path]:
+def make_runs(folder: Path, models: int = MODELS) -> list[Path]:
     """Write two runs inside `folder`, the second with other noise and some failed cells."""
-    return [_make_run(folder / f"20260101T00000{n}Z-made-{n:04x}", seed=n) for n in range(2)]
+    return [_make_run(folder / f"20260101T00000{n}Z-made-{n:04x}", n, models) for n in range(2)]
 
 
-def _make_run(folder: Path, seed: int) -> Path:
+def _make_run(folder: Path, seed: int, models: int) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    networks = [f"network{number:03d}" for number in range(MODELS)]
+    networks = [f"network{number:03d}" for number in range(models)]
     cells = product(networks, PASSES, BATCH_SIZES, PRECISIONS, VARIANTS, range(REPLICATES))
     keys = ["model", "pass", "batch_size", "precision", "variant", "replicate"]
     grid = pl.DataFrame([*cells], schema=keys, orient="row")
@@ -118,18 +120,29 @@ def measure(command: list[str], folder: Path) -> tuple[float, float, float, int]
     return wall, cpu, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)
 
 
+def journalled(folder: Path) -> float:
+    """Return how many results a second are appended to a journal."""
+    run, rows, samples = RunFolder.create(folder), 500, {clock: [1.234] * n for clock, n in SAMPLES_PER_CASE.items()}
+    started = time.perf_counter()
+    for number in range(rows):
+        run.append(Result(f"net/eager/inference/fp32/b1/r{number}", "ok", clock="event", samples=samples))
+    return rows / (time.perf_counter() - started)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measures compare and report over 100,000 cases.")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=int, default=MODELS)
     options = parser.parse_args()
     if options.make:
-        make_runs(options.make)
+        make_runs(options.make, options.models)
         return 0
     over = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         # In a process of its own: a child's peak counts what its parent had when it was born.
-        subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)
+        made = ["--make", str(folder), "--models", str(options.models)]
+        subprocess.run([sys.executable, __file__, *made], check=True)
         runs = sorted(str(path) for path in folder.iterdir() if path.is_dir())
         for command in (
             ["compare", *runs],
@@ -144,6 +157,7 @@ def main() -> int:
             if code:
                 print((folder / "output.txt").read_text()[-500:])
             over += not good
+        print(f"journal                  {journalled(folder):6.0f} rows/s, each on the disk, with 100 samples")
     return int(over > 0)
 
 

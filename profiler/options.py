@@ -78,6 +78,7 @@ class Run:
     trust_code: bool = _trust_code()
     strict: bool = _flag("--strict", "Exit with 1 if any case failed, not only if all did")
     profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")
+    no_report: bool = _flag("--no-report", "Write no report.html, which takes some seconds")
     wait_for_idle: float | None = _option(
         "Wait up to so long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )

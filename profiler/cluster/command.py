@@ -90,7 +90,8 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         start.say(f"Interrupted; go on with: {resuming(whole.path)} --ray {shlex.quote(address)}")
         return 130
     if not results.is_empty():
-        run.write_report(whole.path, results, console)
+        if not options.no_report:
+            run.write_report(whole.path, results, console)
         if conclude is not None and not shared.layers:
             conclude(whole.path, results, console)
     return run.exit_code(results, shared, options.strict)

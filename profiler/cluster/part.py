@@ -64,7 +64,7 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
         write_whole(folder / "bench.yaml", json.dumps(moved(part.job, part.folder, Path.cwd())))
         write_whole(folder / JOURNAL, "".join(f"{line}\n" for line in part.journal))
         sent = {JOURNAL: (folder / JOURNAL).stat().st_size, TRIES: 0}
-        with _program(["--resume", str(folder), "--trust-code", *part.words], cores, printed) as program:
+        with _program(["--resume", str(folder), "--trust-code", "--no-report", *part.words], cores, printed) as program:
             is_over = False
             while not is_over:
                 is_over = program.poll() is not None

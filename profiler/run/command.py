@@ -97,7 +97,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             runner.by_name = isinstance(job, ModelJob)
             if options.within:
                 runner.begin_in(read_seconds("--within", options.within), started)
-            interrupted, results = measure_cases(runner, console, options.retry)
+            interrupted, results = measure_cases(runner, console, options.retry, report=not options.no_report)
     trim(default_root(), limit)
     start.say(f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():

@@ -23,8 +23,7 @@ def script() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def made(script: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    script["make_runs"].__globals__["MODELS"] = 1
-    runs: list[Path] = script["make_runs"](tmp_path_factory.mktemp("made"))
+    runs: list[Path] = script["make_runs"](tmp_path_factory.mktemp("made"), 1)
     return runs
 
 
