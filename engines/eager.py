@@ -46,6 +46,8 @@ what was to be fp8 as it is."""
 _LEAST_ROWS = {("int8", "cuda"): 17}
 """Fewest rows of a layer's input: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32."""
 _WARM_UPS_BEFORE_CAPTURE = 3
+_MOST_MOVED = 2**26
+"""Bytes of inputs of which copies are kept at other addresses."""
 _PROOF_ITEMS = 2
 """So few show all operators, and need no second batch's memory next to a graph's."""
 
@@ -99,7 +101,7 @@ class EagerSession:
             tensor.copy_(torch.from_numpy(array))
 
     def move(self) -> None:
-        if self.graph is None:
+        if self.graph is None and sum(tensor.nbytes for tensor in self.inputs) <= _MOST_MOVED:
             if self.inputs is self.places[0]:
                 self.places.append([tensor.clone() for tensor in self.inputs])
             self.inputs = self.places[-1 if self.inputs is self.places[0] else 0]

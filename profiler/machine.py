@@ -134,8 +134,8 @@ def own_cores(uuid: str | None) -> list[int]:
     if uuid is None or uuid not in near:
         return sorted(usable)
     beside = sorted(card for card, cores in near.items() if cores & near[uuid])
-    # The second threads of cores are numbered after all first ones: every n-th one leaves both to one GPU.
-    return sorted(near[uuid])[beside.index(uuid) :: len(beside)]
+    # The second threads of cores are numbered after all first ones: every n-th one mostly leaves both to one GPU.
+    return sorted(near[uuid])[beside.index(uuid) :: len(beside)] or sorted(near[uuid])
 
 
 def cpu_model() -> str:

@@ -11,8 +11,10 @@ import json
 import os
 import shlex
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from exporters.whole_file import write_whole
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, NODE, TRIES, Part, measure, sources
 from profiler.errors import ConfigError, resuming
-from profiler.job.case import parse_only
+from profiler.job.case import Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, Machine
 from profiler.job.plan import make_plan, only_of
 from profiler.machine import Target, describe, host_and_user
@@ -34,7 +36,7 @@ from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Status
 from profiler.results.cells import cells
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, writing
+from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_lines, writing
 from profiler.run import command as run
 from profiler.run.prepare import with_shapes
 from profiler.run.progress import Display
@@ -46,6 +48,7 @@ from profiler.tables.numbers import counted
 _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
 _WAIT_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
 _STAYS = (".git", ".venv", "venv", "__pycache__", "node_modules")
 """What does not travel of a job's folder, besides its results."""
 
@@ -56,7 +59,9 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
     job, only, address = run.open_job(options), parse_only(options.only), str(options.ray)
     configs = [run.read_job(options, job, device) for device in DEVICES]
     shared = configs[0]
-    folder = job.path.resolve().parent if isinstance(job, JobFile) and options.resume is None else Path.cwd()
+    folder = job.path.resolve().parent if isinstance(job, JobFile) else Path.cwd()
+    if options.resume is not None:
+        folder = Path(RunFolder(options.resume).read_environment().get("job_folder", Path.cwd()))
     with contextlib.ExitStack() as stack:
         # Before the forkserver, which ends children that it does not know.
         ray = stack.enter_context(_connected(address, _travelling(shared, folder)))
@@ -65,7 +70,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         display = stack.enter_context(Display(console))
         whole = RunFolder.create(shared.output) if options.resume is None else RunFolder.resume(options.resume)
         if shared.devices and options.resume is None:
-            whole.write_environment(host_and_user())
+            whole.write_environment(host_and_user() | {"job_folder": str(folder)})
             whole.write_config(shared.model_copy(update={"output": shared.output.resolve()}))
         sides = list[Side]()
         for kind in kinds:
@@ -76,25 +81,29 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             read = run.read_job(options, JobFile(begun) if begun.exists() else job, kind.device)
             config = with_shapes(_of_kind(kind, shared, read), display.doing)
             target, plan = Target(kind.device), make_plan(config, kind.device)
-            machine = {"machine": config.machine.model_dump(exclude_none=True)}
-            environment = own.read_environment() or describe(target, facts) | machine
+            more = {"machine": config.machine.model_dump(exclude_none=True), "job_folder": str(folder)}
+            environment = own.read_environment() or describe(target, facts) | more
+            chosen = only_of(plan, only)
             if not begun.exists():
                 own.write_config(config)
-            start = run.Start(options, console, config, target, environment, plan, only_of(plan, only))
+            start = run.Start(options, console, config, target, environment, plan, chosen)
             sides.append(Side(kind, start.runner(own, display), options, folder))
-        start.say(f"{counted(sum(len(side.models) for side in sides), 'part')} to measure; into {whole.path}")
+        count = counted(sum(len(side.models) for side in sides), "part")
+        display.announce(f"{count} to measure; into {whole.path}")
         interrupted = _measure(ray, sides, display)
         results = _write(sides, console)
-    start.say(f"\nResults: {whole.path}")
+    display.announce(f"\nResults: {whole.path}")
     if interrupted:
-        start.say(f"Interrupted; go on with: {resuming(whole.path)} --ray {shlex.quote(address)}")
+        words = " ".join([resuming(whole.path), "--ray", shlex.quote(address), *map(shlex.quote, sides[0].words)])
+        display.announce(f"Interrupted; go on with: {words}")
         return 130
     if not results.is_empty():
         if not options.no_report:
             run.write_report(whole.path, results, console)
         if conclude is not None and not shared.layers:
             conclude(whole.path, results, console)
-    return run.exit_code(results, shared, options.strict)
+    own_rows = [(results.filter(run_id=side.run.run_id), side.runner.config) for side in sides]
+    return max(run.exit_code(rows, config, options.strict) for rows, config in own_rows)
 
 
 class Side:
@@ -102,31 +111,50 @@ class Side:
 
     def __init__(self, kind: Kind, runner: Runner, options: Options, folder: Path) -> None:
         run.begin(runner)
-        self.kind, self.runner, self.run, self.folder = kind, runner, runner.run, folder
+        self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[str]()
         """By model the nodes that ended under it."""
-        self.nodes = list[dict[str, Any]]()
+        self.nodes = list[dict[str, Any]](runner.environment.get("nodes", []))
+        self.known = self.run.results()
         self.words = [word for condition in options.only for word in ("--only", condition)]
         self.words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
-        self.words += ["--retry"] if options.retry else []
-        self.known = self.run.results()
-        left = {case.model for case in (*run.waiting(self.known, runner.chosen, options.retry), *runner.lacking())}
+        left = [*run.waiting(self.known, runner.chosen, options.retry), *runner.lacking()]
         # Only the node knows whether a search or the largest batch has ended.
         is_open = runner.config.search or runner.config.largest_batch
-        self.models = [entry.name for entry in runner.config.subjects if is_open or entry.name in left]
+        named = {case.model for case in (runner.chosen if is_open else left)}
+        self.models = [entry.name for entry in runner.config.subjects if entry.name in named]
 
     def part(self, model: str) -> Part:
-        """Make the part of a model, with the rows that are there."""
+        """Make the part of a model, with what is there of it."""
         job = as_job(self.runner.config)
         job |= {key: [entry for entry in job[key] if entry["name"] == model] for key in ("models", "layers")}
+        ours = [one for one in job["exclude"] if model in one.get("model", [model])]
+        job["exclude"] = [one | ({"model": [model]} if "model" in one else {}) for one in ours]
+        words = self._only(model) + self.words[2 * len(self.options.only) :]
+        words += ["--retry"] if self.options.retry and not self.lost[model] else []
         known = self.run.results() if self.lost[model] else self.known
-        lines = [result.to_json() for id_, result in known.items() if id_.startswith(f"{model}/")]
-        return Part(job, self.folder, tuple(lines), tuple(self.words))
+        lines = [f"{row.to_json()}\n" for id_, row in known.items() if id_.startswith(f"{model}/")]
+        tries = [f"{line}\n" for line in read_lines(self.run.tries) if json.loads(line)["model"] == model]
+        models = {name: asdict(one) for name, one in self.run.read_models().items() if name == model}
+        files = {JOURNAL: "".join(lines), TRIES: "".join(tries), MODELS: json.dumps(models)}
+        return Part(job, self.folder, files, tuple(words))
+
+    def _only(self, model: str) -> list[str]:
+        """Return the conditions that the command was given, with the values that cases of the model have."""
+        given, cases = parse_only(self.options.only), [case for case in self.runner.chosen if case.model == model]
+        pairs = [(key, value) for key, values in (given.conditions if given else {}).items() for value in values]
+        held = [f"{key}={value}" for key, value in pairs if any(Filter({key: [value]}).matches(c) for c in cases)]
+        return ["--only", ",".join(held)] if held else []
+
+    def left(self, model: str) -> list[Case]:
+        """Return the cases of a model that the journal lacks."""
+        cases = [case for case in self.runner.chosen if case.model == model]
+        return run.waiting(self.run.results(), cases, retry=False)
 
     def take(self, file: str, text: str, display: Display) -> None:
         """Put what a node says into the run's files."""
         if file == NODE:
-            self._meet(json.loads(text), display)
+            self._meet(json.loads(text))
         elif file == JOURNAL:
             display.ended(self.run.append(Result.from_json(text)))
         elif file == TRIES:
@@ -138,9 +166,10 @@ class Side:
         else:
             write_whole(self.run.path / file, text)
 
-    def _meet(self, node: dict[str, Any], display: Display) -> None:
+    def _meet(self, node: dict[str, Any]) -> None:
         if node["sources"] != sources():
-            display.announce(f"{node['host']} has other sources of the profiler: {node['sources']}, here {sources()}")
+            others = f"{node['host']} has other sources of the profiler ({node['sources']}, here {sources()})"
+            raise ConfigError(f"--ray {self.options.ray}: {others}; install the same version on every node")
         self.nodes += [] if node in self.nodes else [node]
 
     def _know(self, found: dict[str, Any], display: Display) -> None:
@@ -152,16 +181,15 @@ class Side:
                 display.announce(f"{found['host']} differs from the first node: {'; '.join(differs)}")
             known["roofs"] = (found.get("roofs") or {}) | (known.get("roofs") or {})
         else:
-            kept = {key: known[key] for key in ("machine", "command", "earlier_commands") if key in known}
+            kept = {key: known[key] for key in ("machine", "command", "earlier_commands", "job_folder") if key in known}
             known = found | host_and_user() | kept
         self.runner.environment = known | {"nodes": self.nodes}
         self.run.write_environment(self.runner.environment)
 
     def give_up(self, model: str, status: Status, reason: str) -> None:
         """Make rows of what is left of a model."""
-        for case in run.waiting(self.run.results(), self.runner.chosen, retry=False):
-            if case.model == model:
-                self.run.append(Result(case.id, status, [reason]))
+        for case in self.left(model):
+            self.run.append(Result(case.id, status, [reason]))
 
 
 def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
@@ -175,17 +203,24 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
     def lose(stream: Any, why: str) -> None:
         side, model = going.pop(stream)
         side.lost[model] += 1
+        try:
+            kinds_of([side.kind.entry], "auto", ray.nodes())
+        except ConfigError as error:  # Ray would wait for such a node for ever.
+            for other in [other for other, (one, _) in going.items() if one is side]:
+                side.give_up(going.pop(other)[1], "failed", str(error))
+            side.give_up(model, "failed", str(error))
+            return
         if side.lost[model] < _MOST_LOST:
             display.announce(f"{model}: {why}; it goes on elsewhere")
             send(side, model)
         else:
-            side.give_up(model, "crashed", f"{counted(_MOST_LOST, 'node')} ended under it: {why}")
+            side.give_up(model, "crashed", f"its program or node ended {counted(_MOST_LOST, 'time')}: {why}")
 
-    for side in sides:
-        for model in side.models:
-            send(side, model)
-    total = len(going)
     try:
+        for each in sides:
+            for model in each.models:
+                send(each, model)
+        total = len(going)
         while going:
             display.doing("measuring on the cluster", total - len(going), total)
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
@@ -200,11 +235,11 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
                     if file != ENDED:
                         side.take(file, text, display)
                         continue
-                    code, _, printed = text.partition("\n")
+                    code, said = text.split("\n")[0], text.strip().split("\n")[-1]
                     if code == "2":
-                        side.give_up(model, "failed", printed)
-                    elif code not in ("0", "1"):
-                        lose(stream, f"exit code {code}: {printed}")
+                        side.give_up(model, "failed", said)
+                    elif code not in ("0", "1") or side.left(model):
+                        lose(stream, f"exit code {code}: {said}")
     except KeyboardInterrupt:
         for stream in going:
             ray.cancel(stream)
@@ -241,13 +276,16 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     usual |= {"include_dashboard": False} if address == "local" else {}
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        if address not in ("local", "auto"):  # Ray tries for minutes.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address, **usual)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        advice = "give local, auto, or the address that ray start printed"
-        raise ConfigError(f"--ray {address}: {sentence(error)}; {advice}") from None
-    signal.signal(signal.SIGTERM, handler)  # Ray's would end the driver without its tables.
-    try:
+        signal.signal(signal.SIGTERM, handler)  # Ray's would end the driver without its tables.
         yield ray
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RaySystemError) as error:
+        if ray.is_initialized():
+            raise
+        raise ConfigError(f"--ray {address}: {sentence(error)}; give local, auto, or HOST:PORT of ray start") from None
     finally:
         ray.shutdown()
 
@@ -258,12 +296,12 @@ def _travelling(config: Config, folder: Path) -> dict[str, Any]:
     if not any(entry.factory for entry in config.models) and moved(job, folder) == job:
         return {}
     output = config.output.resolve()
-    results = [str(output.relative_to(folder))] if output.is_relative_to(folder) and output != folder else []
+    results = [f"/{output.relative_to(folder)}"] if output.is_relative_to(folder) and output != folder else []
     return {"working_dir": str(folder), "excludes": [*_STAYS, *results]}
 
 
 def _of_kind(kind: Kind, shared: Config, config: Config) -> Config:
     """Return the job of one kind of device, which is called and priced as the entry says."""
-    given = config.machine.model_dump(exclude_none=True) | kind.entry.model_dump(exclude_none=True, exclude={"kind"})
-    machine = Machine(**({"label": kind.entry.kind} if shared.devices else {}) | given)
+    given = config.machine.model_dump(exclude_none=True) | ({"label": kind.entry.kind} if shared.devices else {})
+    machine = Machine(**given | kind.entry.model_dump(exclude_none=True, exclude={"kind"}))
     return config.model_copy(update={"devices": [], "machine": machine, "device": kind.device})

@@ -35,17 +35,22 @@ def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mappin
 
 def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
     name, cards = entry.kind, [node for node in nodes if node.get("GPU")]
+    having = [node for node in nodes if name in node]
     own = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
     if name == "cpu":
-        # More than half of the largest node's cores: no node has two such tasks.
-        most = max(node.get("CPU", 0) for node in [node for node in nodes if node not in cards] or nodes)
-        return Kind(entry, "cpu", {"num_cpus": int(most // 2 + 1), "scheduling_strategy": "SPREAD"})
+        return Kind(entry, "cpu", {"num_cpus": _most_of(nodes), "scheduling_strategy": "SPREAD"})
     if name == "cuda" and cards:
         return Kind(entry, "cuda", {"num_gpus": 1})
     if any(f"{_TYPE}{name}" in node for node in cards):
         return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name})
     if name in own:
-        is_card = all(node in cards for node in nodes if name in node)
-        return Kind(entry, "cuda" if is_card else "cpu", {"num_gpus": int(is_card), "resources": {name: 1}})
+        if all(node in cards for node in having):
+            return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}})
+        return Kind(entry, "cpu", {"num_cpus": _most_of(having), "resources": {name: 1}})
     known = sorted({"cpu", *own, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
     raise ConfigError(f"devices: the cluster has no {name}{nearest(name, known)}")
+
+
+def _most_of(nodes: Sequence[Mapping[str, float]]) -> int:
+    """Return more than half of the cores of the largest node: none has two tasks that ask for so many."""
+    return int(max(node.get("CPU", 0) for node in nodes) // 2 + 1)

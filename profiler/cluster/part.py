@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters.whole_file import write_whole
+from profiler.job.mistakes import to_yaml
 from profiler.machine import own_cores
 from profiler.nvml import visible_gpus
 from profiler.processes.process import end_with_parent
@@ -27,7 +27,6 @@ from profiler.results.run_folder import moved
 JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "models.json", "environment.json"
 NODE, ENDED = "node", "ended"
 _POLL_SECONDS = 0.3
-_ENDING_SECONDS = 20.0
 _SAID = 2000
 """Last characters of what the program printed."""
 _SET_BY_RAY = "OMP_NUM_THREADS"
@@ -38,13 +37,13 @@ _SET_BY_RAY = "OMP_NUM_THREADS"
 class Part:
     """A part of a job as a node gets it.
 
-    `job` is its bench.yaml with paths below `folder`, which has travelled to the task's working directory; `journal`
-    has the lines that are there already, and `words` further options of the command.
+    `job` is its bench.yaml with paths below `folder`, which has travelled to the task's working directory; `files` are
+    those of its run that are there already, by name, and `words` further options of the command.
     """
 
     job: dict[str, Any]
     folder: Path
-    journal: tuple[str, ...]
+    files: dict[str, str]
     words: tuple[str, ...]
 
 
@@ -54,16 +53,17 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
     NODE comes first: as JSON the host, the card's UUID, the cores that are its own, and the profiler's sources. ENDED
     comes last: the exit code, a line break, and the end of what the program printed.
     """
-    cards = visible_gpus()
+    cards = visible_gpus() if part.job["device"] == "cuda" else []
     uuid = cards[0].uuid if cards else None
     cores = own_cores(uuid)
     yield NODE, json.dumps({"host": socket.gethostname(), "gpu": uuid, "cores": cores, "sources": sources()})
-    with tempfile.TemporaryDirectory(prefix="profiler-part-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="profiler-part-", ignore_cleanup_errors=True) as temporary:
         folder, printed = Path(temporary, "part"), Path(temporary, "printed")
         folder.mkdir()
-        write_whole(folder / "bench.yaml", json.dumps(moved(part.job, part.folder, Path.cwd())))
-        write_whole(folder / JOURNAL, "".join(f"{line}\n" for line in part.journal))
-        sent = {JOURNAL: (folder / JOURNAL).stat().st_size, TRIES: 0}
+        files = {JOURNAL: "", TRIES: "", **part.files}
+        for name, text in {**files, "bench.yaml": to_yaml(moved(part.job, part.folder, Path.cwd()))}.items():
+            write_whole(folder / name, text)
+        sent = {name: len(files[name].encode()) for name in (JOURNAL, TRIES)}
         with _program(["--resume", str(folder), "--trust-code", "--no-report", *part.words], cores, printed) as program:
             is_over = False
             while not is_over:
@@ -90,8 +90,6 @@ def sources() -> str:
 
 
 def _whole_lines(file: Path, at: int) -> bytes:
-    if not file.exists():
-        return b""
     with file.open("rb") as opened:
         opened.seek(at)
         text = opened.read()
@@ -113,9 +111,5 @@ def _program(words: Sequence[str], cores: Sequence[int], printed: Path) -> Itera
     try:
         yield program
     finally:
-        if program.poll() is None:
-            program.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                program.wait(_ENDING_SECONDS)
-            program.kill()
+        program.kill()
         program.wait()

@@ -77,6 +77,10 @@ def _is_factory(name: str) -> bool:
     return bool(module and function) and ":" not in function and not module.endswith(".py")
 
 
+def _are_different(entries: Sequence[DeviceEntry]) -> bool:
+    return len({entry.kind for entry in entries}) == len(entries)
+
+
 def _library_folder(word: str, info: ValidationInfo) -> str:
     """A library's model in a folder, with the folder's whole path."""
     folder = folder_of(word, _base(info))
@@ -350,7 +354,7 @@ class Config(_Strict):
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
     """The published benchmark whose figures are shown next to the run's."""
     machine: Machine = Machine()
-    devices: list[DeviceEntry] = []
+    devices: Annotated[list[DeviceEntry], _must(_are_different, "a kind of device is in it twice")] = []
     """Kinds of devices of a Ray cluster that all of the job is measured on, for --ray."""
     device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICES}")] = "auto"
     replicates: Replicates = 1

@@ -188,7 +188,8 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
 
 def kinds_in(folder: Path) -> list[Path]:
     """Return the runs in the folder of a job that was measured on several kinds of devices; nothing of another."""
-    return sorted(path.parent for path in folder.glob(f"{glob.escape(folder.name)}-*/bench.yaml"))
+    found = sorted(path.parent for path in folder.glob("*/bench.yaml"))
+    return found if (folder / "bench.yaml").is_file() else []
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:

@@ -281,8 +281,9 @@ def moved(value: Any, folder: Path, to: Path = Path()) -> Any:
         return {key: moved(part, folder, to) for key, part in value.items()}
     if isinstance(value, list):
         return [moved(part, folder, to) for part in value]
-    inside = isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder)
-    return str(to / Path(value).relative_to(folder)) if inside else value
+    library, colon, path = value.rpartition(":") if isinstance(value, str) else ("", "", "")  # As in hf:FOLDER.
+    inside = Path(path).is_absolute() and Path(path).is_relative_to(folder)
+    return f"{library}{colon}{to / Path(path).relative_to(folder)}" if inside else value
 
 
 def without_foreign_code(config: Config, folder: Path, option: str, trusted: bool) -> Config:

@@ -12,9 +12,11 @@ from rich.console import Console
 from profiler import machine, nvml
 from profiler.cluster.command import Side
 from profiler.cluster.kinds import Kind, kinds_of
+from profiler.cluster.part import JOURNAL
 from profiler.errors import ConfigError
+from profiler.job.case import parse_only
 from profiler.job.config import DeviceEntry, load_config
-from profiler.job.plan import make_plan
+from profiler.job.plan import make_plan, only_of
 from profiler.machine import Target, own_cores
 from profiler.options import Run
 from profiler.results.result import Result
@@ -37,10 +39,10 @@ def asked(word: str, *nodes: Mapping[str, float], device: str = "auto") -> tuple
     ("word", "device", "asks"),
     [
         ("H100", "cuda", {"num_gpus": 1, "accelerator_type": "H100"}),
-        ("xeon", "cpu", {"num_gpus": 0, "resources": {"xeon": 1}}),
+        ("xeon", "cpu", {"num_cpus": 3, "resources": {"xeon": 1}}),
         ("rig", "cuda", {"num_gpus": 1, "resources": {"rig": 1}}),
-        # Of the nodes without a GPU the largest has 8 cores: it can have no second task of 5.
-        ("cpu", "cpu", {"num_cpus": 5, "scheduling_strategy": "SPREAD"}),
+        # The largest has 32 cores: it can have no second task of 17.
+        ("cpu", "cpu", {"num_cpus": 17, "scheduling_strategy": "SPREAD"}),
         ("", "cuda", {"num_gpus": 1}),
     ],
 )
@@ -75,9 +77,10 @@ def test_cores_next_to_several_gpus_are_shared_with_both_threads_of_each(monkeyp
 
 
 JOB = """
-models: [{name: one, network: alexnet}, {name: two, network: alexnet}]
+models: [{name: one, network: alexnet}, {name: two, network: alexnet, batch_sizes: [1, 2]}]
 engines: [eager]
 device: cpu
+exclude: [{model: one, batch_size: 7}, {model: [one, two], batch_size: 8}, {batch_size: 9}]
 """
 
 
@@ -87,14 +90,18 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
     run = RunFolder.create(tmp_path)
     plan = make_plan(config, "cpu")
     run.append(Result(plan[0].id, "failed", ["once"]))
-    options = Run(ray="local", only=["engine=eager"], wait_for_idle=2.0)
-    start = Start(options, Console(quiet=True), config, Target("cpu"), {}, plan, plan)
+    options = Run(ray="local", only=["model=one,model=two", "batch_size=1"], wait_for_idle=2.0)
+    chosen = only_of(plan, parse_only(options.only))
+    start = Start(options, Console(quiet=True), config, Target("cpu"), {}, plan, chosen)
     side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(run), options, tmp_path)
     assert side.models == ["two"]
     parts = {name: side.part(name) for name in ("one", "two")}
     assert [[model["name"] for model in part.job["models"]] for part in parts.values()] == [["one"], ["two"]]
-    assert [len(part.journal) for part in parts.values()] == [1, 0]
-    assert parts["two"].words == ("--only", "engine=eager", "--wait-for-idle", "2")
+    assert [part.files[JOURNAL].count("\n") for part in parts.values()] == [1, 0]
+    # A node's program refuses conditions that name what its part of the job has not.
+    assert parts["two"].words == ("--only", "model=two,batch_size=1", "--wait-for-idle", "2")
+    assert parts["one"].job["exclude"][0] == {"model": ["one"], "batch_size": [7]}
+    assert parts["two"].job["exclude"] == [{"model": ["two"], "batch_size": [8]}, {"batch_size": [9]}]
     side.give_up("two", "crashed", "two nodes")
     rows = run.results().values()
     assert [(row.status, row.reason) for row in rows] == [("failed", "once"), ("crashed", "two nodes")]
