@@ -53,7 +53,7 @@ class Watch(Display):
     def measuring(self, *_: object) -> None:
         """Print nothing."""
 
-    def ended(self, result: Result, counts: bool = True) -> None:
+    def ended(self, result: Result, counts: bool = True, where: str = "") -> None:
         if result.status != "ok":
             sys.exit(f"{result.case_id}: {result.status}: {result.reason}")
         now = time.perf_counter()

@@ -70,6 +70,10 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
     Raises ConfigError if there are none.
     """
     runs = read_runs([run])
+    if len(runs.runs) > 1:
+        raise ConfigError(
+            f"{run}: it has a run for each kind of device; give one: {', '.join(r.name for r in runs.runs)}"
+        )
     rows = runs.results.collect()
     if runs.layers.limit(1).collect().is_empty():
         warnings = rows["warnings"].explode().drop_nulls()

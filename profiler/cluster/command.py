@@ -35,6 +35,7 @@ from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Status
 from profiler.results.cells import cells
+from profiler.results.columns import RESULTS
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_lines, writing
 from profiler.run import command as run
@@ -156,7 +157,7 @@ class Side:
         if file == NODE:
             self._meet(json.loads(text))
         elif file == JOURNAL:
-            display.ended(self.run.append(Result.from_json(text)))
+            display.ended(self.run.append(Result.from_json(text)), where=self.runner.config.machine.label or "")
         elif file == TRIES:
             append_line(self.run.tries, text)
         elif file == MODELS:
@@ -249,11 +250,14 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
 
 def _write(sides: Sequence[Side], console: Console) -> pl.DataFrame:
     """Write what each side's journal holds, print all in the same tables, and return the results."""
-    runners = [side.runner for side in sides]
+    # A kind without rows has no tables yet.
+    runners = [side.runner for side in sides if side.run.journal.exists() or len(sides) == 1]
     for runner in runners:
         if runner.config.search:
             runner.plan = [*runner.plan, *trials_of(runner.run.results(), runner.plan)]
-    if len(runners) == 1:
+    if not runners:
+        return pl.DataFrame(schema=RESULTS)
+    if len(sides) == 1:
         return run.write_results(runners[0], console)
     results = pl.concat([run.write_results(runner, Console(quiet=True)) for runner in runners])
     tries = pl.concat([runner.run.largest_batches() for runner in runners])
@@ -278,6 +282,8 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     try:
         if address not in ("local", "auto"):  # Ray tries for minutes.
             host, _, port = address.rpartition(":")
+            if not (host and port.isdigit()):
+                raise ValueError("that is no HOST:PORT")
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address, **usual)
         signal.signal(signal.SIGTERM, handler)  # Ray's would end the driver without its tables.

@@ -53,6 +53,11 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
     NODE comes first: as JSON the host, the card's UUID, the cores that are its own, and the profiler's sources. ENDED
     comes last: the exit code, a line break, and the end of what the program printed.
     """
+
+    def here(text: str) -> str:
+        """Name files of the job's folder by where they are for who started the run."""
+        return text.replace(str(Path.cwd()), str(part.folder))
+
     cards = visible_gpus() if part.job["device"] == "cuda" else []
     uuid = cards[0].uuid if cards else None
     cores = own_cores(uuid)
@@ -71,12 +76,12 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
                 for name, at in sent.items():
                     new = _whole_lines(folder / name, at)
                     sent[name] += len(new)
-                    yield from ((name, line) for line in new.decode(errors="replace").splitlines())
+                    yield from ((name, here(line)) for line in new.decode(errors="replace").splitlines())
                 time.sleep(_POLL_SECONDS)
         for file in (folder / MODELS, folder / ENVIRONMENT, *(folder / "logs").glob("*.log")):
             if file.exists():
-                yield str(file.relative_to(folder)), file.read_text(errors="replace")
-        yield ENDED, f"{program.returncode}\n{printed.read_text(errors='replace')[-_SAID:]}"
+                yield str(file.relative_to(folder)), here(file.read_text(errors="replace"))
+        yield ENDED, here(f"{program.returncode}\n{printed.read_text(errors='replace')[-_SAID:]}")
 
 
 @functools.cache

@@ -59,15 +59,15 @@ class Display:
         """Print a line of its own, or several: it is wrapped."""
         self._console.print(Text(what), highlight=False)
 
-    def ended(self, result: Result, counts: bool = True) -> None:
-        """Show a case's median, or why it has none; where that does not count, an earlier measurement stays."""
+    def ended(self, result: Result, counts: bool = True, where: str = "") -> None:
+        """Show a case's median `where` it ran, or why it has none; if that does not count, an earlier one stays."""
         what = f"{result.reason or ''}{f' (log: {result.log})' if result.log else ''}"
         samples = result.samples.get(result.clock or "", [])
         if is_ok := result.status == "ok" and (middle := median(samples)) is not None:
             what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
         what += "" if counts else ": the earlier measurement was quieter and stays"
         status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
-        line = Text.assemble(self._place, status, f"{result.case_id}  ", (what, "dim"))
+        line = Text.assemble(self._place, f"{where} ".lstrip(), status, f"{result.case_id}  ", (what, "dim"))
         if self._live is None or not is_ok:  # What failed stays to be read.
             self._print(line)
         else:

@@ -57,7 +57,7 @@ class Told(Display):
     def announce(self, what: str) -> None:
         self.announced.append(what)
 
-    def ended(self, result: Result, counts: bool = True) -> None:
+    def ended(self, result: Result, counts: bool = True, where: str = "") -> None:
         (self.told if counts else self.stayed).append(result.case_id)
 
 
