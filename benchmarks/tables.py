@@ -146,13 +146,13 @@ def main() -> int:
         runs = sorted(str(path) for path in folder.iterdir() if path.is_dir())
         for command in (
             ["compare", *runs],
-            ["compare", *runs, "--format", "json", "--output", str(folder / "compare.json")],
+            ["compare", *runs, "--format", "json"],
             ["report", *runs, "--output", str(folder / "report.html")],
         ):
             wall, cpu, mib, code = measure(command, folder)
             good = code == 0 and wall <= SECONDS and mib <= MIB
             verdict = "" if good else f"exit code {code}" if code else "over the target"
-            name = " ".join([command[0], *command[len(runs) + 1 : -2]])
+            name = " ".join(word for word in command if str(folder) not in word)
             print(f"{name:24} {wall:6.1f} s ({cpu:5.1f} s of CPU) {mib:6.0f} MiB {verdict}", flush=True)
             if code:
                 print((folder / "output.txt").read_text()[-500:])
