@@ -39,7 +39,7 @@ def rows_of(names: Iterable[str], folder: Path, start: Profiler) -> dict[str, di
         for name in names
     )
     (folder / "job.yaml").write_text(
-        f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.5, repeats: 0}}\n"
+        f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.25, repeats: 0}}\n"
     )
     start("job.yaml", cwd=folder)
     (path,) = folder.glob("results/*/results.parquet")
