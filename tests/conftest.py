@@ -303,6 +303,7 @@ def pytest_collection_finish() -> None:
 _GPU_SECONDS = 900
 """Time limit of a GPU test; a file's first one waits for a run of many cases."""
 LONGEST = (
+    "profiler/cluster/test_cluster.py",
     *("profiler/run/test_command.py", "profiler/run/test_largest_batch.py", "robustness/test_odd_models.py"),
     *("robustness/test_kills.py", "profiler/test_measure.py", "profiler/recommend/test_artifact.py", "test_wheel.py"),
     *("profiler/worker/test_measure_case.py", "profiler/test_build.py", "engines/test_trt_build.py"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,11 +22,21 @@ from profiler.results.reading import read_runs
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
-ray = pytest.importorskip("ray")
-from ray.cluster_utils import Cluster  # noqa: E402
-
+pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
-CORES, SECONDS = 2, 200
+SECONDS = 200
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+
+own = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [own.add_node(num_cpus=2, resources={kind: 1}, wait=False) for kind in ("red", "red", "blue")]
+own.wait_for_nodes()
+print("cluster", own.address, *(node.all_processes["raylet"][0].process.pid for node in nodes), flush=True)
+sys.stdin.read()
+own.shutdown()
+"""
+"""In a process of its own: it has threads, and what it starts is not this one's family."""
 NETS = """
 from torch import nn
 
@@ -43,15 +55,16 @@ budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
-    """A head that measures nothing, and three nodes, whose sessions end with the test."""
-    own = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+def cluster() -> Iterator[tuple[str, list[psutil.Process]]]:
+    """A head that measures nothing, and three nodes; its address, and the raylets of the red ones."""
+    own = subprocess.Popen([sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert own.stdin and own.stdout
     try:
-        nodes = [own.add_node(num_cpus=CORES, resources={kind: 1}, wait=False) for kind in ("red", "red", "blue")]
-        own.wait_for_nodes()
-        yield own, nodes[:2]
+        address, *pids = next(line for line in own.stdout if line.startswith("cluster ")).split()[1:]
+        yield address, [psutil.Process(int(pid)) for pid in pids[:2]]
     finally:
-        own.shutdown()
+        own.stdin.close()
+        own.wait(SECONDS)
 
 
 def until(holds: Callable[[], Any]) -> Any:
@@ -63,15 +76,13 @@ def until(holds: Callable[[], Any]) -> Any:
     return found
 
 
-def measures(node: Any) -> bool:
+def measures(raylet: psutil.Process) -> bool:
     """Tell whether a node runs a part of a job."""
-    (raylet,) = node.all_processes["raylet"]
-    below = psutil.Process(raylet.process.pid).children(recursive=True)
-    return any("profiler-part-" in word for process in below for word in process.cmdline())
+    return any("profiler-part-" in word for below in raylet.children(recursive=True) for word in below.cmdline())
 
 
-def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tuple[Any, list[Any]]) -> None:
-    own, reds = cluster
+def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tuple[str, list[psutil.Process]]) -> None:
+    address, reds = cluster
     (tmp_path / "nets.py").write_text(NETS)
     job = tmp_path / "job.yaml"
     job.write_text(JOB)
@@ -82,11 +93,11 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tu
         return {(folder.name, id_): row for folder in folders for id_, row in RunFolder(folder).results().items()}
 
     def start(*words: str) -> Run:
-        return Run(*words, "--ray", own.address, cwd=tmp_path)
+        return Run(*words, "--ray", address, cwd=tmp_path)
 
     first = start("job.yaml")
     until(lambda: len(results()) >= 4)
-    own.remove_node(until(lambda: next(filter(measures, reds), None)), allow_graceful=False)
+    until(lambda: next(filter(measures, reds), None)).kill()
     seen = len(results())
     until(lambda: len(results()) >= seen + 6)
     os.killpg(first.pid, signal.SIGKILL)
