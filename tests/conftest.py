@@ -303,10 +303,10 @@ def pytest_collection_finish() -> None:
 _GPU_SECONDS = 900
 """Time limit of a GPU test; a file's first one waits for a run of many cases."""
 LONGEST = (
-    "profiler/cluster/test_cluster.py",
-    *("profiler/run/test_command.py", "profiler/run/test_largest_batch.py", "robustness/test_odd_models.py"),
-    *("robustness/test_kills.py", "profiler/test_measure.py", "profiler/recommend/test_artifact.py", "test_wheel.py"),
-    *("profiler/worker/test_measure_case.py", "profiler/test_build.py", "engines/test_trt_build.py"),
+    *("robustness/test_odd_models.py", "profiler/run/test_command.py", "profiler/run/test_largest_batch.py"),
+    *("profiler/cluster/test_cluster.py", "robustness/test_kills.py", "profiler/test_measure.py"),
+    *("profiler/recommend/test_artifact.py", "test_wheel.py", "profiler/worker/test_measure_case.py"),
+    *("profiler/test_build.py", "engines/test_trt_build.py"),
     *("exporters/test_onnx_export.py", "exporters/test_catalog.py", "exporters/test_build_model.py"),
     *("engines/test_training.py", "browser/test_page.py", "profiler/run/test_watch.py"),
     *("profiler/run/test_bad_models.py", "profiler/run/test_resume.py", "exporters/test_flops.py"),
@@ -315,7 +315,8 @@ LONGEST = (
     *("profiler/report/test_report.py", "profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
     "test_architecture.py",
 )
-"""Files of 10 to 130 seconds, the longest first: each is one worker's, and the last of them would end alone."""
+"""Files of 10 to 130 seconds, the folder that takes longest first: each is one worker's, and the last of them would
+end alone."""
 ONE_WORKERS = ("browser", "engines", "exporters", "robustness")
 """Folders whose files share what a process does once, for seconds: start a browser, a compiler, an exporter, a runtime,
 or the process that forks commands."""
