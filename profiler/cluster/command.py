@@ -1,7 +1,7 @@
 """Run a job on a Ray cluster: a part a model and kind of device, whose rows come into this run as they are made.
 
-Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). Of several
-kinds of devices each has a run's folder of its own, in one for all.
+Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). Each of
+the kinds of devices that a job names has a run's folder in the job's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
+from rich.text import Text
 
 from engines.options import DEVICES
 from exporters.errors import sentence
@@ -65,7 +66,8 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         folder = Path(RunFolder(options.resume).read_environment().get("job_folder", Path.cwd()))
     with contextlib.ExitStack() as stack:
         # Before the forkserver, which ends children that it does not know.
-        ray = stack.enter_context(_connected(address, _travelling(shared, folder)))
+        travelling = _travelling(shared, folder)
+        ray = stack.enter_context(_connected(address, travelling))
         kinds = kinds_of(shared.devices, shared.device, ray.nodes())
         facts = stack.enter_context(libraries(run.preloaded(configs)))
         display = stack.enter_context(Display(console))
@@ -88,15 +90,15 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             if not begun.exists():
                 own.write_config(config)
             start = run.Start(options, console, config, target, environment, plan, chosen)
-            sides.append(Side(kind, start.runner(own, display), options, folder))
+            sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
         count = counted(sum(len(side.models) for side in sides), "part")
         display.announce(f"{count} to measure; into {whole.path}")
         interrupted = _measure(ray, sides, display)
         results = _write(sides, console)
-    display.announce(f"\nResults: {whole.path}")
+    console.print(Text(f"\nResults: {whole.path}"), soft_wrap=True)
     if interrupted:
         words = " ".join([resuming(whole.path), "--ray", shlex.quote(address), *map(shlex.quote, sides[0].words)])
-        display.announce(f"Interrupted; go on with: {words}")
+        console.print(Text(f"Interrupted; go on with: {words}"), soft_wrap=True)
         return 130
     if not results.is_empty():
         if not options.no_report:
@@ -110,7 +112,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
 class Side:
     """What is measured on one kind of device: a part a model of a run."""
 
-    def __init__(self, kind: Kind, runner: Runner, options: Options, folder: Path) -> None:
+    def __init__(self, kind: Kind, runner: Runner, options: Options, folder: Path | None) -> None:
         run.begin(runner)
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[str]()

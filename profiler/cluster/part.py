@@ -37,12 +37,12 @@ _SET_BY_RAY = "OMP_NUM_THREADS"
 class Part:
     """A part of a job as a node gets it.
 
-    `job` is its bench.yaml with paths below `folder`, which has travelled to the task's working directory; `files` are
-    those of its run that are there already, by name, and `words` further options of the command.
+    `job` is its bench.yaml. Its paths below `folder` are in the task's working directory, to which that has travelled;
+    None if nothing has. `files` are those that the run has already, by name; `words` are further options.
     """
 
     job: dict[str, Any]
-    folder: Path
+    folder: Path | None
     files: dict[str, str]
     words: tuple[str, ...]
 
@@ -56,7 +56,7 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
 
     def here(text: str) -> str:
         """Name files of the job's folder by where they are for who started the run."""
-        return text.replace(str(Path.cwd()), str(part.folder))
+        return text.replace(str(Path.cwd()), str(part.folder)) if part.folder else text
 
     cards = visible_gpus() if part.job["device"] == "cuda" else []
     uuid = cards[0].uuid if cards else None
@@ -66,7 +66,8 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
         folder, printed = Path(temporary, "part"), Path(temporary, "printed")
         folder.mkdir()
         files = {JOURNAL: "", TRIES: "", **part.files}
-        for name, text in {**files, "bench.yaml": to_yaml(moved(part.job, part.folder, Path.cwd()))}.items():
+        job = moved(part.job, part.folder, Path.cwd()) if part.folder else part.job
+        for name, text in {**files, "bench.yaml": to_yaml(job)}.items():
             write_whole(folder / name, text)
         sent = {name: len(files[name].encode()) for name in (JOURNAL, TRIES)}
         with _program(["--resume", str(folder), "--trust-code", "--no-report", *part.words], cores, printed) as program:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from robustness.cheats import CHEATS, OF_A_GPU, WIDTH
+from robustness.cheats import CHEATS, OF_A_GPU, entries
 from runs import Profiler
 
 pytestmark = pytest.mark.gpu
@@ -28,11 +28,7 @@ def test_none_is_ok_without_a_mark_and_faster_than_the_honest_one(tmp_path: Path
     cheats = CHEATS | OF_A_GPU
     source = Path(__file__).parents[1] / "robustness" / "cheats.py"
     (tmp_path / "cheats.py").write_text(source.read_text())
-    listed = "".join(
-        f'  - {{name: {name}, factory: "cheats:make", options: {{name: {name}}}, '
-        f"{'batch_sizes: [8]' if cheats[name].examples else f'input: [{WIDTH}]'}}}\n"
-        for name in cheats
-    )
+    listed = entries(cheats)
     (tmp_path / "job.yaml").write_text(
         f"models:\n{listed}engines:{ENGINES}\ndevice: cuda\nbatch_sizes: [8]\n"
         "budget: {seconds: 0.5, repeats: 0}\nreplicates: 1\n"

@@ -6,7 +6,7 @@ A factory of this file is called by its name: `make(name)`. Their work is that o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -256,6 +256,15 @@ OF_A_GPU: dict[str, Cheat] = {
         Cheat("replays a graph of old inputs", old_graph, "failed", "", WRONG, OUTPUTS),
     )
 }
+
+
+def entries(cheats: Mapping[str, Cheat]) -> str:
+    """Write the models of a job."""
+    return "".join(
+        f'  - {{name: {name}, factory: "cheats:make", options: {{name: {name}}}, '
+        f"{'batch_sizes: [8]' if cheat.examples else f'input: [{WIDTH}]'}}}\n"
+        for name, cheat in cheats.items()
+    )
 
 
 def make(name: str) -> Any:

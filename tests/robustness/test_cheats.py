@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from robustness.cheats import CHEATS, WIDTH, Cheat
+from robustness.cheats import CHEATS, Cheat, entries
 from robustness.command_runs import ROOT
 from runs import Profiler
 
@@ -33,11 +33,7 @@ def rows_of(names: Iterable[str], folder: Path, start: Profiler) -> dict[str, di
     """Measure cheats; return their rows."""
     folder.mkdir()
     (folder / "cheats.py").write_text((HERE / "cheats.py").read_text())
-    listed = "".join(
-        f'  - {{name: {name}, factory: "cheats:make", options: {{name: {name}}}, '
-        f"{'batch_sizes: [8]' if CHEATS[name].examples else f'input: [{WIDTH}]'}}}\n"
-        for name in names
-    )
+    listed = entries({name: CHEATS[name] for name in names})
     (folder / "job.yaml").write_text(
         f"models:\n{listed}engines: [eager]\ndevice: cpu\nbatch_sizes: [2]\nbudget: {{seconds: 0.25, repeats: 0}}\n"
     )

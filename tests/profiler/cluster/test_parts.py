@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from profiler import machine, nvml
-from profiler.cluster.command import Side
+from profiler.cluster.command import Side, _travelling
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import JOURNAL
 from profiler.errors import ConfigError
@@ -93,8 +93,10 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
     options = Run(ray="local", only=["model=one,model=two", "batch_size=1"], wait_for_idle=2.0)
     chosen = only_of(plan, parse_only(options.only))
     start = Start(options, Console(quiet=True), config, Target("cpu"), {}, plan, chosen)
-    side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(run), options, tmp_path)
+    side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(run), options, None)
     assert side.models == ["two"]
+    # Networks by name need no file, so nothing travels, and no path on a node is one of here.
+    assert _travelling(config, tmp_path) == {}
     parts = {name: side.part(name) for name in ("one", "two")}
     assert [[model["name"] for model in part.job["models"]] for part in parts.values()] == [["one"], ["two"]]
     assert [part.files[JOURNAL].count("\n") for part in parts.values()] == [1, 0]
