@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
+from profiler.processes.process import adopt_orphans
+
+_PR_GET_CHILD_SUBREAPER = 37
 SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 900\nwhile time.monotonic() < end: pass"]
 _SPIN_ON_GPU = """
 import time
@@ -28,9 +32,13 @@ while time.monotonic() < end:
 @contextlib.contextmanager
 def on_processors(count: int) -> Iterator[list[int]]:
     """The numbers of so many processes that spin, which are nobody's children: their shell has ended."""
+    adopts = ctypes.c_int()  # A process with a forkserver adopts them, and their work were its own.
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts))
+    adopt_orphans(False)
     script = 'n=$1; shift; while [ $n -gt 0 ]; do "$@" >/dev/null 2>&1 & echo $!; n=$((n - 1)); done'
     command = ["sh", "-c", script, "sh", str(count), *SPIN]
     started = subprocess.run(command, capture_output=True, text=True, check=True)
+    adopt_orphans(bool(adopts.value))
     processes = list(map(int, started.stdout.split()))
     try:
         yield processes
