@@ -60,8 +60,8 @@ def identify(source: ModelSource) -> Identity:
 
 def given(source: ModelSource) -> dict[str, Any]:
     """Return the parts of the identity that are known without making the model."""
-    # As texts, since JSON has neither sets nor keys that are numbers.
-    options = {name: pprint.pformat(value) for name, value in source.options.items()}
+    # As texts, since JSON has neither sets nor keys that are numbers; what is wider than a line has sets in order.
+    options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
     parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
     if source.graphs:
         parts["graphs"] = {precision: _files_of(path) for precision, path in source.graphs.items()}

@@ -112,6 +112,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "compute_capability": of_cuda.get("compute_capability"),
         "cpu": cpu_model(),
         "cpu_cores": usable_cores(),
+        "cores": sorted(os.sched_getaffinity(0)),
         "memory_mib": psutil.virtual_memory().total / 2**20,
         "torch_threads": facts.get("torch_threads"),
         "platform": platform.platform(),

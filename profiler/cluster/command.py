@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,8 @@ from engines.options import DEVICES
 from exporters.errors import sentence
 from exporters.whole_file import write_whole
 from profiler.cluster.kinds import Kind, kinds_of
-from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, NODE, TRIES, Part, measure, sources
-from profiler.errors import ConfigError, resuming
+from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, TRIES, Part, measure, sources
+from profiler.errors import ConfigError
 from profiler.job.case import Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, Machine
 from profiler.job.plan import make_plan, only_of
@@ -38,7 +36,7 @@ from profiler.processes.messages import Status
 from profiler.results.cells import cells
 from profiler.results.columns import RESULTS
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_lines, writing
+from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_text, writing
 from profiler.run import command as run
 from profiler.run.prepare import with_shapes
 from profiler.run.progress import Display
@@ -97,8 +95,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         results = _write(sides, console)
     console.print(Text(f"\nResults: {whole.path}"), soft_wrap=True)
     if interrupted:
-        words = " ".join([resuming(whole.path), "--ray", shlex.quote(address), *map(shlex.quote, sides[0].words)])
-        console.print(Text(f"Interrupted; go on with: {words}"), soft_wrap=True)
+        console.print(Text(f"Interrupted; {run.going_on(options, whole.path)}"), soft_wrap=True)
         return 130
     if not results.is_empty():
         if not options.no_report:
@@ -116,12 +113,8 @@ class Side:
         run.begin(runner)
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[str]()
-        """By model the nodes that ended under it."""
-        self.nodes = list[dict[str, Any]](runner.environment.get("nodes", []))
-        self.known = self.run.results()
-        self.words = [word for condition in options.only for word in ("--only", condition)]
-        self.words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
-        left = [*run.waiting(self.known, runner.chosen, options.retry), *runner.lacking()]
+        """By model how often its program or node ended."""
+        left = [*run.waiting(self.run.results(), runner.chosen, options.retry), *runner.lacking()]
         # Only the node knows whether a search or the largest batch has ended.
         is_open = runner.config.search or runner.config.largest_batch
         named = {case.model for case in (runner.chosen if is_open else left)}
@@ -129,25 +122,14 @@ class Side:
 
     def part(self, model: str) -> Part:
         """Make the part of a model, with what is there of it."""
-        job = as_job(self.runner.config)
-        job |= {key: [entry for entry in job[key] if entry["name"] == model] for key in ("models", "layers")}
-        ours = [one for one in job["exclude"] if model in one.get("model", [model])]
-        job["exclude"] = [one | ({"model": [model]} if "model" in one else {}) for one in ours]
-        words = self._only(model) + self.words[2 * len(self.options.only) :]
+        only = parse_only(self.options.only)
+        words = ["--only", str(Filter({**(only.conditions if only else {}), "model": [model]}))]
+        words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
         words += ["--retry"] if self.options.retry and not self.lost[model] else []
-        known = self.run.results() if self.lost[model] else self.known
-        lines = [f"{row.to_json()}\n" for id_, row in known.items() if id_.startswith(f"{model}/")]
-        tries = [f"{line}\n" for line in read_lines(self.run.tries) if json.loads(line)["model"] == model]
-        models = {name: asdict(one) for name, one in self.run.read_models().items() if name == model}
-        files = {JOURNAL: "".join(lines), TRIES: "".join(tries), MODELS: json.dumps(models)}
-        return Part(job, self.folder, files, tuple(words))
-
-    def _only(self, model: str) -> list[str]:
-        """Return the conditions that the command was given, with the values that cases of the model have."""
-        given, cases = parse_only(self.options.only), [case for case in self.runner.chosen if case.model == model]
-        pairs = [(key, value) for key, values in (given.conditions if given else {}).items() for value in values]
-        held = [f"{key}={value}" for key, value in pairs if any(Filter({key: [value]}).matches(c) for c in cases)]
-        return ["--only", ",".join(held)] if held else []
+        files = {file.name: read_text(file) for file in (self.run.tries, self.run.path / MODELS) if file.exists()}
+        rows = [row.to_json() for id_, row in self.run.results().items() if id_.startswith(f"{model}/")]
+        files[JOURNAL] = "".join(f"{row}\n" for row in rows)
+        return Part(as_job(self.runner.config), self.folder, files, tuple(words), sources())
 
     def left(self, model: str) -> list[Case]:
         """Return the cases of a model that the journal lacks."""
@@ -156,37 +138,25 @@ class Side:
 
     def take(self, file: str, text: str, display: Display) -> None:
         """Put what a node says into the run's files."""
-        if file == NODE:
-            self._meet(json.loads(text))
-        elif file == JOURNAL:
+        if file == JOURNAL:
             display.ended(self.run.append(Result.from_json(text)), where=self.runner.config.machine.label or "")
         elif file == TRIES:
             append_line(self.run.tries, text)
         elif file == MODELS:
             self.run.write_models(models_of(json.loads(text)))
         elif file == ENVIRONMENT:
-            self._know(json.loads(text), display)
+            self._know(json.loads(text))
         else:
             write_whole(self.run.path / file, text)
 
-    def _meet(self, node: dict[str, Any]) -> None:
-        if node["sources"] != sources():
-            others = f"{node['host']} has other sources of the profiler ({node['sources']}, here {sources()})"
-            raise ConfigError(f"--ray {self.options.ray}: {others}; install the same version on every node")
-        self.nodes += [] if node in self.nodes else [node]
-
-    def _know(self, found: dict[str, Any], display: Display) -> None:
-        """Keep the first node's environment, and say in what another one's differs; rows have their own."""
+    def _know(self, found: dict[str, Any]) -> None:
+        """Keep the first node's environment, and of each node who it is; rows have their own."""
         known = self.runner.environment
-        if "nodes" in known:
-            here, there = run.must_agree(known), run.must_agree(found)
-            if differs := [f"{key} {there.get(key)}, not {here[key]}" for key in here if there.get(key) != here[key]]:
-                display.announce(f"{found['host']} differs from the first node: {'; '.join(differs)}")
-            known["roofs"] = (found.get("roofs") or {}) | (known.get("roofs") or {})
-        else:
-            kept = {key: known[key] for key in ("machine", "command", "earlier_commands", "job_folder") if key in known}
-            known = found | host_and_user() | kept
-        self.runner.environment = known | {"nodes": self.nodes}
+        nodes, node = known.get("nodes", []), {key: found.get(key) for key in ("host", "gpu_uuid", "cores")}
+        kept = {key: known[key] for key in ("machine", "command", "earlier_commands", "job_folder") if key in known}
+        first = known if nodes else found | host_and_user() | kept
+        roofs = {"roofs": (found.get("roofs") or {}) | (known.get("roofs") or {})}
+        self.runner.environment = first | roofs | {"nodes": [*nodes, *([node] if node not in nodes else [])]}
         self.run.write_environment(self.runner.environment)
 
     def give_up(self, model: str, status: Status, reason: str) -> None:
@@ -203,18 +173,10 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
     def send(side: Side, model: str) -> None:
         going[task.options(**side.kind.asks).remote(side.part(model))] = side, model
 
-    def lose(stream: Any, why: str) -> None:
-        side, model = going.pop(stream)
+    def lose(side: Side, model: str, why: str) -> None:
         side.lost[model] += 1
-        try:
-            kinds_of([side.kind.entry], "auto", ray.nodes())
-        except ConfigError as error:  # Ray would wait for such a node for ever.
-            for other in [other for other, (one, _) in going.items() if one is side]:
-                side.give_up(going.pop(other)[1], "failed", str(error))
-            side.give_up(model, "failed", str(error))
-            return
         if side.lost[model] < _MOST_LOST:
-            display.announce(f"{model}: {why}; it goes on elsewhere")
+            display.announce(f"{model}: {why}; it goes on where a {side.kind.entry.kind} is free")
             send(side, model)
         else:
             side.give_up(model, "crashed", f"its program or node ended {counted(_MOST_LOST, 'time')}: {why}")
@@ -230,19 +192,19 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
                 side, model = going[stream]
                 try:
                     file, text = ray.get(next(stream))
-                except StopIteration:
-                    going.pop(stream)
                 except ray.exceptions.RayError as error:
-                    lose(stream, sentence(error))
-                else:
-                    if file != ENDED:
-                        side.take(file, text, display)
-                        continue
-                    code, said = text.split("\n")[0], text.strip().split("\n")[-1]
-                    if code == "2":
-                        side.give_up(model, "failed", said)
-                    elif code not in ("0", "1") or side.left(model):
-                        lose(stream, f"exit code {code}: {said}")
+                    del going[stream]
+                    lose(side, model, sentence(error))
+                    continue
+                if file != ENDED:
+                    side.take(file, text, display)
+                    continue
+                del going[stream]
+                code, said = text.split("\n")[0], text.strip().split("\n")[-1]
+                if code == "2":
+                    side.give_up(model, "failed", said)
+                elif side.left(model):
+                    lose(side, model, f"exit code {code}: {said}")
     except KeyboardInterrupt:
         for stream in going:
             ray.cancel(stream)

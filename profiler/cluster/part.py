@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved
 
 JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "models.json", "environment.json"
-NODE, ENDED = "node", "ended"
+ENDED = "ended"
 _POLL_SECONDS = 0.3
 _SAID = 2000
 """Last characters of what the program printed."""
@@ -35,42 +33,52 @@ _SET_BY_RAY = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a job as a node gets it.
+    """A part of a job as a node gets it: the whole job, and the program's further `words`, which name the part.
 
-    `job` is its bench.yaml. Its paths below `folder` are in the task's working directory, to which that has travelled;
-    None if nothing has. `files` are those that the run has already, by name; `words` are further options.
+    Paths below `folder` are in the task's working directory, to which that has travelled; None if nothing has. `files`
+    are those that the run has already, by name. `sources` are the sender's.
     """
 
     job: dict[str, Any]
     folder: Path | None
     files: dict[str, str]
     words: tuple[str, ...]
+    sources: str
 
 
 def measure(part: Part) -> Iterator[tuple[str, str]]:
     """Run a part, and say what a file of its run folder has: of JOURNAL and TRIES each new line, of others all.
 
-    NODE comes first: as JSON the host, the card's UUID, the cores that are its own, and the profiler's sources. ENDED
-    comes last: the exit code, a line break, and the end of what the program printed.
+    ENDED comes last: the exit code, a line break, and the end of what the program printed.
     """
 
     def here(text: str) -> str:
         """Name files of the job's folder by where they are for who started the run."""
         return text.replace(str(Path.cwd()), str(part.folder)) if part.folder else text
 
+    if part.sources != sources():
+        others = f"{socket.gethostname()} has other sources of the profiler ({sources()}, not {part.sources})"
+        yield ENDED, f"2\n{others}; install the same version on every node"
+        return
     cards = visible_gpus() if part.job["device"] == "cuda" else []
-    uuid = cards[0].uuid if cards else None
-    cores = own_cores(uuid)
-    yield NODE, json.dumps({"host": socket.gethostname(), "gpu": uuid, "cores": cores, "sources": sources()})
+    cores = own_cores(cards[0].uuid if cards else None)
+
+    def begin() -> None:
+        end_with_parent()
+        os.sched_setaffinity(0, cores)
+
     with tempfile.TemporaryDirectory(prefix="profiler-part-", ignore_cleanup_errors=True) as temporary:
         folder, printed = Path(temporary, "part"), Path(temporary, "printed")
         folder.mkdir()
-        files = {JOURNAL: "", TRIES: "", **part.files}
         job = moved(part.job, part.folder, Path.cwd()) if part.folder else part.job
-        for name, text in {**files, "bench.yaml": to_yaml(job)}.items():
+        for name, text in {JOURNAL: "", TRIES: "", **part.files, "bench.yaml": to_yaml(job)}.items():
             write_whole(folder / name, text)
-        sent = {name: len(files[name].encode()) for name in (JOURNAL, TRIES)}
-        with _program(["--resume", str(folder), "--trust-code", "--no-report", *part.words], cores, printed) as program:
+        command = [sys.executable, "-m", "profiler", "--resume", str(folder), "--trust-code", "--no-report"]
+        variables = {name: value for name, value in os.environ.items() if name != _SET_BY_RAY}
+        with printed.open("wb") as out:
+            program = subprocess.Popen([*command, *part.words], env=variables, stdout=out, stderr=out, preexec_fn=begin)
+        try:
+            sent = {name: len(part.files.get(name, "").encode()) for name in (JOURNAL, TRIES)}
             is_over = False
             while not is_over:
                 is_over = program.poll() is not None
@@ -79,6 +87,9 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
                     sent[name] += len(new)
                     yield from ((name, here(line)) for line in new.decode(errors="replace").splitlines())
                 time.sleep(_POLL_SECONDS)
+        finally:
+            program.kill()
+            program.wait()
         for file in (folder / MODELS, folder / ENVIRONMENT, *(folder / "logs").glob("*.log")):
             if file.exists():
                 yield str(file.relative_to(folder)), here(file.read_text(errors="replace"))
@@ -96,26 +107,5 @@ def sources() -> str:
 
 
 def _whole_lines(file: Path, at: int) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(at)
-        text = opened.read()
+    text = file.read_bytes()[at:]
     return text[: text.rfind(b"\n") + 1]
-
-
-@contextlib.contextmanager
-def _program(words: Sequence[str], cores: Sequence[int], printed: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the program on these cores; it ends with this process, and where the task is cancelled."""
-
-    def begin() -> None:
-        end_with_parent()
-        os.sched_setaffinity(0, cores)
-
-    command, variables = [sys.executable, "-m", "profiler", *words], {**os.environ}
-    variables.pop(_SET_BY_RAY, None)
-    with printed.open("wb") as file:
-        program = subprocess.Popen(command, env=variables, stdout=file, stderr=file, preexec_fn=begin)
-    try:
-        yield program
-    finally:
-        program.kill()
-        program.wait()

@@ -29,6 +29,8 @@ class Study:
     """Headings of its tables' first columns. With `implementation` among them, that column names the variant."""
     passes: tuple[Pass, ...] = ("training",)
     """Training is a forward and a backward pass, inference the forward pass alone."""
+    forward_alone: bool = False
+    """Show what only infers among the training passes, with a forward time."""
     batch_size: int | None = None
     """Batch size of all networks; None where each network has that of its published rows."""
     library: tuple[str, ...] = ("library", "library_version")
@@ -71,6 +73,7 @@ STUDIES = {
             "forward_ms": "forward (ms)",
             "backward_ms": "backward (ms)",
         },
+        forward_alone=True,
         library=("published_library",),
         # In 2015 Torch's cuDNN had no switch for such a search.
         # updateGradInput of its benchmark.lua; the networks switched it off only in August 2015 (commit d2455f3).

@@ -13,7 +13,16 @@ from exporters.catalog import LAYERS as SHAPES
 from profiler.published import references
 from profiler.published.comparing import CONCLUSIONS, OWN, claims, conclusions, matrix, per_network, prices
 from profiler.published.studies import STUDIES
-from profiler.published.times import NOT_MEASURED, cost_rows, layer_times, own_times, ranked, represented, study_times
+from profiler.published.times import (
+    FORWARD_ONLY,
+    NOT_MEASURED,
+    cost_rows,
+    layer_times,
+    own_times,
+    ranked,
+    represented,
+    study_times,
+)
 from profiler.results.columns import place
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, measure, measures, whole
@@ -32,6 +41,7 @@ _SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": 
 _ROW = ["machine", "library", "implementation", "batch_size", "ours"]
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 _DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
+_ONLY_INFER = "Engines that run only inference have a forward time."
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
 
 
@@ -81,7 +91,7 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
 def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
     """Show a table a network, a row a machine and library: the times of its passes."""
     study = STUDIES[name]
-    rows = times.filter(pl.col("pass") == "training", ~pl.col("swept"))
+    rows = times.filter((pl.col("pass") == "training") | (pl.col("why") == FORWARD_ONLY), ~pl.col("swept"))
     sizes = rows.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"]
     rows = ranked(pl.concat([rows, _missing(rows)], how="diagonal"), "total_ms", "network")
     rows = rows.sort(place("network", references.network_names(name)), maintain_order=True)
@@ -93,10 +103,10 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     ]
     fields.append(figure("95 %", ("low_ms", "high_ms", "ours"), numbers.own_ends, unit="ms", expendable=1))
     fields.append(_milliseconds("gpu_ms", "Device (ms)", expendable=2))
-    text = []
+    text = [_ONLY_INFER] if FORWARD_ONLY in rows["why"] else []
     if sizes.max() != 1:
         fields += _batch("Per image (ms)")
-        text = ["Batch sizes differ: ranked by the time per image."]
+        text.append("Batch sizes differ: ranked by the time per image.")
     return [_section(f"{study.title}: forward and backward pass", text, rows, fields, "published_network")]
 
 
@@ -161,11 +171,11 @@ def _shapes(own: pl.DataFrame) -> Section:
 
 def _layer_sums(own: pl.DataFrame) -> Section:
     sums = [pl.when(pl.col(name).count() == len(LAYERS)).then(pl.col(name).sum()).alias(name) for name in _SUMS]
-    own = own.group_by(_ROW, maintain_order=True).agg(sums).with_columns(total_printed=pl.lit("forward only"))
+    own = own.group_by(_ROW, maintain_order=True).agg(sums).with_columns(total_printed=pl.lit(FORWARD_ONLY))
     own = own.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(value=False))
     frame = ranked(pl.concat([published, own], how="diagonal_relaxed"), "total_ms")
-    text = f"{_DEVICE_TIME} Engines that run only inference have a forward time."
+    text = f"{_DEVICE_TIME} {_ONLY_INFER}"
     fields = [_milliseconds(name, heading, "total_printed" * (name == "total_ms")) for name, heading in _SUMS.items()]
     return _section("L1 to L5: forward + backprop", [text], frame, _layer_fields(frame, fields))
 

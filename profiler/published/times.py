@@ -12,7 +12,7 @@ from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
 from profiler.results.cells import OK, OUT_OF_MEMORY, cells
-from profiler.results.columns import Group, names, place
+from profiler.results.columns import MEASURE, Group, names, place
 from profiler.results.layers import layer_rows
 from profiler.results.reading import json_object
 from profiler.results.warning_kinds import HOST_BOUND, KINDS
@@ -26,7 +26,7 @@ DEVICE_BOUND = 0.98
 """A call whose device works this share of its time or more does not wait for the host."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
-NOT_MEASURED = "not measured"
+NOT_MEASURED, FORWARD_ONLY = "not measured", "forward only"
 _REASON = pl.coalesce("reason", "status").str.replace(": pip install .*", "")
 _WHY = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(_REASON)
 """Why a case has no figures, without how to install what it lacked."""
@@ -160,10 +160,14 @@ def _of_study(name: str, own: pl.DataFrame) -> pl.DataFrame:
     usual = dict(references.networks(name).select("network", "batch_size").rows())
     is_usual = pl.col("batch_size") == (study.batch_size or pl.col("model").replace_strict(usual, default=None))
     rows = own.filter(
-        pl.col("model").is_in(list(references.network_names(name))),
-        pl.col("pass").is_in(study.passes),
-        pl.col("optimizer").fill_null("none") == "none",
+        pl.col("model").is_in(list(references.network_names(name))), pl.col("optimizer").fill_null("none") == "none"
     )
+    trains, blank = (pl.col("pass") == "training").any().over("machine", "library", "model"), pl.lit(None, MEASURE)
+    alone = rows.filter(study.forward_alone, OK, ~trains).with_columns(
+        forward_ms="latency_ms", latency_ms=blank, latency_low_ms=blank, latency_high_ms=blank, gpu_ms=blank,
+        why=pl.lit(FORWARD_ONLY),
+    )  # fmt: skip
+    rows = pl.concat([rows.filter(pl.col("pass").is_in(study.passes)), alone])
     family = ["machine", "library", "model", "pass"]
     several = pl.col("batch_size").n_unique().over(family) >= LEAST_BATCHES
     rows = rows.with_columns(swept=several & pl.lit("minibatch" in study.tables))

@@ -344,14 +344,16 @@ def write_results(runner: Runner, console: Console) -> pl.DataFrame:
 
 def _what_is_left(start: Start, run: RunFolder) -> str:
     """Say that an interrupted run is complete all the same, or which command goes on with it."""
-    if (
-        start.config.largest_batch is None
-        and not start.config.search
-        and not waiting(run.results(), start.cases, retry=False)
-    ):
+    is_open = start.config.largest_batch is not None or start.config.search
+    if not is_open and not waiting(run.results(), start.cases, retry=False):
         return "all cases have been measured"
-    options = start.options
+    return going_on(start.options, run.path)
+
+
+def going_on(options: Options, run: Path) -> str:
+    """Say which command goes on with a run."""
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
     words += ["--strict"] if options.strict else []
-    return f"go on with: {' '.join([resuming(run.path), *words])}"
+    words += ["--ray", shlex.quote(options.ray)] if options.ray else []
+    return f"go on with: {' '.join([resuming(run), *words])}"

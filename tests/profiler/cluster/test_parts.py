@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ from rich.console import Console
 from profiler import machine, nvml
 from profiler.cluster.command import Side, _travelling
 from profiler.cluster.kinds import Kind, kinds_of
-from profiler.cluster.part import JOURNAL
+from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, Part, measure, sources
 from profiler.errors import ConfigError
 from profiler.job.case import parse_only
 from profiler.job.config import DeviceEntry, load_config
 from profiler.job.plan import make_plan, only_of
-from profiler.machine import Target, own_cores
+from profiler.machine import Target, host_and_user, own_cores
 from profiler.options import Run
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder
+from profiler.results.run_folder import RunFolder, as_job
 from profiler.run.command import Start
 
 H100 = {"CPU": 32.0, "GPU": 8.0, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0, "memory": 1e9}
@@ -97,13 +98,28 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
     assert side.models == ["two"]
     # Networks by name need no file, so nothing travels, and no path on a node is one of here.
     assert _travelling(config, tmp_path) == {}
-    parts = {name: side.part(name) for name in ("one", "two")}
-    assert [[model["name"] for model in part.job["models"]] for part in parts.values()] == [["one"], ["two"]]
-    assert [part.files[JOURNAL].count("\n") for part in parts.values()] == [1, 0]
-    # A node's program refuses conditions that name what its part of the job has not.
-    assert parts["two"].words == ("--only", "model=two,batch_size=1", "--wait-for-idle", "2")
-    assert parts["one"].job["exclude"][0] == {"model": ["one"], "batch_size": [7]}
-    assert parts["two"].job["exclude"] == [{"model": ["two"], "batch_size": [8]}, {"batch_size": [9]}]
+    one, two = side.part("one"), side.part("two")
+    assert one.job == two.job == as_job(config)
+    assert [part.files[JOURNAL].count("\n") for part in (one, two)] == [1, 0]
+    assert one.words == ("--only", "model=one,batch_size=1", "--wait-for-idle", "2")
     side.give_up("two", "crashed", "two nodes")
     rows = run.results().values()
     assert [(row.status, row.reason) for row in rows] == [("failed", "once"), ("crashed", "two nodes")]
+
+
+def test_a_node_with_other_sources_says_so() -> None:
+    ((name, text),) = measure(Part({}, None, {}, (), "elsewhere"))
+    assert name == ENDED and text.startswith("2\n") and f"({sources()}, not elsewhere)" in text
+
+
+def test_an_environment_names_each_node_once(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    config = load_config(tmp_path / "job.yaml", "cpu")
+    start = Start(Run(ray="local"), Console(quiet=True), config, Target("cpu"), {"job_folder": "here"}, [], [])
+    side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(RunFolder.create(tmp_path)), start.options, None)
+    found = [{"host": host, "gpu_uuid": None, "cores": [0, 1], "roofs": {host: 1.0}} for host in "aba"]
+    for each in found:
+        side.take(ENVIRONMENT, json.dumps(each | {"torch_version": each["host"]}), side.runner.display)
+    kept = side.run.read_environment()
+    assert [node["host"] for node in kept["nodes"]] == ["a", "b"] and kept["roofs"] == {"a": 1.0, "b": 1.0}
+    assert (kept["torch_version"], kept["job_folder"], kept["host"]) == ("a", "here", host_and_user()["host"])
