@@ -8,8 +8,9 @@ import hashlib
 import importlib.util
 import inspect
 import pprint
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ from exporters.source import Identity, ModelError, ModelSource, digest
 if TYPE_CHECKING:
     from torch import nn
 
+SAVED_BY = "exporters.factories"
+"""Module of the factory that loads an object which was saved."""
+_WORD = re.compile(r"\w+")
 _DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
 
@@ -52,10 +56,11 @@ def identify(source: ModelSource) -> Identity:
     from exporters.factories import make
 
     model = make(source)
-    modules = {source.factory.partition(":")[0], *(type(module).__module__ for module in model.modules())}
+    classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+    modules = {source.factory.partition(":")[0], *(each.__module__ for each in classes)}
     modules.add(str(source.options.get("made_in", "")))  # Of a function that was saved with its inputs.
-    own = code(name for name in modules if name.partition(".")[0] != "torch")
-    return Identity(parts | {"state": _state_digest(model), "code": own})
+    parts |= {"state": _state_digest(model), "classes": sorted({each.__name__ for each in classes})}
+    return Identity(parts | {"code": code(modules, source, parts["classes"])})
 
 
 def given(source: ModelSource) -> dict[str, Any]:
@@ -124,12 +129,14 @@ def _state_digest(model: nn.Module) -> str:
     return total.hexdigest()
 
 
-def code(modules: Iterable[str]) -> dict[str, str]:
-    """Return by module the sha256 of the source files of these modules and of all that they import, directly or not.
+def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = ()) -> dict[str, str]:
+    """Return by module the sha256 of the source of these modules and of all that they import, directly or not.
 
-    Imported libraries are left out. Imports under a name that only the running program knows are not found.
+    Imported libraries are left out. Imports under a name that only the running program knows are not found. Functions
+    and classes that nothing mentions, from the factory, its options and the model's `classes` on, do not count:
+    another model in the same file may change. What is mentioned is any word, be it a comment's or of another module.
     """
-    libraries, files = library_folders(), dict[str, str]()
+    libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
     while waiting:
         name, is_asked = waiting.pop()
@@ -137,10 +144,40 @@ def code(modules: Iterable[str]) -> dict[str, str]:
         is_library = path is not None and not libraries.isdisjoint(path.parents)
         if path is None or (is_library and not is_asked):
             continue
-        files[name] = file_sha256(path)
+        files[name] = path
         if not is_library and path.suffix == ".py":
             waiting += [(imported, False) for imported in _imports(path, name)]
-    return dict(sorted(files.items()))
+    parts = {name: list(_statements(path)) for name, path in files.items() if libraries.isdisjoint(path.parents)}
+    module, _, called = (source.factory or "").partition(":")
+    # Only the file in which an object was saved knows what of a module it needs.
+    words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != SAVED_BY else None
+    every = [statement for statements in parts.values() for statement in statements]
+    while words is not None and (
+        more := {word for defined, text in every if defined in words for word in _WORD.findall(text)} - words
+    ):
+        words |= more
+    found = {name: file_sha256(path) for name, path in files.items()}
+    for name, statements in parts.items():
+        found[name] = digest([text for defined, text in statements if words is None or defined in words])
+    return dict(sorted(found.items()))
+
+
+def _statements(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield a file's statements: of a function or class without decorators its name, else "", and the text."""
+    text = path.read_bytes().decode(errors="replace")
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        yield "", text
+        return
+    lines = text.splitlines()
+    for each in statements:
+        above = getattr(each, "decorator_list", [])
+        is_script = isinstance(each, ast.If) and ast.unparse(each.test) == "__name__ == '__main__'"
+        if not is_script:
+            first = min(one.lineno for one in (each, *above))
+            name = "" if above else getattr(each, "name", "")
+            yield name, "\n".join(lines[first - 1 : each.end_lineno])
 
 
 def _file(module: str) -> Path | None:
@@ -189,7 +226,7 @@ def checked(source: ModelSource, produce: Callable[[Path], None]) -> Callable[[P
             return
         parts = given(source)
         if source.factory is not None and source.library is None:
-            parts["code"] = code(source.identity.parts["code"])
+            parts["code"] = code(source.identity.parts["code"], source, source.identity.parts["classes"])
         if changes := source.identity.changes(Identity(source.identity.parts | parts)):
             raise ModelError(
                 f"model {source.name!r} changed while it was being prepared ({', '.join(changes)}); start the run again"

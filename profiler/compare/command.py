@@ -35,7 +35,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%|(0?\.\d+|0)")
 Frame = Annotated[pl.DataFrame, PlainSerializer(pl.DataFrame.to_dicts, return_type=list[dict[str, Any]])]
 _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
 _MEMORY = figure("Memory", "memory_ratio", each(times), expendable=4)
-_OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "untested", "label"}
+_OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "untested", "label", "job_folder"}
 """Keys of environment.json that describe the run, not the machine."""
 _TWICE = {f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages}
 """Packages whose versions have a key of their own."""

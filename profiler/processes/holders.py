@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 from profiler.machine import available_memory_mib
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, Child, add_origin, remove_origin, run_all
 
 _LEAST_MIB = 8192
-"""Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held."""
+"""Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held. So it
+is where this process has opened half of the files that it may."""
 
 
 def origin_of(logs: Path, model: str) -> str:
@@ -52,7 +56,7 @@ class Holders:
             address, made = child.serves
             add_origin(names[number], child, address)
             self._children[names[number]] = child
-            while len(self._children) > 1 and available_memory_mib() < _LEAST_MIB:
+            while len(self._children) > 1 and _is_short():
                 self._give_up(next(iter(self._children)))
             return Outcome("ok", value=made)
 
@@ -63,3 +67,8 @@ class Holders:
     def _give_up(self, name: str) -> None:
         remove_origin(name)
         self._children.pop(name).kill()
+
+
+def _is_short() -> bool:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return available_memory_mib() < _LEAST_MIB or psutil.Process().num_fds() > most / 2

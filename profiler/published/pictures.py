@@ -36,6 +36,8 @@ def picture_rows(name: str, results: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     elif rows.filter("ours", "swept").height:
         value = pl.col("device_ms") / pl.col("batch_size")
         rows = rows.filter("swept").with_columns(value=value, low=value, high=value)
+    else:
+        rows = rows.filter(~pl.col("swept"))
     rows = rows.filter(pl.col("network").is_in(rows.filter("ours")["network"].unique().to_list())).select(
         *("side", "value", "low", "high", "batch_size", "swept", pl.col("pass").replace(PASSES)),
         network=pl.col("network").replace(names),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, get_args
 from engines.base import Proof, Warning
 from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
-from profiler.tables.numbers import milliseconds, times
 
 Figures = dict[str, float | None]
 """By column; None is what was not measured."""
@@ -24,8 +23,6 @@ PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_m
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
 """Figures that have a 95 % interval."""
-LAYERS_AT_MOST = 1.5
-"""Layers that add up to more times their case's latency are no parts of it: the profiler or other work slowed them."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but line breaks and tabs, marks that turn the direction of text, and halves of a pair."""
 
@@ -190,18 +187,6 @@ def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
     if stage is Stage.CHECKED:
         return Warning("no-layers", str(outcome.reason))
     return Warning("unclosed", str(outcome.reason)) if stage is Stage.COMPLETE else None
-
-
-def layer_warnings(
-    layers: Iterable[Mapping[str, Any]], samples: Mapping[str, list[float]], clock: str
-) -> list[Warning]:
-    """Warn of layers that take far longer than the case: on a GPU than the device's time, where it is known."""
-    together = sum(layer["ms"] for layer in layers)
-    whole = statistics.median(samples.get("gpu") or samples.get(clock, []))
-    if not whole or together <= LAYERS_AT_MOST * whole:
-        return []
-    took = f"together {milliseconds(together)}, {times(together / whole)} what the case takes without the profiler"
-    return [Warning("slow-layers", took)]
 
 
 def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warning]:

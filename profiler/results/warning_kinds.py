@@ -65,7 +65,6 @@ _KINDS = (
     WarningKind("recompiled", "R", "torch.compile compiled again while it ran, though the shapes stayed"),
     WarningKind(NO_CUDA_GRAPH, "n", "no CUDA graph was recorded, though one was asked for"),
     WarningKind("no-layers", "y", "the layers could not be profiled"),
-    WarningKind("slow-layers", "L", "the profiler slowed the layers; they are no parts of the latency"),
     WarningKind("parallel-layers", "A", "layers ran side by side; their times overlap"),
     WarningKind("unclosed", "#", "the runtime failed while closing, after everything had been measured"),
 )

@@ -19,7 +19,7 @@ from exporters.errors import sentence
 from profiler.job.case import Case
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.results.result import Kept, Result, Stage, layer_warnings, sample_warnings
+from profiler.results.result import Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, clock, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
@@ -184,7 +184,6 @@ def _profile(session: Session, result: Result) -> None:
     result.layers = [
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
     ]
-    result.warnings += layer_warnings(result.layers, result.samples, result.clock or "")
     if streams := result.proof and result.proof.details.get("auxiliary_streams"):
         text = f"auxiliary streams of the engine, on which layers run beside others: {streams}"
         result.warnings.append(Warning("parallel-layers", text))

@@ -79,6 +79,43 @@ def test_a_factorys_key_follows_files_weights_and_options(folder: Path) -> None:
     assert before.changes(now) == ["code (helpers.scaling)"]
 
 
+MAIN = 'if __name__ == "__main__":\n    helped(3.0)\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "counts"),
+    [
+        ("mine.py", "def later", "def another():\n    return helped\n\ndef later", False),
+        ("mine.py", "import absent", "return 1", False),
+        ("mine.py", "def later", f"# A remark.\n{MAIN}\ndef later", False),
+        ("helpers/scaling.py", "def scaled", "def other():\n    return 1\n\ndef scaled", False),
+        ("mine.py", "self.layer(x)", "2 * self.layer(x)", True),
+        ("mine.py", "def later", "FACTORS = 1\n\ndef later", True),
+        ("mine.py", "def later", "@print\ndef later", True),
+        ("mine.py", "def later", "class Head(Net):\n    pass\n\ndef later", False),
+        ("helpers/__init__.py", "2", "3", True),
+        ("helpers/heads.py", "return scaled(y)", "return scaled(y) + 1", True),
+    ],
+)
+def test_only_what_a_factory_mentions_is_its_code(
+    folder: Path, file: str, before: str, after: str, counts: bool
+) -> None:
+    was = code(["mine"], factory("helped"))
+    (folder / file).write_text(FILES[file].replace(before, after))
+    assert (code(["mine"], factory("helped")) != was) == counts
+    assert code(["mine"], factory("later")) != was, "another factory of the file is another model"
+    (folder / "mine.py").write_text("def helped(:")
+    assert code(["mine"], factory("helped")) != was
+
+
+def test_an_option_may_name_what_a_factory_makes(folder: Path) -> None:
+    (folder / "mine.py").write_text("def make(name):\n    return globals()[name]()\n\ndef one():\n    return 1\n")
+    one, two = (factory("make", options={"name": name}) for name in ("one", "two"))
+    was = code(["mine"], one), code(["mine"], two)
+    (folder / "mine.py").write_text((folder / "mine.py").read_text().replace("return 1", "return 2"))
+    assert code(["mine"], one) != was[0] and code(["mine"], two) == was[1]
+
+
 def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folder: Path) -> None:
     def identity() -> Identity:
         return identify(ModelSource("plain", **save(importlib.import_module("plain").make, folder, torch.ones(2, 4))))
@@ -92,7 +129,7 @@ def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folde
 
 def test_a_model_that_changes_while_it_is_prepared_is_not_kept(folder: Path, tmp_path: Path) -> None:
     source, cache = identified(factory("helped")), Cache(tmp_path / "cache")
-    (folder / "mine.py").write_text(FACTORY + "\n# edited\n")
+    (folder / "mine.py").write_text(FACTORY.replace("scale=1.0", "scale=2.0"))
     with pytest.raises(ModelError, match=r"changed while it was being prepared \(code \(mine\)\)"):
         export_onnx(source, "fp32", cache)
     assert not list((cache.root / "onnx").glob("*.onnx"))
@@ -109,8 +146,9 @@ def test_a_library_is_left_out_wherever_it_is_installed(tmp_path: Path, monkeypa
     (own / "network.py").write_text("def make():\n    import somelib, part, deep.deeper.mine\n")
     for each in (library, own):
         monkeypatch.syspath_prepend(each)
-    assert set(code(["network"])) == {"network", "part"}
-    assert set(code(["network", "somelib"])) == {"network", "part", "somelib"}, "whose module the model is"
+    source = ModelSource("network", factory="network:make")
+    assert set(code(["network"], source)) == {"network", "part"}
+    assert set(code(["network", "somelib"], source)) == {"network", "part", "somelib"}, "whose module the model is"
 
 
 def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> None:

@@ -97,6 +97,96 @@ def half(net: Net, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def zeros(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x)
+
+
+def equal_shape(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.y.shape != x.shape:
+        net.y = net.whole(x)
+    return net.y
+
+
+def equal_sum(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if (key := float(x.sum())) not in net.seen:
+        net.seen[key] = net.whole(x)
+    return net.seen[key]
+
+
+def first_item(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.whole(x[:1]).expand(x.shape).contiguous()
+
+
+def every_second(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.calls += 1
+    if net.calls % 2 or net.y.shape != x.shape:
+        net.y = net.whole(x)
+    return net.y
+
+
+def one_behind(net: Net, x: torch.Tensor) -> torch.Tensor:
+    before, net.y = net.y, net.whole(x)
+    return before if before.shape == x.shape else net.y
+
+
+def five_calls(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """As by_pointer, after some honest calls."""
+    net.calls += 1
+    return net.whole(x) if net.calls <= 5 else by_pointer(net, x)
+
+
+def half_of_layers(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = net.layers[: LAYERS // 2](x)
+    return y
+
+
+def half_of_width(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.whole(x)
+    y[:, WIDTH // 2 :] = 0
+    return y
+
+
+def rounded(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return (net.whole(x) * 16).round() / 16
+
+
+def weights_in_bf16(net: Net, x: torch.Tensor) -> torch.Tensor:
+    if net.layers[0].linear.weight.dtype == torch.float32:
+        net.layers.bfloat16()
+    return net.whole(x.bfloat16()).float()
+
+
+def drifts(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.layers[0].linear.bias.data.mul_(0.9)
+    return net.whole(x)
+
+
+def nan_now_and_then(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.whole(x)
+    return y * float("nan") if x[0, 0] > 0 else y
+
+
+def keeps_all(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.seen[len(net.seen)] = y = net.whole(x)
+    return y
+
+
+def matmul_precision(net: Net, x: torch.Tensor) -> torch.Tensor:
+    torch.set_float32_matmul_precision("medium")
+    return net.whole(x)
+
+
+def cudnn_search(net: Net, x: torch.Tensor) -> torch.Tensor:
+    torch.backends.cudnn.benchmark = not net.calls
+    net.calls = 1
+    return net.whole(x)
+
+
+def grad_mode(net: Net, x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(True)
+    return net.whole(x)
+
+
 def dropout(net: Net, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.dropout(net.whole(x), 0.5, training=True)
 
@@ -249,6 +339,30 @@ CHEATS: dict[str, Cheat] = {
     )
 }
 
+MORE: dict[str, Cheat] = {
+    cheat.forward.__name__: cheat
+    for cheat in (
+        Cheat("returns zeros", zeros, "failed", "", WRONG, OUTPUTS),
+        Cheat("returns its last output for the same shape", equal_shape, "failed", "", WRONG, OUTPUTS),
+        Cheat("keeps outputs by the sum of the input", equal_sum, "ok", "inconsistent", REMEMBERS, NEW),
+        Cheat("keeps outputs by address after five calls", five_calls, "failed", "", WRONG, OUTPUTS),
+        Cheat("computes the first item only", first_item, "failed", "", WRONG, OUTPUTS),
+        Cheat("computes in every second call only", every_second, "failed", "", WRONG, OUTPUTS),
+        Cheat("returns the output of the call before", one_behind, "failed", "", WRONG, OUTPUTS),
+        Cheat("leaves out half of its layers", half_of_layers, "failed", "", WRONG, OUTPUTS),
+        Cheat("leaves half of the output zero", half_of_width, "failed", "", WRONG, OUTPUTS),
+        Cheat("rounds its output to sixteenths", rounded, "ok", "inaccurate", "relative L2 error", "its error"),
+        Cheat("turns its weights to bf16, at fp32", weights_in_bf16, "failed", "", "bfloat16", "the type"),
+        Cheat("changes a weight in each call", drifts, "failed", "", WRONG, OUTPUTS),
+        Cheat("returns NaN now and then", nan_now_and_then, "failed", "", "", OUTPUTS),
+        Cheat("keeps every output", keeps_all, "ok", gets="its figure"),
+        Cheat("sets the precision of products as it runs", matmul_precision, "failed", "", "matmul", SETTING),
+        Cheat("sets cuDNN's search as it runs", cudnn_search, "failed", "", "cudnn", SETTING),
+        Cheat("sets the mode of gradients as it runs", grad_mode, "ok", gets="its figure"),
+    )
+}
+"""Measured in a soak only."""
+
 OF_A_GPU: dict[str, Cheat] = {
     cheat.forward.__name__: cheat
     for cheat in (
@@ -268,7 +382,7 @@ def entries(cheats: Mapping[str, Cheat]) -> str:
 
 
 def make(name: str) -> Any:
-    cheat = (CHEATS | OF_A_GPU)[name]
+    cheat = (CHEATS | MORE | OF_A_GPU)[name]
     if (change := cheat.when_made) is not None:
         change()
     net = Net(cheat.forward)

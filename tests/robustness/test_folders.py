@@ -24,7 +24,7 @@ from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
 STUDY = "convnet-benchmarks"
-SUITE = Path(__file__).resolve().parents[2] / "docs" / "results" / "suites" / "2-core-xeon" / STUDY
+SUITE = Path(__file__).resolve().parents[2] / "docs" / "results" / "suites" / "2-core-epyc" / STUDY
 READERS: dict[str, dict[str, Any]] = {
     "report": {},
     "compare": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from pathlib import Path
 
 import polars as pl
@@ -13,10 +14,12 @@ from robustness.conftest import SIZE
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 SECONDS = 800 if SIZE == 1 else 1200  # On cores that a soak keeps busy.
+OPEN_FILES = 64
+"""Each process may have so many open at once, which is enough."""
 
 
 def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
-    """Write a job of all models, a good one after every fourth; returns by model the statuses that are right."""
+    """Write a job of all models, a good one after every eighth; returns by model the statuses that are right."""
     from robustness import odd_models as odd
 
     entries = {name: f'"odd_models:{name}"' for name in odd.WHEN_BUILT}
@@ -28,8 +31,8 @@ def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
         when = rng.choice((odd.AT_ONCE, odd.MEASURED))
         entries[name] = f'"odd_models:make", options: {{name: {name}, when: "{when}"}}'
     order = rng.sample([*entries], len(entries))
-    for place in range(len(entries) // 4):
-        order.insert(4 + 5 * place, f"good{place}")
+    for place in range(len(entries) // 8):
+        order.insert(8 + 9 * place, f"good{place}")
         entries[f"good{place}"], right[f"good{place}"] = '"odd_models:good"', ("ok",)
     folder.mkdir()
     (folder / "odd_models.py").write_text((HERE / "odd_models.py").read_text())
@@ -54,6 +57,7 @@ def test_each_gets_its_status_and_good_ones_their_figures(soak, tmp_path: Path) 
         right = workplace(folder, rng)
         hanging = [name for name, statuses in right.items() if "timeout" in statuses]
         run = Run("job.yaml", cwd=folder, hanging=hanging, PROFILER_CACHE=str(folder / "cache"))
+        resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
         found["hangs"] += (code := run.wait(SECONDS)) is None
         found["orphans"] += len(left := run.left_behind())
         found["tracebacks"] += "Traceback" in run.err

@@ -135,6 +135,7 @@ def test_a_pictures_axis_names_the_unit_and_a_kind_has_one_colour(page: Path) ->
     assert f">{unit}, on a logarithmic scale" in text
     assert rows.filter(pl.col("side").str.contains("Titan|GTX"))["kind"].unique().to_list() in ([], ["published"])
     assert set(rows["kind"]) <= set(COLORS)
+    assert rows["swept"].any() == (page.stem == "minibatch-efficiency"), "lines are of our sweeps"
     assert rows.group_by("side").agg(pl.col("kind").n_unique())["kind"].max() == 1, "a variant keeps its colour"
     for side in rows["side"].unique():
         assert side.replace("&", "&amp;") in text

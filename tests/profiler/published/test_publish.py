@@ -124,7 +124,7 @@ def test_a_run_that_would_mislead_is_refused(make: Make, tmp_path: Path, facts: 
     other = into / "tower" / "gpu-study"
     other.mkdir(parents=True)
     (other / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    shutil.copy(RESULTS / "suites" / "2-core-xeon" / "gpu-study" / "results.parquet", other)
+    shutil.copy(RESULTS / "suites" / "2-core-epyc" / "gpu-study" / "results.parquet", other)
     with pytest.raises(ConfigError, match=re.escape(message)):
         published(into, make(**facts))
     assert not (into / "tower" / SUITE).exists()

@@ -16,7 +16,7 @@ from engines.options import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, RESULTS, Group, names
-from profiler.results.result import WITH_ENDS, Result, ends_of, layer_warnings, sample_warnings
+from profiler.results.result import WITH_ENDS, Result, ends_of, sample_warnings
 from profiler.results.row import all_spreads, earlier_spread, keep_spread, row_of, spread_of_bases
 from profiler.stats.intervals import UNMEASURED, Spread, Spreads
 
@@ -211,23 +211,6 @@ FIRST = [1.0, 1.001, 0.999] * 20
 def test_outliers_and_a_drift_of_the_headline_clock_are_warned_of(samples: list[float], kinds: list[str]) -> None:
     assert [warning.kind for warning in sample_warnings({"host": samples}, "host")] == kinds
     assert sample_warnings({"host": samples}, "event") == []
-
-
-@pytest.mark.parametrize(
-    ("samples", "clock", "warned"),
-    [
-        ({"host": [4.0] * 3}, "host", True),
-        ({"event": [20.0] * 3, "gpu": [5.0] * 3}, "event", True),
-        ({"host": [8.0] * 3}, "host", False),
-        ({"event": [7.0] * 3, "gpu": [12.5] * 3}, "event", False),
-        ({}, "host", False),
-    ],
-)
-def test_layers_that_take_far_longer_than_the_case_are_warned_of(
-    samples: dict[str, list[float]], clock: str, warned: bool
-) -> None:
-    found = layer_warnings([{"ms": 5.0}, {"ms": 7.0}], samples, clock)
-    assert [warning.kind for warning in found] == ["slow-layers"] * warned
 
 
 def process(number: int, event: float, gpu: float, enqueue: float, variant: str = "eager") -> tuple[Case, Result]:
