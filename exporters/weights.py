@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SAVED_BY = "exporters.factories"
 """Module of the factory that loads an object which was saved."""
 _WORD = re.compile(r"\w+")
+_LOOKS_UP = {"globals", "getattr", "vars", "eval", "exec", "__dict__", "__import__", "import_module"}
+_LOOKS_UP |= {"__init_subclass__", "__subclasses__"}
+_MAIN = "__name__ == '__main__'"
 _DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
 
@@ -134,7 +137,8 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
 
     Imported libraries are left out. Imports under a name that only the running program knows are not found. Functions
     and classes that nothing mentions, from the factory, its options and the model's `classes` on, do not count:
-    another model in the same file may change. What is mentioned is any word, be it a comment's or of another module.
+    another model in the same file may change. What is mentioned is any word, be it of another module. Where that looks
+    names up as the program runs, all counts.
     """
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
@@ -155,7 +159,7 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
     while words is not None and (
         more := {word for defined, text in every if defined in words for word in _WORD.findall(text)} - words
     ):
-        words |= more
+        words = words | more if more.isdisjoint(_LOOKS_UP) else None
     found = {name: file_sha256(path) for name, path in files.items()}
     for name, statements in parts.items():
         found[name] = digest([text for defined, text in statements if words is None or defined in words])
@@ -163,21 +167,21 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
 
 
 def _statements(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield a file's statements: of a function or class without decorators its name, else "", and the text."""
-    text = path.read_bytes().decode(errors="replace")
+    """Yield a file's statements: a name without which it does not count, or "" if it always does, and its text."""
+    text = path.read_bytes()
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError):
-        yield "", text
+        yield "", repr(text)
         return
-    lines = text.splitlines()
     for each in statements:
-        above = getattr(each, "decorator_list", [])
-        is_script = isinstance(each, ast.If) and ast.unparse(each.test) == "__name__ == '__main__'"
-        if not is_script:
-            first = min(one.lineno for one in (each, *above))
-            name = "" if above else getattr(each, "name", "")
-            yield name, "\n".join(lines[first - 1 : each.end_lineno])
+        if isinstance(each, ast.ImportFrom):
+            for alias in each.names:
+                one = ast.unparse(ast.ImportFrom(each.module, [alias], each.level))
+                yield "" if alias.name == "*" else alias.asname or alias.name, one
+        elif not (isinstance(each, ast.If) and ast.unparse(each.test) == _MAIN and not each.orelse):
+            name = "" if getattr(each, "decorator_list", []) else getattr(each, "name", "")
+            yield "" if name.startswith("__") else name, ast.unparse(each)
 
 
 def _file(module: str) -> Path | None:

@@ -37,8 +37,10 @@ def on_processors(count: int) -> Iterator[list[int]]:
     adopt_orphans(False)
     script = 'n=$1; shift; while [ $n -gt 0 ]; do "$@" >/dev/null 2>&1 & echo $!; n=$((n - 1)); done'
     command = ["sh", "-c", script, "sh", str(count), *SPIN]
-    started = subprocess.run(command, capture_output=True, text=True, check=True)
-    adopt_orphans(bool(adopts.value))
+    try:
+        started = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        adopt_orphans(bool(adopts.value))
     processes = list(map(int, started.stdout.split()))
     try:
         yield processes

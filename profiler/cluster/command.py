@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from engines.options import DEVICES
 from exporters.errors import sentence
 from exporters.whole_file import write_whole
 from profiler.cluster.kinds import Kind, kinds_of
-from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, TRIES, Part, measure, sources
+from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, OTHER_SOURCES, TRIES, Part, measure, sources
 from profiler.errors import ConfigError
 from profiler.job.case import Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, Machine
@@ -84,6 +85,9 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             target, plan = Target(kind.device), make_plan(config, kind.device)
             more = {"machine": config.machine.model_dump(exclude_none=True), "job_folder": str(folder)}
             environment = own.read_environment() or describe(target, facts) | more
+            if begun.exists():
+                commands = [*environment.get("earlier_commands", []), environment.get("command")]
+                environment |= {"command": sys.argv, "earlier_commands": commands}
             chosen = only_of(plan, only)
             if not begun.exists():
                 own.write_config(config)
@@ -91,7 +95,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
         count = counted(sum(len(side.models) for side in sides), "part")
         display.announce(f"{count} to measure; into {whole.path}")
-        interrupted = _measure(ray, sides, display)
+        interrupted, refused = _measure(ray, sides, display)
         results = _write(sides, console)
     console.print(Text(f"\nResults: {whole.path}"), soft_wrap=True)
     if interrupted:
@@ -102,6 +106,8 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             run.write_report(whole.path, results, console)
         if conclude is not None and not shared.layers:
             conclude(whole.path, results, console)
+    if refused:
+        raise ConfigError("; ".join(refused))
     own_rows = [(results.filter(run_id=side.run.run_id), side.runner.config) for side in sides]
     return max(run.exit_code(rows, config, options.strict) for rows, config in own_rows)
 
@@ -129,7 +135,7 @@ class Side:
         files = {file.name: read_text(file) for file in (self.run.tries, self.run.path / MODELS) if file.exists()}
         rows = [row.to_json() for id_, row in self.run.results().items() if id_.startswith(f"{model}/")]
         files[JOURNAL] = "".join(f"{row}\n" for row in rows)
-        return Part(as_job(self.runner.config), self.folder, files, tuple(words), sources())
+        return Part(as_job(self.runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
 
     def left(self, model: str) -> list[Case]:
         """Return the cases of a model that the journal lacks."""
@@ -154,7 +160,7 @@ class Side:
         known = self.runner.environment
         nodes, node = known.get("nodes", []), {key: found.get(key) for key in ("host", "gpu_uuid", "cores")}
         kept = {key: known[key] for key in ("machine", "command", "earlier_commands", "job_folder") if key in known}
-        first = known if nodes else found | host_and_user() | kept
+        first = known if nodes else found | host_and_user() | {"earlier_commands": []} | kept
         roofs = {"roofs": (found.get("roofs") or {}) | (known.get("roofs") or {})}
         self.runner.environment = first | roofs | {"nodes": [*nodes, *([node] if node not in nodes else [])]}
         self.run.write_environment(self.runner.environment)
@@ -165,10 +171,10 @@ class Side:
             self.run.append(Result(case.id, status, [reason]))
 
 
-def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
-    """Have Ray place every part, and take what it says; returns whether that was interrupted."""
+def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, list[str]]:
+    """Have Ray place every part, and take what it says; returns whether that was interrupted, and why nodes refused."""
     task = ray.remote(num_returns="streaming", max_retries=0)(measure)
-    going = dict[Any, tuple[Side, str]]()
+    going, refused = dict[Any, tuple[Side, str]](), list[str]()
 
     def send(side: Side, model: str) -> None:
         going[task.options(**side.kind.asks).remote(side.part(model))] = side, model
@@ -196,20 +202,22 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> bool:
                     del going[stream]
                     lose(side, model, sentence(error))
                     continue
+                if file == OTHER_SOURCES:
+                    raise ConfigError(f"--ray: {text}")
                 if file != ENDED:
                     side.take(file, text, display)
                     continue
                 del going[stream]
                 code, said = text.split("\n")[0], text.strip().split("\n")[-1]
                 if code == "2":
-                    side.give_up(model, "failed", said)
-                elif side.left(model):
+                    refused.append(said)
+                elif code not in ("0", "1") or side.left(model):
                     lose(side, model, f"exit code {code}: {said}")
     except KeyboardInterrupt:
         for stream in going:
             ray.cancel(stream)
-        return True
-    return False
+        return True, refused
+    return False, refused
 
 
 def _write(sides: Sequence[Side], console: Console) -> pl.DataFrame:

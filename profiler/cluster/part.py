@@ -23,7 +23,7 @@ from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved
 
 JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "models.json", "environment.json"
-ENDED = "ended"
+ENDED, OTHER_SOURCES = "ended", "other sources"
 _POLL_SECONDS = 0.3
 _SAID = 2000
 """Last characters of what the program printed."""
@@ -36,11 +36,12 @@ class Part:
     """A part of a job as a node gets it: the whole job, and the program's further `words`, which name the part.
 
     Paths below `folder` are in the task's working directory, to which that has travelled; None if nothing has. `files`
-    are those that the run has already, by name. `sources` are the sender's.
+    are those that the `run` has already, by name. `sources` are the sender's.
     """
 
     job: dict[str, Any]
     folder: Path | None
+    run: str
     files: dict[str, str]
     words: tuple[str, ...]
     sources: str
@@ -49,16 +50,11 @@ class Part:
 def measure(part: Part) -> Iterator[tuple[str, str]]:
     """Run a part, and say what a file of its run folder has: of JOURNAL and TRIES each new line, of others all.
 
-    ENDED comes last: the exit code, a line break, and the end of what the program printed.
+    ENDED comes last: the exit code, a line break, and the end of what the program printed; or OTHER_SOURCES at once.
     """
-
-    def here(text: str) -> str:
-        """Name files of the job's folder by where they are for who started the run."""
-        return text.replace(str(Path.cwd()), str(part.folder)) if part.folder else text
-
     if part.sources != sources():
         others = f"{socket.gethostname()} has other sources of the profiler ({sources()}, not {part.sources})"
-        yield ENDED, f"2\n{others}; install the same version on every node"
+        yield OTHER_SOURCES, f"{others}; install the same version on every node"
         return
     cards = visible_gpus() if part.job["device"] == "cuda" else []
     cores = own_cores(cards[0].uuid if cards else None)
@@ -70,6 +66,12 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory(prefix="profiler-part-", ignore_cleanup_errors=True) as temporary:
         folder, printed = Path(temporary, "part"), Path(temporary, "printed")
         folder.mkdir()
+
+        def here(text: str) -> str:
+            """Name files by where they are for who started the run."""
+            text = text.replace(str(folder), part.run)
+            return text.replace(str(Path.cwd()), str(part.folder)) if part.folder else text
+
         job = moved(part.job, part.folder, Path.cwd()) if part.folder else part.job
         for name, text in {JOURNAL: "", TRIES: "", **part.files, "bench.yaml": to_yaml(job)}.items():
             write_whole(folder / name, text)
@@ -79,9 +81,14 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
             program = subprocess.Popen([*command, *part.words], env=variables, stdout=out, stderr=out, preexec_fn=begin)
         try:
             sent = {name: len(part.files.get(name, "").encode()) for name in (JOURNAL, TRIES)}
-            is_over = False
+            is_over, told = False, dict[str, str]()
             while not is_over:
                 is_over = program.poll() is not None
+                # Before the rows: what was measured of which model.
+                for file in (folder / MODELS, folder / ENVIRONMENT):
+                    if file.exists() and (text := here(file.read_text(errors="replace"))) != told.get(file.name):
+                        told[file.name] = text
+                        yield file.name, text
                 for name, at in sent.items():
                     new = _whole_lines(folder / name, at)
                     sent[name] += len(new)
@@ -90,9 +97,8 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
         finally:
             program.kill()
             program.wait()
-        for file in (folder / MODELS, folder / ENVIRONMENT, *(folder / "logs").glob("*.log")):
-            if file.exists():
-                yield str(file.relative_to(folder)), here(file.read_text(errors="replace"))
+        for file in (folder / "logs").glob("*.log"):
+            yield str(file.relative_to(folder)), here(file.read_text(errors="replace"))
         yield ENDED, here(f"{program.returncode}\n{printed.read_text(errors='replace')[-_SAID:]}")
 
 

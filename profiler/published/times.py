@@ -162,7 +162,8 @@ def _of_study(name: str, own: pl.DataFrame) -> pl.DataFrame:
     rows = own.filter(
         pl.col("model").is_in(list(references.network_names(name))), pl.col("optimizer").fill_null("none") == "none"
     )
-    trains, blank = (pl.col("pass") == "training").any().over("machine", "library", "model"), pl.lit(None, MEASURE)
+    blank, whose = pl.lit(None, MEASURE), ("machine", "variant", "precision", "model")
+    trains = (pl.col("pass") == "training").any().over(whose)
     alone = rows.filter(study.forward_alone, OK, ~trains).with_columns(
         forward_ms="latency_ms", latency_ms=blank, latency_low_ms=blank, latency_high_ms=blank, gpu_ms=blank,
         why=pl.lit(FORWARD_ONLY),

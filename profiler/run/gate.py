@@ -274,7 +274,7 @@ def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -
     found = [cell.is_slower(limit) for cell in cells]
     suite.attrib |= {"failures": str(found.count(True)), "skipped": str(found.count(None)), "errors": "0"}
     for cell, is_slower in zip(cells, found, strict=True):
-        took = f"{cell.seconds * len(cell.logs):.3f}"  # By the last round's seconds.
+        took = f"{cell.seconds * len(cell.logs) if cell.logs else 0.0:.3f}"  # By the last round's seconds.
         case = ElementTree.SubElement(suite, "testcase", classname=cell.new.model, name=cell.name, time=took)
         text = cell.told(against, limit)
         if is_slower is not False:

@@ -93,6 +93,9 @@ MAIN = 'if __name__ == "__main__":\n    helped(3.0)\n'
         ("mine.py", "def later", "FACTORS = 1\n\ndef later", True),
         ("mine.py", "def later", "@print\ndef later", True),
         ("mine.py", "def later", "class Head(Net):\n    pass\n\ndef later", False),
+        ("mine.py", "def later", "\f\ndef __getattr__(name):\n    return 1\n\ndef later", True),
+        ("mine.py", "import absent", "import absent  # A remark.", False),
+        ("mine.py", "scale=1.0):", "scale=1.0):  # A remark.", False),
         ("helpers/__init__.py", "2", "3", True),
         ("helpers/heads.py", "return scaled(y)", "return scaled(y) + 1", True),
     ],
@@ -103,17 +106,25 @@ def test_only_what_a_factory_mentions_is_its_code(
     was = code(["mine"], factory("helped"))
     (folder / file).write_text(FILES[file].replace(before, after))
     assert (code(["mine"], factory("helped")) != was) == counts
-    assert code(["mine"], factory("later")) != was, "another factory of the file is another model"
-    (folder / "mine.py").write_text("def helped(:")
-    assert code(["mine"], factory("helped")) != was
 
 
-def test_an_option_may_name_what_a_factory_makes(folder: Path) -> None:
-    (folder / "mine.py").write_text("def make(name):\n    return globals()[name]()\n\ndef one():\n    return 1\n")
-    one, two = (factory("make", options={"name": name}) for name in ("one", "two"))
-    was = code(["mine"], one), code(["mine"], two)
-    (folder / "mine.py").write_text((folder / "mine.py").read_text().replace("return 1", "return 2"))
-    assert code(["mine"], one) != was[0] and code(["mine"], two) == was[1]
+def test_an_option_may_name_what_a_factory_makes_and_what_is_looked_up_may_be_anything(folder: Path) -> None:
+    made = "import other\n\ndef one():\n    return 1\n\ndef make(name):\n    return "
+
+    def changes(how: str, name: str) -> bool:
+        source = factory("make", options={"name": name})
+        (folder / "mine.py").write_text(made + how)
+        was = code(["mine"], source)
+        (folder / "mine.py").write_text(made.replace("return 1", "return 2") + how)
+        return code(["mine"], source) != was
+
+    assert changes("other.make(name)", "one") and not changes("other.make(name)", "two")
+    assert changes("globals()[f'o{name}']()", "ne")
+    broken = []
+    for text in ("def helped(:\n", "def helped(: # other\n"):
+        (folder / "mine.py").write_text(text)
+        broken.append(code(["mine"], factory("helped"))["mine"])
+    assert len(set(broken)) == 2, "of what is no Python all counts"
 
 
 def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folder: Path) -> None:

@@ -135,19 +135,23 @@ def five_calls(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.whole(x) if net.calls <= 5 else by_pointer(net, x)
 
 
-def half_of_layers(net: Net, x: torch.Tensor) -> torch.Tensor:
+def less(net: Net, x: torch.Tensor) -> torch.Tensor:
     y: torch.Tensor = net.layers[: LAYERS // 2](x)
     return y
 
 
-def half_of_width(net: Net, x: torch.Tensor) -> torch.Tensor:
-    y = net.whole(x)
-    y[:, WIDTH // 2 :] = 0
-    return y
+def after_twenty_calls(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.calls += 1
+    return net.whole(x) if net.calls <= 20 else less(net, x)
 
 
-def rounded(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return (net.whole(x) * 16).round() / 16
+def after_a_while(net: Net, x: torch.Tensor) -> torch.Tensor:
+    start = net.seen.setdefault("start", time.monotonic())
+    return net.whole(x) if time.monotonic() < start + 0.2 else less(net, x)
+
+
+def when_compiled(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return less(net, x) if torch.compiler.is_compiling() else net.whole(x)
 
 
 def weights_in_bf16(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -177,8 +181,7 @@ def matmul_precision(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def cudnn_search(net: Net, x: torch.Tensor) -> torch.Tensor:
-    torch.backends.cudnn.benchmark = not net.calls
-    net.calls = 1
+    torch.backends.cudnn.benchmark = True
     return net.whole(x)
 
 
@@ -342,19 +345,19 @@ CHEATS: dict[str, Cheat] = {
 MORE: dict[str, Cheat] = {
     cheat.forward.__name__: cheat
     for cheat in (
-        Cheat("returns zeros", zeros, "failed", "", WRONG, OUTPUTS),
+        Cheat("returns zeros", zeros, "ok", "unchecked-outputs", "", "what was not compared"),
         Cheat("returns its last output for the same shape", equal_shape, "failed", "", WRONG, OUTPUTS),
         Cheat("keeps outputs by the sum of the input", equal_sum, "ok", "inconsistent", REMEMBERS, NEW),
         Cheat("keeps outputs by address after five calls", five_calls, "failed", "", WRONG, OUTPUTS),
         Cheat("computes the first item only", first_item, "failed", "", WRONG, OUTPUTS),
         Cheat("computes in every second call only", every_second, "failed", "", WRONG, OUTPUTS),
         Cheat("returns the output of the call before", one_behind, "failed", "", WRONG, OUTPUTS),
-        Cheat("leaves out half of its layers", half_of_layers, "failed", "", WRONG, OUTPUTS),
-        Cheat("leaves half of the output zero", half_of_width, "failed", "", WRONG, OUTPUTS),
-        Cheat("rounds its output to sixteenths", rounded, "ok", "inaccurate", "relative L2 error", "its error"),
+        Cheat("leaves out half of its layers after 20 calls", after_twenty_calls, "failed", "", WRONG, OUTPUTS),
+        Cheat("leaves out half of its layers after 0.2 s", after_a_while, "failed", "", WRONG, OUTPUTS),
+        Cheat("leaves out half of its layers when compiled", when_compiled, "ok", gets="its figure; `failed` there"),
         Cheat("turns its weights to bf16, at fp32", weights_in_bf16, "failed", "", "bfloat16", "the type"),
-        Cheat("changes a weight in each call", drifts, "failed", "", WRONG, OUTPUTS),
-        Cheat("returns NaN now and then", nan_now_and_then, "failed", "", "", OUTPUTS),
+        Cheat("changes a weight in each call", drifts, "ok", "inaccurate", "relative L2 error", "its error"),
+        Cheat("returns NaN now and then", nan_now_and_then, "failed", "", WRONG, OUTPUTS),
         Cheat("keeps every output", keeps_all, "ok", gets="its figure"),
         Cheat("sets the precision of products as it runs", matmul_precision, "failed", "", "matmul", SETTING),
         Cheat("sets cuDNN's search as it runs", cudnn_search, "failed", "", "cudnn", SETTING),

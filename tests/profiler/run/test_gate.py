@@ -90,6 +90,7 @@ def test_junit_has_a_test_a_cell(tmp_path: Path) -> None:
     write_junit(tmp_path / "gate.xml", cells, "old", 0.05)
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
     assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["3", "1", "1"]
+    assert {case.get("time") for case in suite} == {"0.000"}
     assert [[child.tag for child in case] for case in suite] == [
         ["failure", "system-out"],
         ["system-out"],
