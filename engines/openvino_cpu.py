@@ -49,7 +49,7 @@ class OpenVinoSession:
         self.library: Any = importlib.import_module("openvino")
         core = self.library.Core()
         if job.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise Unsupported("this processor has no bf16, and OpenVINO would compute in fp32: ask for fp32")
+            raise Unsupported("this processor has no bf16; ask for fp32")
         model = core.read_model(job.graph)
         self.names = [port.any_name for port in model.inputs]
         arrays = job.named_inputs(self.names)

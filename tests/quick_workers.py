@@ -17,6 +17,7 @@ from typing import Any
 import onnxruntime.quantization  # noqa: F401
 import onnxscript.function_libs.torch_lib.ops  # noqa: F401
 import torch._inductor.codecache
+import torch._inductor.compile_fx
 import torch.utils.flop_counter
 from quick_exports import export_ahead, translate_once
 

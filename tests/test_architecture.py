@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,6 +218,20 @@ def test_a_function_named_by_a_text_exists():
     texts = {node.value for path in FILES for node in ast.walk(parsed(path)) if _is_text(node)}
     named = {text: re.fullmatch(r"((?:exporters|engines|profiler)[\w.]*):(\w+)", text) for text in texts}
     assert [text for text, found in named.items() if found and found[2] not in _defined(found[1])] == []
+
+
+@pytest.mark.slow
+def test_the_parent_needs_no_framework_for_what_a_call_returns():
+    """It unpickles that, and so imports the modules of the classes: torch would take 3 s of every run."""
+    modules = set[str]()
+    for module, path in MODULES.items():
+        for node in parsed(path).body:
+            if isinstance(node, ast.FunctionDef) and [each.arg for each in node.args.args][1:] == ["report"]:
+                kind = typing.get_type_hints(getattr(importlib.import_module(module), node.name))["return"]
+                modules |= {kind.__module__} if isinstance(kind, type) else set()
+    assert {"profiler.worker.task", "profiler.results.result"} <= modules
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    assert "torch" not in subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).split()
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner
 from profiler.run.search import trials_of
 from profiler.run.summary import print_results
-from profiler.tables.numbers import counted
+from profiler.tables.numbers import counted, duration
 
 _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
@@ -56,6 +57,7 @@ _STAYS = (".git", ".venv", "venv", "__pycache__", "node_modules")
 
 def execute(options: Options, console: Console, conclude: run.Conclude | None = None) -> int:
     """Run the job on the cluster at `options.ray`; returns the exit code. Raises ConfigError."""
+    started = time.monotonic()
     run.check_options(options)
     job, only, address = run.open_job(options), parse_only(options.only), str(options.ray)
     configs = [run.read_job(options, job, device) for device in DEVICES]
@@ -97,7 +99,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         display.announce(f"{count} to measure; into {whole.path}")
         interrupted, refused = _measure(ray, sides, display)
         results = _write(sides, console)
-    console.print(Text(f"\nResults: {whole.path}"), soft_wrap=True)
+    console.print(Text(f"\nTook {duration(time.monotonic() - started)}\n\nResults: {whole.path}"), soft_wrap=True)
     if interrupted:
         console.print(Text(f"Interrupted; {run.going_on(options, whole.path)}"), soft_wrap=True)
         return 130

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from engines.catalog import ENGINES, PRESETS
+from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
@@ -326,8 +326,11 @@ class EngineEntry(BaseModel):
         return self
 
     def _declared(self) -> dict[str, Option]:
-        engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
-        return ENGINES[engine].options.declared()
+        return self.engine.options.declared()
+
+    @property
+    def engine(self) -> Engine:
+        return ENGINES[PRESETS[self.name].engine if self.name in PRESETS else self.name]
 
     @property
     def options(self) -> dict[str, Any]:

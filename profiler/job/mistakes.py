@@ -134,8 +134,9 @@ def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: L
 
 def check_part_of_id(name: str, what: str) -> str:
     """Return the name if ids, tables and names of files can have it."""
-    if not name or "/" in name or not name.isprintable():
-        raise mistake(f"{what} is part of its rows' ids: '{shown(name)}' must be printable, non-empty and without '/'")
+    if not name or set("/,") & set(name) or not name.isprintable():
+        rule = "printable, non-empty, and without '/' or ','"
+        raise mistake(f"{what} is part of its rows' ids: '{shown(name)}' must be {rule}")
     return name
 
 

@@ -20,11 +20,13 @@ from profiler.errors import ConfigError
 from profiler.processes.process import LOG, PRELOADED, Call, adopt_orphans, run_all, start_forkserver
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILER = "torch._inductor.compile_fx"
+"""torch.compile's own imports, a second of each case that has to do them itself."""
 _PREFIX, _LOCK, _NEW_SECONDS = "profiler-scratch-", "lock", 60
 
 
 @contextlib.contextmanager
-def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
+def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
     """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers.
 
     The forkserver also imports `modules`, as far as that works, so that no worker has to. Raises ConfigError where the

@@ -28,7 +28,7 @@ from profiler.job.plan import make_plan, only_of, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Report
 from profiler.options import Run as Options
-from profiler.processes.forkserver import libraries
+from profiler.processes.forkserver import COMPILER, libraries
 from profiler.published.command import NOTHING, present
 from profiler.results.cells import cells
 from profiler.results.result import Result
@@ -126,10 +126,12 @@ def exit_code(results: pl.DataFrame, config: Config, strict: bool) -> int:
 
 
 def preloaded(configs: Sequence[Config]) -> set[str]:
-    """Name the modules of the libraries whose models the jobs have."""
+    """Name what the jobs' cases would else import themselves: their models' libraries, and torch.compile."""
     words = {entry.network or "" for config in configs for entry in config.models}
     asked = [library for library in map(library_of, words) if library]
-    return {name for library in asked for name in (library.module, library.package)}
+    names = {name for library in asked for name in (library.module, library.package)}
+    compiles = any(entry.engine.shares_kernels for config in configs for entry in config.engines)
+    return names | ({COMPILER} if compiles else set())
 
 
 def read_seconds(option: str, text: str) -> float:

@@ -46,13 +46,13 @@ try:
     # torch first: it loads the CUDA libraries that onnxruntime then finds.
     import torch
 
-    # Without these every compiled case, and every proof by a dispatch mode, would pay 2.5 s for them.
+    # Who sets a seed or a dispatch mode imports that, too.
     import torch._dynamo
-    import torch._inductor.compile_fx
 
     with contextlib.suppress(ImportError):
         import onnxruntime  # noqa: F401
 
+    import engines.layers  # noqa: F401
     import profiler.worker.measure_case
     import profiler.worker.prepare_model  # noqa: F401
     from exporters import settings

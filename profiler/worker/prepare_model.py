@@ -9,7 +9,6 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -54,6 +53,7 @@ from profiler.worker.memory import holding
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
+    Held,
     Prepared,
     Step,
     Task,
@@ -103,14 +103,6 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         failures=failures,
         identity=source.identity,
     )
-
-
-@dataclass(frozen=True)
-class Held:
-    """A model as its holder has it: the source with its identity and inputs, and the file of its state."""
-
-    source: ModelSource
-    state: Path
 
 
 def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:

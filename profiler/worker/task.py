@@ -24,6 +24,14 @@ MOST_REFERENCE_ITEMS = 64
 
 
 @dataclass(frozen=True)
+class Held:
+    """A model as its holder has it: the source with its identity and inputs, and the file of its state."""
+
+    source: ModelSource
+    state: Path
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Files that the prepare phase made of one model, by content in the cache.
 

@@ -72,6 +72,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (models("resnet5"), 3, "models[0]: 'resnet5' mean 'resnet50'? factory"),
     (models("{name: x, factroy: 'a:b'}"), 3, "models[0]: 'factroy' mean 'factory'?"),
     (models("{name: a/b, onnx: there.onnx}"), 3, "models[0].name: 'a/b' '/'"),
+    (models("{name: 'a,b', onnx: there.onnx}"), 3, "models[0].name: 'a,b' ','"),
     (models("{name: x, onnx: no.onnx}"), 3, "models[0].onnx: no.onnx relative"),
     (models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]: leave out"),
     (models("{name: x, onnx: there.onnx, variants: {int4: there.onnx}}"), 3, "'int4' int8"),
