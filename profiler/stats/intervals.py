@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -121,7 +122,7 @@ def figure_interval(
     values = np.asarray(samples, dtype=float)
     ends = [middle, middle * math.exp(-between), middle * math.exp(between), *others]
     if values.size >= _FEWEST:
-        sampling = median_interval(values) or _student(values, middle)
+        sampling = _sampling(values.tobytes()) or _student(values, middle)
         third = values.size // 3
         ends += [sampling.low, sampling.high, float(np.median(values[:third])), float(np.median(values[-third:]))]
         if beside_work is not None:
@@ -129,6 +130,12 @@ def figure_interval(
     if beside_work is not None:
         ends.append(middle * (1 - min(beside_work, _MOST_OF_OTHERS)))
     return Interval(min(ends), max(ends))
+
+
+@lru_cache(maxsize=1024)
+def _sampling(values: bytes) -> Interval | None:
+    """Remember what took long: a run makes its rows anew, of the same samples, as it goes on."""
+    return median_interval(np.frombuffer(values))
 
 
 @dataclass(frozen=True)
