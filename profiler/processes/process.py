@@ -60,6 +60,8 @@ _LATE_SECONDS, _CLOCKS_AGREE = 1.0, 1.1
 """Phases that differ by a second and a tenth are of clocks that contradict each other."""
 _EXIT_SECONDS = 10.0
 """How long a process may take to go after its last word, or once it is killed."""
+_UNKNOWN = 255
+"""multiprocessing's word for an exit code that it cannot know, since the forkserver has ended."""
 _STARTS = 3
 """How often a process is started where the forkserver ends meanwhile."""
 _ROUNDS = 20
@@ -351,8 +353,17 @@ class Child:
             self.process.kill()
             self.process.join(_EXIT_SECONDS)
         end_below(self._origin, _RUNNING)
-        if not any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children()):
+        # A forkserver that ends closes its pipes a moment before its children are this process's.
+        until = time.monotonic() + (_LATE_SECONDS if self.process.exitcode == _UNKNOWN else 0.0)
+        while is_there := self._has_forkserver():
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.01)
+        if not is_there:
             end_below(os.getpid(), _of_this_session())
+
+    def _has_forkserver(self) -> bool:
+        return any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children())
 
     def remaining(self) -> float:
         """Return how many seconds its phase may still take, below 0 once that is over."""
@@ -405,7 +416,7 @@ class Child:
             return Outcome("oom", f"killed by the kernel{self._where()}: out of memory")
         name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
         how = f"ended by {name}" if code < 0 else f"exited with code {code}"
-        if code == 255:  # multiprocessing's word for what it cannot know.
+        if code == _UNKNOWN:
             how += ", or ended with the forkserver"
         return Outcome("crashed", f"{how}{self._where()}")
 

@@ -113,6 +113,10 @@ class _Sampling:
     block: int
     result: Measurement
 
+    @property
+    def loop_seconds(self) -> float:
+        return min(_THROUGHPUT_SECONDS, self.budget.seconds)
+
     def headline(self) -> None:
         if self.block > 1:
             self.result.warnings.append(Warning("short-calls", f"timed in blocks of {self.block}"))
@@ -138,10 +142,10 @@ class _Sampling:
         """Take the timed calls, which are synchronous, for a back-to-back loop if they lasted long enough."""
         samples = self.result.samples["host"]
         elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
-        if elapsed >= _THROUGHPUT_SECONDS:
+        if elapsed >= self.loop_seconds:
             self.result.throughput = len(samples) * self.block / elapsed
         else:
-            self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
+            self.result.throughput = self.clock.throughput(self.session.run, self.loop_seconds, call_ms)
         self.result.warnings += inconsistent(call_ms, 1000 / self.result.throughput)
 
     def gated(self) -> None:
@@ -159,7 +163,7 @@ class _Sampling:
     def throughput(self) -> None:
         """Run the back-to-back loop, and warn where clocks contradict each other or the host is the limit."""
         call_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
-        self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
+        self.result.throughput = self.clock.throughput(self.session.run, self.loop_seconds, call_ms)
         loop_ms = 1000 / self.result.throughput
         if self.clock.headline == "event":
             self.result.warnings += host_bound(self.result.samples)
