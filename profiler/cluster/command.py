@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -252,6 +253,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
         raise ConfigError("--ray: Ray is not installed; pip install 'runtime-profiler[ray]'") from None
     usual: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "runtime_env": environment}
     usual |= {"include_dashboard": False} if address == "local" else {}
+    logging.getLogger("ray").setLevel(logging.ERROR)  # It tells of its token, and of folders that it leaves out.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if address not in ("local", "auto"):  # Ray tries for minutes.
