@@ -54,10 +54,10 @@ class Fresh:
         session, usual = self.session, result.samples.get("host", [])
         if not isinstance(session, Feedable) or not usual:
             return
-        moved = list[float]()
-        while len(moved) < _FEW and affords(len(moved)):
+        moved, most = list[float](), float(np.quantile(usual, 0.75))
+        # One slow call alone says little.
+        while len(moved) < _FEW and (affords(len(moved)) or (moved and _is_slower(moved, most))):
             moved.append(self._call(len(moved), is_new=True))
-        most = float(np.quantile(usual, 0.75))
         if not any(_is_slower(taken, most) for taken in (self.taken, moved) if taken):
             return
         again, new = list[float](), list[float]()

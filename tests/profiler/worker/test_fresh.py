@@ -65,4 +65,13 @@ def test_slower_calls_that_are_slow_with_the_same_inputs_too_say_nothing() -> No
     result = Result("a", "ok", clock="host", samples={"host": [1.0] * 40})
     Fresh(world, world, SPECS, own, 2).judge(result, lambda calls: not calls)
     assert (result.latency_ms, result.warnings) == (1.0, [])
-    assert world.calls == 1 + 5 * 4
+    assert world.calls == 3 + 5 * 4
+
+
+def test_a_single_slow_call_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = seeded_inputs(SPECS, 2)
+    world: Any = World(own, False)
+    monkeypatch.setattr(world, "time_synchronized", lambda run, calls: {"host": [run(print) or 9.0 / world.calls]})
+    result = Result("a", "ok", clock="host", samples={"host": [5.0] * 40})
+    Fresh(world, world, SPECS, own, 2).judge(result, lambda calls: not calls)
+    assert (world.calls, result.warnings) == (2, [])
