@@ -92,8 +92,9 @@ class OrtSession:
         arrays = self.job.named_inputs([node.name for node in self.session.get_inputs()], inputs)
         for tensor, array in zip(self.inputs, arrays, strict=True):
             given = torch.from_numpy(array)
-            if self.job.device == "cpu":  # Where torch copies, its threads spin for a while beside ONNX Runtime's.
+            if self.job.device == "cpu":  # After torch's copy its threads would spin beside ONNX Runtime's.
                 given = given.to(tensor.dtype).contiguous()
+                assert given.shape == tensor.shape, f"{given.shape} given for {tensor.shape}"
                 ctypes.memmove(tensor.data_ptr(), given.data_ptr(), given.nbytes)
             else:
                 tensor.copy_(given)

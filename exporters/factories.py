@@ -50,8 +50,8 @@ def examples(source: ModelSource) -> list[Example]:
     found = _made(source)[1]
     if not found:
         raise source.error(
-            "its inputs are not known: add `input: [3, 224, 224]`, the shape of one item, or let the factory return "
-            "(module, example_inputs) as torch.export takes them"
+            "its inputs are not known: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or "
+            "let the factory return (module, example_inputs) as torch.export takes them"
         )
     return found
 
@@ -141,6 +141,7 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
     if not tensors or any(not leaf.ndim for _, leaf in tensors) or len({len(leaf) for _, leaf in tensors}) > 1:
         sizes = ", ".join(str(tuple(leaf.shape)) for _, leaf in tensors) or "none"
         raise source.error(f"the first dimension of every example is the batch, but the tensors' shapes are {sizes}")
+    called = dict(enumerate(_taken_by_position(model)))
     is_nested = len(tensors) < len(leaves) or any(len(path) > 1 for path, _ in tensors)
     if is_nested:
         _flatten(model, positional, keywords)
@@ -150,11 +151,19 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
         for key in path:
             own = None if own is None else key.get(own)
             keys.append(next(getattr(key, name) for name in ("idx", "key", "name") if hasattr(key, name)))
-        name = ".".join(map(str, keys))
-        name = name if keywords else "x" if len(tensors) == 1 else f"x{name}"
+        place, *inner = keys
+        name = ".".join(map(str, [place if keywords else called.get(place, f"x{place}"), *inner]))
+        name = name if keywords or len(tensors) > 1 else "x"
         array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).cpu().numpy()
-        found.append(Example(name, number if is_nested else keys[0], np.ascontiguousarray(array), _axes(own)))
+        found.append(Example(name, number if is_nested else place, np.ascontiguousarray(array), _axes(own)))
     return found
+
+
+def _taken_by_position(model: nn.Module) -> list[str]:
+    with contextlib.suppress(ValueError):  # Scripted modules have no signature.
+        asked = inspect.signature(model.forward).parameters.values()
+        return [one.name for one in asked if one.kind is one.POSITIONAL_OR_KEYWORD]
+    return []
 
 
 def _axes(shape: Any) -> dict[int, str]:

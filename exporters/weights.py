@@ -26,11 +26,16 @@ from exporters.source import Identity, ModelError, ModelSource, digest
 if TYPE_CHECKING:
     from torch import nn
 
-SAVED_BY = "exporters.factories"
+_SAVED_BY = "exporters.factories"
 """Module of the factory that loads an object which was saved."""
 _WORD = re.compile(r"\w+")
-_LOOKS_UP = {"globals", "getattr", "vars", "eval", "exec", "__dict__", "__import__", "import_module"}
-_LOOKS_UP |= {"__init_subclass__", "__subclasses__"}
+_LOOKS_UP = re.compile(
+    r"\b(globals|locals|vars|getattr|attrgetter|getmembers|exec|__import__|import_module|metaclass)\b"
+    r"|(?<!\.)\beval\b|__(dict|init_subclass|subclasses)__"
+)
+"""Calls that reach code whose name is not written there; a module's own eval() only sets its mode."""
+_UNREAD = (SyntaxError, ValueError, RecursionError)
+"""Errors of text that is no Python, or nests too deeply."""
 _MAIN = "__name__ == '__main__'"
 _DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
@@ -136,9 +141,9 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
     """Return by module the sha256 of the source of these modules and of all that they import, directly or not.
 
     Imported libraries are left out. Imports under a name that only the running program knows are not found. Functions
-    and classes that nothing mentions, from the factory, its options and the model's `classes` on, do not count:
-    another model in the same file may change. What is mentioned is any word, be it of another module. Where that looks
-    names up as the program runs, all counts.
+    and classes count only if the factory, its options or the model's `classes` mention them, directly or not, so
+    another model in the same file may change. Any word counts as a mention, in whichever module. If a counted
+    statement looks names up at run time, everything counts.
     """
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
@@ -151,37 +156,40 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
         files[name] = path
         if not is_library and path.suffix == ".py":
             waiting += [(imported, False) for imported in _imports(path, name)]
-    parts = {name: list(_statements(path)) for name, path in files.items() if libraries.isdisjoint(path.parents)}
+    own = {name: path for name, path in files.items() if libraries.isdisjoint(path.parents) and path.suffix == ".py"}
+    parts = {name: _statements(path) for name, path in own.items()}
     module, _, called = (source.factory or "").partition(":")
     # Only the file in which an object was saved knows what of a module it needs.
-    words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != SAVED_BY else None
-    every = [statement for statements in parts.values() for statement in statements]
-    while words is not None and (
-        more := {word for defined, text in every if defined in words for word in _WORD.findall(text)} - words
-    ):
-        words = words | more if more.isdisjoint(_LOOKS_UP) else None
+    words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != _SAVED_BY else None
+    every = [(defined, text, set(_WORD.findall(text))) for statements in parts.values() for defined, text in statements]
+    more = words
+    while words is not None and more:
+        mentioned = [(text, own) for defined, text, own in every if defined in words]
+        more = set[str]().union(*(own for _, own in mentioned)) - words
+        words = None if any(_LOOKS_UP.search(text) for text, _ in mentioned) else words | more
     found = {name: file_sha256(path) for name, path in files.items()}
     for name, statements in parts.items():
         found[name] = digest([text for defined, text in statements if words is None or defined in words])
     return dict(sorted(found.items()))
 
 
-def _statements(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield a file's statements: a name without which it does not count, or "" if it always does, and its text."""
-    text = path.read_bytes()
+def _statements(path: Path) -> list[tuple[str, str]]:
+    """List a file's statements as (name, text); a statement without a name always counts."""
+    text, found = path.read_bytes(), list[tuple[str, str]]()
     try:
-        statements = ast.parse(text).body
-    except (SyntaxError, ValueError):
-        yield "", repr(text)
-        return
-    for each in statements:
-        if isinstance(each, ast.ImportFrom):
-            for alias in each.names:
-                one = ast.unparse(ast.ImportFrom(each.module, [alias], each.level))
-                yield "" if alias.name == "*" else alias.asname or alias.name, one
-        elif not (isinstance(each, ast.If) and ast.unparse(each.test) == _MAIN and not each.orelse):
-            name = "" if getattr(each, "decorator_list", []) else getattr(each, "name", "")
-            yield "" if name.startswith("__") else name, ast.unparse(each)
+        for each in ast.parse(text).body:
+            if isinstance(each, ast.ImportFrom):
+                for alias in each.names:
+                    one = ast.unparse(ast.ImportFrom(each.module, [alias], each.level))
+                    found.append(("" if alias.name == "*" else alias.asname or alias.name, one))
+            elif not (isinstance(each, ast.If) and ast.unparse(each.test) == _MAIN and not each.orelse):
+                name = ""
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not each.decorator_list:
+                    name = each.name
+                found.append(("" if name.startswith("__") else name, ast.unparse(each)))
+    except _UNREAD:
+        return [("", repr(text))]
+    return found
 
 
 def _file(module: str) -> Path | None:
@@ -202,7 +210,7 @@ def _imports(path: Path, module: str) -> Iterator[str]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         statements = list(ast.walk(ast.parse(path.read_bytes())))
-    except SyntaxError:
+    except _UNREAD:
         return
     for statement in statements:
         names: list[str] = []

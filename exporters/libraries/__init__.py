@@ -102,7 +102,7 @@ def model_entry(word: str, step: str | None = None) -> dict[str, str]:
         name = Path(word.partition(":")[2]).name
         return {"name": name, "network": word} if step is None else {"name": f"{name}-{step}", "network": word}
     if word.endswith(".onnx"):
-        return {"name": Path(word).stem, "onnx": word}
+        return {"name": Path(word).stem.replace(",", "-"), "onnx": word}
     if ":" in word:  # With the module, since functions of several files are called alike.
         module, _, function = word.rpartition(":")
         return {"name": f"{module.rpartition('.')[2]}.{function}", "factory": word}

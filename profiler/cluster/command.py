@@ -27,7 +27,7 @@ from engines.options import DEVICES
 from exporters.errors import sentence
 from exporters.whole_file import write_whole
 from profiler.cluster.kinds import Kind, kinds_of
-from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, OTHER_SOURCES, TRIES, Part, measure, sources
+from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, TRIES, Part, measure, sources
 from profiler.errors import ConfigError
 from profiler.job.case import Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, Machine
@@ -39,7 +39,7 @@ from profiler.processes.messages import Status
 from profiler.results.cells import cells
 from profiler.results.columns import RESULTS
 from profiler.results.result import Result
-from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_text, writing
+from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_json, read_text, writing
 from profiler.run import command as run
 from profiler.run.prepare import with_shapes
 from profiler.run.progress import Display
@@ -52,6 +52,8 @@ _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
 _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
+_DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
+"""Keys of environment.json that only the driver knows."""
 _STAYS = (".git", ".venv", "venv", "__pycache__", "node_modules")
 """What does not travel of a job's folder, besides its results."""
 
@@ -110,7 +112,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         if conclude is not None and not shared.layers:
             conclude(whole.path, results, console)
     if refused:
-        raise ConfigError("; ".join(refused))
+        raise ConfigError("; ".join(dict.fromkeys(refused)))
     own_rows = [(results.filter(run_id=side.run.run_id), side.runner.config) for side in sides]
     return max(run.exit_code(rows, config, options.strict) for rows, config in own_rows)
 
@@ -135,7 +137,9 @@ class Side:
         words = ["--only", str(Filter({**(only.conditions if only else {}), "model": [model]}))]
         words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
         words += ["--retry"] if self.options.retry and not self.lost[model] else []
-        files = {file.name: read_text(file) for file in (self.run.tries, self.run.path / MODELS) if file.exists()}
+        files = {self.run.tries.name: read_text(self.run.tries)}
+        recorded = read_json(self.run.path / MODELS)
+        files[MODELS] = json.dumps({name: recorded[name] for name in recorded if name.partition("/")[0] == model})
         rows = [row.to_json() for id_, row in self.run.results().items() if id_.startswith(f"{model}/")]
         files[JOURNAL] = "".join(f"{row}\n" for row in rows)
         return Part(as_job(self.runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
@@ -162,8 +166,9 @@ class Side:
         """Keep the first node's environment, and of each node who it is; rows have their own."""
         known = self.runner.environment
         nodes, node = known.get("nodes", []), {key: found.get(key) for key in ("host", "gpu_uuid", "cores")}
-        kept = {key: known[key] for key in ("machine", "command", "earlier_commands", "job_folder") if key in known}
-        first = known if nodes else found | host_and_user() | {"earlier_commands": []} | kept
+        kept = {key: known[key] for key in _DRIVERS if key in known}
+        is_first = not nodes or node == nodes[0]
+        first = found | host_and_user() | {"earlier_commands": []} | kept if is_first else known
         roofs = {"roofs": (found.get("roofs") or {}) | (known.get("roofs") or {})}
         self.runner.environment = first | roofs | {"nodes": [*nodes, *([node] if node not in nodes else [])]}
         self.run.write_environment(self.runner.environment)
@@ -205,8 +210,6 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
                     del going[stream]
                     lose(side, model, sentence(error))
                     continue
-                if file == OTHER_SOURCES:
-                    raise ConfigError(f"--ray: {text}")
                 if file != ENDED:
                     side.take(file, text, display)
                     continue
@@ -253,7 +256,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
         raise ConfigError("--ray: Ray is not installed; pip install 'runtime-profiler[ray]'") from None
     usual: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "runtime_env": environment}
     usual |= {"include_dashboard": False} if address == "local" else {}
-    logging.getLogger("ray").setLevel(logging.ERROR)  # It tells of its token, and of folders that it leaves out.
+    logging.getLogger("ray").setLevel(logging.ERROR)  # Else it prints notes on its token and on ignored folders.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if address not in ("local", "auto"):  # Ray tries for minutes.

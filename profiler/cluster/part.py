@@ -23,7 +23,7 @@ from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved
 
 JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "models.json", "environment.json"
-ENDED, OTHER_SOURCES = "ended", "other sources"
+ENDED = "ended"
 _POLL_SECONDS = 0.3
 _SAID = 2000
 """Last characters of what the program printed."""
@@ -50,11 +50,11 @@ class Part:
 def measure(part: Part) -> Iterator[tuple[str, str]]:
     """Run a part, and say what a file of its run folder has: of JOURNAL and TRIES each new line, of others all.
 
-    ENDED comes last: the exit code, a line break, and the end of what the program printed; or OTHER_SOURCES at once.
+    ENDED comes last: the exit code, a line break, and the end of what the program printed.
     """
     if part.sources != sources():
         others = f"{socket.gethostname()} has other sources of the profiler ({sources()}, not {part.sources})"
-        yield OTHER_SOURCES, f"{others}; install the same version on every node"
+        yield ENDED, f"2\n--ray: {others}; install the same version on every node"
         return
     cards = visible_gpus() if part.job["device"] == "cuda" else []
     cores = own_cores(cards[0].uuid if cards else None)
@@ -113,5 +113,7 @@ def sources() -> str:
 
 
 def _whole_lines(file: Path, at: int) -> bytes:
-    text = file.read_bytes()[at:]
+    with file.open("rb") as opened:
+        opened.seek(at)
+        text = opened.read()
     return text[: text.rfind(b"\n") + 1]

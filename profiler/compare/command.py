@@ -219,8 +219,8 @@ def _totals(comparison: Comparison) -> Section:
         *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),
         figure("Geometric mean", "ratio", each(numbers.relative)),
-        figure("Least", "low", each(numbers.relative)),
-        figure("Most", "high", each(numbers.relative)),
+        figure("95 % from", "low", each(numbers.relative)),
+        figure("to", "high", each(numbers.relative)),
         _MEMORY,
         *(figure(verdict.title(), verdict, whole) for verdict in Verdict),
     ]

@@ -317,16 +317,13 @@ class EngineEntry(BaseModel):
 
     @model_validator(mode="after")
     def _options(self) -> EngineEntry:
-        declared = self._declared()
+        declared = self.engine.options.declared()
         for key, value in self.options.items():
             check_word(key, declared, f"option of {self.name}", at=(key,))
             _check_option(key, value, declared[key])
         if self.label in PRESETS and self.label != self.name:
             raise mistake(f"the label {self.label} is a preset's name; choose another")
         return self
-
-    def _declared(self) -> dict[str, Option]:
-        return self.engine.options.declared()
 
     @property
     def engine(self) -> Engine:

@@ -14,8 +14,7 @@ from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, Child, add_origin, remove_origin, run_all
 
 _LEAST_MIB = 8192
-"""Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held. So it
-is where this process has opened half of the files that it may."""
+"""Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held."""
 
 
 def origin_of(logs: Path, model: str) -> str:
@@ -70,5 +69,6 @@ class Holders:
 
 
 def _is_short() -> bool:
+    """Tell whether memory is short, or half of the files that this process may open are."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return available_memory_mib() < _LEAST_MIB or psutil.Process().num_fds() > most / 2

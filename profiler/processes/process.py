@@ -61,7 +61,7 @@ _LATE_SECONDS, _CLOCKS_AGREE = 1.0, 1.1
 _EXIT_SECONDS = 10.0
 """How long a process may take to go after its last word, or once it is killed."""
 _UNKNOWN = 255
-"""multiprocessing's word for an exit code that it cannot know, since the forkserver has ended."""
+"""multiprocessing's exit code for a process whose forkserver has ended."""
 _STARTS = 3
 """How often a process is started where the forkserver ends meanwhile."""
 _ROUNDS = 20
@@ -345,6 +345,7 @@ class Child:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_all(self) -> None:
+        until = time.monotonic()
         if (pid := self.process.pid) in _RUNNING:
             _RUNNING.remove(pid)
             # The group may outlive its leader. A child that leads none yet has started nothing either.
@@ -352,9 +353,10 @@ class Child:
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
             self.process.join(_EXIT_SECONDS)
+            # A forkserver that ends closes its pipes a moment before its children are this process's.
+            if self.process.exitcode == _UNKNOWN and self._origin == self._forkserver:
+                until += _LATE_SECONDS
         end_below(self._origin, _RUNNING)
-        # A forkserver that ends closes its pipes a moment before its children are this process's.
-        until = time.monotonic() + (_LATE_SECONDS if self.process.exitcode == _UNKNOWN else 0.0)
         while is_there := self._has_forkserver():
             if time.monotonic() >= until:
                 break
@@ -363,7 +365,10 @@ class Child:
             end_below(os.getpid(), _of_this_session())
 
     def _has_forkserver(self) -> bool:
-        return any(child.pid == self._forkserver and _is_alive(child) for child in psutil.Process().children())
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self._forkserver)
+            return found.ppid() == os.getpid() and _is_alive(found)
+        return False
 
     def remaining(self) -> float:
         """Return how many seconds its phase may still take, below 0 once that is over."""

@@ -41,7 +41,7 @@ _SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": 
 _ROW = ["machine", "library", "implementation", "batch_size", "ours"]
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 _DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
-_ONLY_INFER = "What ran only inference has that pass's time as forward."
+_ONLY_INFER = "Rows that ran only inference show its time as forward."
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
 
 

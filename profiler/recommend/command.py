@@ -72,7 +72,7 @@ def execute(options: Options, console: Console) -> int:
     elif len(answers) > 1:
         print_briefly(console, answers, options.runs)
     else:
-        print_answer(console, *answers[0], options.runs)
+        print_answer(console, *answers[0], [] if options.export else options.runs)
     if options.export is not None:
         return _export(options.export, answers[0][1], runs, options.trust_code)
     return 0 if all(choice.winner for _, choice in answers) else NOTHING_FITS
@@ -175,7 +175,7 @@ def _export(folder: Path, choice: Choice, runs: Runs, trust_code: bool) -> int:
 
 
 def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
-    """Print an answer as wide as the console; commands are never broken."""
+    """Print an answer as wide as the console, and how to export it from the `runs`; commands are never broken."""
     machines = listed(dict.fromkeys(cell["machine"] for cell in _candidates(choice) if cell["machine"]))
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
@@ -188,7 +188,8 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
     compared = [cell for cell in (choice.winner, choice.runner_up) if cell]
     for kind, of in grouped((kind, cell["name"]) for cell in compared for kind in cell["footnotes"]).items():
         console.print(Text(f"{kind} ({', '.join(of)}): {meaning(kind)}", style="dim"))
-    _print_export(console, request, choice, runs)
+    if runs:
+        _print_export(console, request, choice, runs)
 
 
 def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str]) -> None:

@@ -126,7 +126,7 @@ def exit_code(results: pl.DataFrame, config: Config, strict: bool) -> int:
 
 
 def preloaded(configs: Sequence[Config]) -> set[str]:
-    """Name what the jobs' cases would else import themselves: their models' libraries, and torch.compile."""
+    """Name the modules to import once for all cases: the models' libraries, and torch.compile's."""
     words = {entry.network or "" for config in configs for entry in config.models}
     asked = [library for library in map(library_of, words) if library]
     names = {name for library in asked for name in (library.module, library.package)}
@@ -249,14 +249,14 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
 
 def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError where the run's environment.json contradicts what this machine is `now`."""
-    here = must_agree(now)
-    for key, value in must_agree(before).items() if before else ():
+    here = _must_agree(now)
+    for key, value in _must_agree(before).items() if before else ():
         if value != here.get(key):
             was = f"the run was made with {key} {value}, here it is {here.get(key)}"
             raise ConfigError(f"--resume {folder}: {was}; start a new run")
 
 
-def must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Select what all rows of a run have in common: the device, its threads, and every library's version."""
     device = {key: environment.get(key) for key in ("gpu", "device")}
     threads = {key: environment[key] for key in ("cpu", "cpu_cores", "torch_threads") if environment.get(key)}

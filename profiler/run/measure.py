@@ -26,7 +26,7 @@ from profiler.options import Run as Options
 from profiler.processes.forkserver import check_process, leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder, writing
-from profiler.run.command import measure_cases, resolved
+from profiler.run.command import measure_cases, preloaded, resolved
 from profiler.run.model_job import named_entry
 from profiler.run.progress import Display
 from profiler.tables.writers import console
@@ -83,7 +83,7 @@ def measure(
 def _run(run: RunFolder, job: dict[str, Any], most: int, console: Console, report: bool) -> None:
     """Measure the job, and trim the cache to `most` bytes. Raises KeyboardInterrupt after an interrupted run."""
     config = config_of({**job, "import_from": [run.path / _MODEL, Path.cwd()]})
-    with leaving_no_trace(), writing(run.path), libraries() as facts:
+    with leaving_no_trace(), writing(run.path), libraries(preloaded([config])) as facts:
         target = resolve_device(config.device, facts)
         interrupted = run_job(run, config, target, facts, console, report)
     trim(default_root(), most)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from profiler.job.case import Case
 from profiler.results.result import Result
+from profiler.results.warning_kinds import retaken
 from profiler.stats.samples import median
 from profiler.tables.numbers import counted, decimals, duration
 
@@ -64,7 +65,8 @@ class Display:
         what = f"{result.reason or ''}{f' (log: {result.log})' if result.log else ''}"
         samples = result.samples.get(result.clock or "", [])
         if is_ok := result.status == "ok" and (middle := median(samples)) is not None:
-            what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
+            doubts = dict.fromkeys(warning.kind for warning in retaken(result.warnings))
+            what = ", ".join([f"{decimals(middle)} ms", counted(len(samples), "sample"), *doubts])
         what += "" if counts else ": the earlier measurement was quieter and stays"
         status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
         line = Text.assemble(self._place, f"{where} ".lstrip(), status, f"{result.case_id}  ", (what, "dim"))

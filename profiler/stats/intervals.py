@@ -7,11 +7,11 @@ imported where it is needed, and no worker needs it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +22,8 @@ MARGINS = {"event": 0.01, "host": 0.03}
 """Differences of up to this share do not count, by headline clock: figures of a CPU differ more by themselves."""
 CONTRADICTION = 1.1
 """Two figures of one call contradict each other from this ratio on."""
+_KNOWN: dict[bytes, Interval | None] = {}
+"""Sampling intervals by the samples' digest."""
 _PRIOR_CONFIGURATIONS = 10
 """Fewest replicated configurations of a run from which their common spread is estimated."""
 _PRIOR_MOST, _BASE_MOST = 5.0, 10.0
@@ -122,7 +124,7 @@ def figure_interval(
     values = np.asarray(samples, dtype=float)
     ends = [middle, middle * math.exp(-between), middle * math.exp(between), *others]
     if values.size >= _FEWEST:
-        sampling = _sampling(values.tobytes()) or _student(values, middle)
+        sampling = _known_interval(values) or _student(values, middle)
         third = values.size // 3
         ends += [sampling.low, sampling.high, float(np.median(values[:third])), float(np.median(values[-third:]))]
         if beside_work is not None:
@@ -132,10 +134,12 @@ def figure_interval(
     return Interval(min(ends), max(ends))
 
 
-@lru_cache(maxsize=1024)
-def _sampling(values: bytes) -> Interval | None:
-    """Remember what took long: a run makes its rows anew, of the same samples, as it goes on."""
-    return median_interval(np.frombuffer(values))
+def _known_interval(values: Floats) -> Interval | None:
+    """Bootstrap a series once: a run rebuilds its rows after every case."""
+    key = hashlib.blake2b(values.tobytes(), digest_size=16).digest()
+    if key not in _KNOWN:
+        _KNOWN[key] = median_interval(values)
+    return _KNOWN[key]
 
 
 @dataclass(frozen=True)

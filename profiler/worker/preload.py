@@ -46,7 +46,7 @@ try:
     # torch first: it loads the CUDA libraries that onnxruntime then finds.
     import torch
 
-    # Who sets a seed or a dispatch mode imports that, too.
+    # Setting a seed or a dispatch mode imports it anyway.
     import torch._dynamo
 
     with contextlib.suppress(ImportError):

@@ -29,6 +29,8 @@ _CHUNK_SECONDS = 0.1
 _FEWEST = 3
 """Samples of every clock but the headline's."""
 _THROUGHPUT_SECONDS = 0.5
+_NEARLY = 0.9
+"""From this share of the loop's seconds on, the timed calls replace the loop: gaps between them are not timed."""
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
@@ -142,7 +144,7 @@ class _Sampling:
         """Take the timed calls, which are synchronous, for a back-to-back loop if they lasted long enough."""
         samples = self.result.samples["host"]
         elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
-        if elapsed >= self.loop_seconds:
+        if elapsed >= _NEARLY * self.loop_seconds:
             self.result.throughput = len(samples) * self.block / elapsed
         else:
             self.result.throughput = self.clock.throughput(self.session.run, self.loop_seconds, call_ms)

@@ -85,6 +85,9 @@ def keywords():
     shapes = {"ids": {0: torch.export.Dim.AUTO, 1: LENGTH}, "extra": None, "mask": {1: LENGTH}, "scale": None}
     return Net(), {"ids": IDS, "extra": WEIGHTS, "mask": MASK, "scale": 2}, shapes
 def named(): return nn.Linear(3, 2), (torch.ones(4, 3),), {"input": (None, LENGTH)}
+TWO = (torch.ones(4, 3), torch.ones(4, 3))
+def several(): return nn.Bilinear(3, 3, 2), TWO
+def traced(): return torch.jit.trace(nn.Bilinear(3, 3, 2), TWO), TWO
 def single(): return nn.Linear(3, 2), torch.ones(4, 3).double()
 def alone(): return Net()
 def unlike(): return Net(), (torch.ones(3, 2), torch.ones(4))
@@ -108,13 +111,15 @@ def example(name: str, **more: Any) -> ModelSource:
 @pytest.mark.parametrize(
     ("name", "specs", "dimensions"),
     [
-        ("positional", [("x0", ("batch", 12), "int64"), ("x1.w.0", ("batch",), "float32")], []),
+        ("positional", [("ids", ("batch", 12), "int64"), ("extra.w.0", ("batch",), "float32")], []),
         (
             "keywords",
             [("ids", ("batch", 12), "int64"), ("extra.w.0", ("batch",), "float32"), ("mask", ("batch", 12), "int64")],
             ["length"],
         ),
         ("named", [("x", ("batch", 3), "float32")], ["length"]),
+        ("several", [("input1", ("batch", 3), "float32"), ("input2", ("batch", 3), "float32")], []),
+        ("traced", [("x0", ("batch", 3), "float32"), ("x1", ("batch", 3), "float32")], []),
         ("single", [("x", ("batch", 3), "float32")], []),
     ],
 )

@@ -120,11 +120,12 @@ def test_an_option_may_name_what_a_factory_makes_and_what_is_looked_up_may_be_an
 
     assert changes("other.make(name)", "one") and not changes("other.make(name)", "two")
     assert changes("globals()[f'o{name}']()", "ne")
-    broken = []
-    for text in ("def helped(:\n", "def helped(: # other\n"):
+    assert not changes("other.make().eval()", "vars"), "a module's mode, and a value, look nothing up"
+    broken, long = [], f"helped = {' + '.join(['1'] * 900)}"
+    for text in ("def helped(:\n", "def helped(: # other\n", long, f"{long}  # other\n"):
         (folder / "mine.py").write_text(text)
         broken.append(code(["mine"], factory("helped"))["mine"])
-    assert len(set(broken)) == 2, "of what is no Python all counts"
+    assert len(set(broken)) == 4, "of what is no Python, or too long for it, all counts"
 
 
 def test_a_function_that_is_saved_with_its_inputs_has_the_code_of_its_file(folder: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from profiler import machine, nvml
 from profiler.cluster.command import Side, _travelling
 from profiler.cluster.kinds import Kind, kinds_of
-from profiler.cluster.part import ENVIRONMENT, JOURNAL, OTHER_SOURCES, Part, measure, sources
+from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, Part, measure, sources
 from profiler.errors import ConfigError
 from profiler.job.case import parse_only
 from profiler.job.config import DeviceEntry, load_config
@@ -109,7 +109,7 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
 
 def test_a_node_with_other_sources_says_so() -> None:
     ((name, text),) = measure(Part({}, None, "run", {}, (), "elsewhere"))
-    assert name == OTHER_SOURCES and f"({sources()}, not elsewhere)" in text
+    assert name == ENDED and text.startswith("2\n") and f"({sources()}, not elsewhere)" in text
 
 
 def test_an_environment_names_each_node_once(tmp_path: Path) -> None:
