@@ -55,10 +55,6 @@ class CompiledSession(EagerSession):
     def run(self, mark: Mark) -> None:
         self.step(mark)
 
-    def move(self) -> None:
-        if not self._wants_graph:
-            super().move()
-
     def proof(self) -> Proof:
         """Report the compiler's own counters, and the types of the operators that it was given to compile."""
         breaks = _graph_breaks()

@@ -94,6 +94,11 @@ class Scaled(Product):
         return y - 1, self.last.weight.norm()
 
 
+class First(Product):
+    def forward(self, x):
+        return self.last(x[:1]).expand(len(x), -1, -1)
+
+
 class Refusing(Product):
     def __init__(self, items):
         super().__init__()
@@ -288,6 +293,7 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     *[(case(source("Masked"), engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
     *[(case(TEXT, engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
     (case(source("Deaf")), "", set(), {}),
+    (case(source("First"), batch_size=8), "the outputs are wrong", set(), {}),
     (case(image("Boxes")), "", {"no-parity"}, {}),
     (case(image("Boxes"), engine="ort"), "", {"static-graph", "no-parity"}, {"fixed": True}),
     (case(source("nan")), "nothing can be compared: .*not finite in 100 %", set(), {}),
@@ -353,7 +359,7 @@ def test_a_case_that_others_took_the_processors_from_is_disturbed(measure: Measu
 def test_the_error_of_a_row_has_a_width(measure: Measure) -> None:
     result = measure(case(source("Scaled"), precision="bf16"), budget=replace(BUDGET, seconds=0.3))
     figures, items = result.figures, int(result.figures["error_items"] or 0)
-    assert (result.status, 8 <= items <= 64, items % 2) == ("ok", True, 0), result.reason
+    assert (result.status, 7 <= items <= 63) == ("ok", True), result.reason
     errors, models = [], [sys.modules["case_factories"].Scaled().to(t) for t in (torch.float32, torch.bfloat16)]
     for first in range(0, items, 2):
         (x,) = seeded_inputs([TensorSpec("x", ("batch", 4, 8), "float32")], 2, first=first)
@@ -362,8 +368,8 @@ def test_the_error_of_a_row_has_a_width(measure: Measure) -> None:
         (truth, norm), (ours, norm_in_bf16) = ([part.float() for part in call] for call in calls)
         pairs = zip(ours, truth, strict=True)
         errors += [max(float((a - b).norm() / b.norm()), float(abs(norm_in_bf16 / norm - 1))) for a, b in pairs]
-    assert figures["rel_l2_error"] == pytest.approx(np.median(errors), rel=1e-3)
-    assert figures["rel_l2_error_high"] == pytest.approx(upper_bound(errors), rel=1e-3)
+    assert figures["rel_l2_error"] == pytest.approx(np.median(errors[:items]), rel=1e-3)
+    assert figures["rel_l2_error_high"] == pytest.approx(upper_bound(errors[:items]), rel=1e-3)
 
 
 def tokens(path: Path, rows: int = 2, factor: int = 1, batch: int | str = "n") -> Case:
@@ -515,8 +521,8 @@ def test_the_parts_of_device_memory_add_up_to_the_peak(readings: Any, declared: 
 
 
 def test_as_many_items_as_time_allows() -> None:
-    runs = [(8, 0.1, 1000), (8, 2.0, 1000), (8, 0.1, 2**26), (8, 60.0, 2**30), (100, 0.1, 1000), (5, 0.1, 0)]
-    assert [affordable_runs(*each, 100) for each in runs] == [8, 1, 2, 1, 1, 12]
+    runs = [(7, 0.1, 1000), (7, 2.0, 1000), (7, 0.1, 2**26), (7, 60.0, 2**30), (100, 0.1, 1000), (5, 0.1, 0)]
+    assert [affordable_runs(*each, 100) for each in runs] == [9, 1, 2, 1, 1, 12]
     assert (affordable_runs(8, 0.1, 1000, 5), affordable_runs(8, 0.1, 1000, 20)) == (1, 2)
 
 
@@ -525,10 +531,10 @@ def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder: Path) -
     made = prepare_model((model, folder / "cache"), QUIET)
     assert made.reference is not None and made.state is not None
     reference = Outputs.read(made.reference)
-    assert (reference.batch, reference.items) == (8, 64)
+    assert (reference.batch, reference.items) == (7, 63)
     (rows,) = map(reference.rows, reference.arrays)
     with torch.no_grad():
-        whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 64)[0]))
+        whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 63)[0]))
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
 
 
@@ -540,7 +546,7 @@ def test_a_reference_of_fewer_items_is_compared_with_these_and_named(
     monkeypatch.setattr(preparing, "_CPU_SECONDS", 0.0)
     one = case(source("Refusing", items=8))
     result = measure(one)
-    assert (result.status, result.reference) == ("ok", "eager-fp32-cpu, 1 of 8 items"), result.reason
+    assert (result.status, result.reference) == ("ok", "eager-fp32-cpu, 1 of 7 items"), result.reason
     assert (result.figures["rel_l2_error"] or 0) < 1e-5
 
 
