@@ -67,7 +67,7 @@ class Allowance(NamedTuple):
     call: float
 
     def allows(self, items: int, seconds: float) -> bool:
-        """Allow one more run after so many seconds: any until `items` are 8, then a tenth of the case's time."""
+        """Allow one more run after so many seconds: any until there are REFERENCE_ITEMS, then a tenth of the time."""
         most = self.left if items < REFERENCE_ITEMS else min(self.left, _SHARE * self.spent)
         return seconds + self.call < most
 
