@@ -473,18 +473,26 @@ def run_all(
 
 def end_below(root: int | None, spared: Collection[int] = ()) -> None:
     """End every process below `root`, except its `spared` children and what is below those."""
-    for _ in range(_ROUNDS):  # What one of them starts meanwhile is found by the next look.
-        living = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(root).children() if root is not None else ():
-                if child.pid not in spared:
-                    living += [one for one in (child, *child.children(recursive=True)) if _is_alive(one)]
+    known = set[int]()
+    for _ in range(_ROUNDS):  # What one of them starts meanwhile, or leaves to `root`, is found by the next look.
+        found = list[psutil.Process]()
+        for child in _children(root):
+            if child.pid not in spared:
+                found += [child, *_children(child.pid, recursive=True)]
+        living = [one for one in found if _is_alive(one)]
         for process in living:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        if not living:
+        if not living and known.issuperset(one.pid for one in found):
             return
+        known.update(one.pid for one in found)
         psutil.wait_procs(living, timeout=0.5)
+
+
+def _children(pid: int | None, recursive: bool = False) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive) if pid is not None else []
+    return []
 
 
 def _of_this_session() -> set[int]:

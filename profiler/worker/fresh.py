@@ -16,8 +16,9 @@ from profiler.worker.clock import Clock
 
 _FEW = 3
 """Calls with new inputs, elsewhere too, that every case makes if they are affordable."""
-_ROUNDS = 5
-"""Calls of each kind, in turn, before a row gets the figure of new inputs: all of these must be slower."""
+_ROUNDS = 6
+"""Calls of each kind, in turn, before a row gets the figure of new inputs: all of these must be slower than all but one
+of the others, which is so by chance in 7 of 924 orders, before any margin."""
 _COLD_MS = 0.02
 """What a call of microseconds takes longer after other work, whatever its inputs are."""
 _DRAWN, _FIRST = 16, 1000
@@ -66,7 +67,7 @@ class Fresh:
                 session.feed(self.own)
                 session.run(ignore)
                 taken.append(self._call(number, is_new))
-        if not _is_slower(new, float(np.median(again))):
+        if not _is_slower(new, sorted(again)[-2]):
             return
         figures = f"{milliseconds(float(np.median(new)))} with new inputs, {milliseconds(float(np.median(again)))} with"
         text = f"a call takes {figures} the same again: the model remembers outputs, and the figure is that of new ones"

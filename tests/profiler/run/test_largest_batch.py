@@ -278,12 +278,15 @@ def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_a
     assert (1 <= len(first) < 6, none) == (True, []), "it was interrupted before the search"
     assert second[: len(first)] == first
     assert [line["case_id"].split("/")[4] for line in whole] == ["b1", "b2", "b4", "b8", "b16", "b32"]
+    assert [line["status"] for line in whole] == [*["ok"] * 5, "oom"], [line["reasons"] for line in whole]
     assert 1 <= len(some) < len(tries)
     assert tries[: len(some)] == some
     sizes = [row["batch_size"] for row in tries]
     assert len(set(sizes)) == len(sizes), "nothing is tried twice"
     assert max(row["batch_size"] for row in tries if row["status"] == "ok") == 20
     cases, more = all_cases[len(whole) :], all_tries[len(tries) :]
-    assert [line["case_id"].split("/")[4] for line in cases] == ["b32"]
+    assert [line["case_id"].split("/")[4] for line in cases] == ["b32"], [
+        w for line in whole for w in line["warnings"] if "inconsistent" in w
+    ]
     assert {line["status"] for line in (*cases, *more)} == {"ok"}
     assert max(row["batch_size"] for row in more) == 40
