@@ -281,4 +281,4 @@ class Movable(Feedable, Protocol):
     """A session whose inputs can be elsewhere."""
 
     def move(self) -> None:
-        """Have further runs read the inputs in new memory, called again where they were; a recorded run stays."""
+        """Have further runs read the inputs in new memory, called again where they were; eager's graph stays."""

@@ -64,7 +64,7 @@ _UNKNOWN = 255
 """multiprocessing's exit code for a process whose forkserver has ended."""
 _STARTS = 3
 """How often a process is started where the forkserver ends meanwhile."""
-_ROUNDS = 20
+_LOOKS = 20
 _LONGEST = 60
 """Characters of a temporary folder that the forkserver's socket can be in: its path has 107 bytes (man 7 unix)."""
 _THEIRS: set[int] = set()
@@ -473,25 +473,28 @@ def run_all(
 
 def end_below(root: int | None, spared: Collection[int] = ()) -> None:
     """End every process below `root`, except its `spared` children and what is below those."""
-    known = set[int]()
-    for _ in range(_ROUNDS):  # What one of them starts meanwhile, or leaves to `root`, is found by the next look.
-        found = list[psutil.Process]()
+    before: set[psutil.Process] | None = None
+    for _ in range(
+        _LOOKS
+    ):  # No look is of one moment: what is started or left to `root` meanwhile is found next.
+        found = set[psutil.Process]()
         for child in _children(root):
             if child.pid not in spared:
-                found += [child, *_children(child.pid, recursive=True)]
-        living = [one for one in found if _is_alive(one)]
-        for process in living:
+                found |= {child, *_children(child, recursive=True)}
+        for process in found:  # Also one that counts as ended: its first thread may have ended before others.
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        if not living and known.issuperset(one.pid for one in found):
+        living = list(filter(_is_alive, found))
+        if not living and found == before:
             return
-        known.update(one.pid for one in found)
+        before = found
         psutil.wait_procs(living, timeout=0.5)
 
 
-def _children(pid: int | None, recursive: bool = False) -> list[psutil.Process]:
+def _children(of: psutil.Process | int | None, recursive: bool = False) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).children(recursive) if pid is not None else []
+        if of is not None:
+            return (psutil.Process(of) if isinstance(of, int) else of).children(recursive)
     return []
 
 

@@ -75,6 +75,10 @@ class Allowance(NamedTuple):
         """Allow one more call that only tells what new inputs take: one at any rate, else a fiftieth of the time."""
         return self.call < self.left if not calls else (calls + 1) * self.call < _NEW_SHARE * self.spent
 
+    def affords_all(self, calls: int) -> bool:
+        """Allow so many calls before the case must have ended."""
+        return calls * self.call < self.left
+
 
 def verify(
     task: Task,
@@ -93,7 +97,7 @@ def verify(
         _check_outputs(task, session, outputs, result, allowance, fresh)
         if fresh and allowance and result.status == "ok":
             try:
-                fresh.judge(result, allowance.affords_new)
+                fresh.judge(result, allowance.affords_new, allowance.affords_all)
             except Exception:  # As where shapes of outputs depend on values; the row stays as it is.
                 traceback.print_exc()
     elif case.pass_ == "training":

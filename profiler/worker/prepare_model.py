@@ -245,7 +245,13 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
             found, are_slow = _run(source, specs, state, least)
             if are_slow:
                 return found
-    return _run(source, specs, state, usual)[0]
+    try:
+        return _run(source, specs, state, usual)[0]
+    except ModelError:
+        if fixed_batch(specs) is None:
+            with contextlib.suppress(ModelError):  # Some models take pairs or whole clips only.
+                return _run(source, specs, state, usual + 1)[0]
+        raise
 
 
 def _run(
@@ -289,7 +295,7 @@ def _run(
 
 def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
     """Return how many batches of so many seconds and bytes to run, for at most so many `items`."""
-    most = min(items, MOST_REFERENCE_ITEMS) // batch
+    most = min(-(-items // batch), MOST_REFERENCE_ITEMS // batch)
     return max(1, min(most, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
 
 

@@ -21,9 +21,9 @@ from profiler.processes.messages import Outcome
 REFERENCE_ITEMS = 7
 """Fewest items that outputs are compared over, where they are affordable, and most items of one reference run.
 
-No usual batch size: a model that mixes its items agrees with a reference of the same batch.
+No usual batch size: a model that mixes its items agrees with a reference of its own batch size.
 """
-MOST_REFERENCE_ITEMS = 63
+MOST_REFERENCE_ITEMS = 9 * REFERENCE_ITEMS
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def plain():
 class Bounded(nn.Module):
     '''Does `what` for more items than `above`, where the file `marker` is or none is asked for.
 
-    The reference has 8 items, so the bound is never below that.
+    The reference has 7 items, so the bound is never below that.
     '''
 
     def __init__(self, what, above, marker=None):

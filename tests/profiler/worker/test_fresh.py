@@ -65,7 +65,7 @@ def test_slower_calls_that_are_slow_with_the_same_inputs_too_say_nothing() -> No
     result = Result("a", "ok", clock="host", samples={"host": [1.0] * 40})
     Fresh(world, world, SPECS, own, 2).judge(result, lambda calls: not calls)
     assert (result.latency_ms, result.warnings) == (1.0, [])
-    assert world.calls == 3 + 6 * 4
+    assert world.calls == 3 + 9 * 4
 
 
 def test_a_single_slow_call_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +77,24 @@ def test_a_single_slow_call_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert (world.calls, result.warnings) == (2, [])
 
 
-def test_calls_with_the_same_inputs_that_are_slow_now_and_then_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("slow", "marks"), [(3, ["inconsistent"]), (4, [])])
+def test_three_slow_calls_with_the_same_inputs_are_chance(
+    slow: int, marks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = seeded_inputs(SPECS, 2)
     world: Any = World(own, False)
-    same, new = [1.0, 5.2, 1.0, 5.2, 1.0, 1.0], [5.5] * 6
+    same, new = [*[5.2] * slow, *[1.0] * (9 - slow)], [5.5] * 9
     taken = iter([*[5.5] * 3, *(call for turn in zip(same, new, strict=True) for call in turn)])
     monkeypatch.setattr(world, "time_synchronized", lambda run, calls: {"host": [next(taken)]})
     result = Result("a", "ok", clock="host", samples={"host": [1.0] * 40})
     Fresh(world, world, SPECS, own, 2).judge(result, lambda calls: calls < 3)
-    assert (result.latency_ms, result.warnings, list(taken)) == (1.0, [], [])
+    assert ([warning.kind for warning in result.warnings], list(taken)) == (marks, [])
+
+
+def test_without_time_for_more_the_first_calls_are_believed() -> None:
+    own = seeded_inputs(SPECS, 2)
+    world: Any = World(own, True)
+    result = Result("a", "ok", clock="host", samples={"host": [1.0] * 40})
+    Fresh(world, world, SPECS, own, 2).judge(result, lambda calls: calls < 3, lambda calls: False)
+    assert (world.calls, result.latency_ms) == (3, 5.0)
+    assert [warning.kind for warning in result.warnings] == ["inconsistent"]
