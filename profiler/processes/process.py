@@ -474,9 +474,7 @@ def run_all(
 def end_below(root: int | None, spared: Collection[int] = ()) -> None:
     """End every process below `root`, except its `spared` children and what is below those."""
     before: set[psutil.Process] | None = None
-    for _ in range(
-        _LOOKS
-    ):  # No look is of one moment: what is started or left to `root` meanwhile is found next.
+    for _ in range(_LOOKS):  # No look is of one moment: what is started or left to `root` meanwhile is found next.
         found = set[psutil.Process]()
         for child in _children(root):
             if child.pid not in spared:
