@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from profiler.processes import process
@@ -549,3 +550,11 @@ with libraries(["greedy"]) as facts: print(facts["torch_threads"])"""
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip().isdigit(), done.stderr
     assert int(done.stdout) != 37
+
+
+def test_what_one_look_for_processes_misses_the_next_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeping = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    looks = iter([[], [psutil.Process(sleeping.pid)]])
+    monkeypatch.setattr(process, "_children", lambda of, recursive=False: next(looks, []) if of == 1 else [])
+    process.end_below(1)
+    assert not psutil.pid_exists(sleeping.pid)
