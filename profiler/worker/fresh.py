@@ -61,9 +61,10 @@ class Fresh:
         # One slow call alone says little.
         while len(moved) < _FEW and (affords(len(moved)) or (moved and _is_slower(moved, most))):
             moved.append(self._call(len(moved), is_new=True))
-        if not any(_is_slower(taken, most) for taken in (self.taken, moved) if taken):
+        tried = [taken for taken in (self.taken, moved) if taken]
+        if not any(_is_slower(taken, most) for taken in tried):
             return
-        again, new = [most], moved
+        again, new = [most], max(tried, key=min)
         if affords_all(4 * _ROUNDS):
             again, new = [], []
             for number in range(_FEW, _FEW + _ROUNDS):

@@ -91,10 +91,12 @@ def test_three_slow_calls_with_the_same_inputs_are_chance(
     assert ([warning.kind for warning in result.warnings], list(taken)) == (marks, [])
 
 
-def test_without_time_for_more_the_first_calls_are_believed() -> None:
+@pytest.mark.parametrize(("compared", "most"), [((), 3), ((1.0,), 3), ((5.0, 5.0), 0)])
+def test_without_time_for_more_the_first_calls_are_believed(compared: tuple[float, ...], most: int) -> None:
     own = seeded_inputs(SPECS, 2)
     world: Any = World(own, True)
     result = Result("a", "ok", clock="host", samples={"host": [1.0] * 40})
-    Fresh(world, world, SPECS, own, 2).judge(result, lambda calls: calls < 3, lambda calls: False)
-    assert (world.calls, result.latency_ms) == (3, 5.0)
+    fresh = Fresh(world, world, SPECS, own, 2, taken=list(compared))
+    fresh.judge(result, lambda calls: calls < most, lambda calls: False)
+    assert (world.calls, result.latency_ms) == (most, 5.0)
     assert [warning.kind for warning in result.warnings] == ["inconsistent"]
