@@ -89,7 +89,7 @@ class Run:
         "this one is slower; exit code 1 if so",
         metavar="OLD",
     )
-    ray: str | None = _option("Measure on a Ray cluster, a part a model: local, auto or its address", metavar="ADDRESS")
+    ray: str | None = _option("Measure on all devices of a Ray cluster: local, auto or its address", metavar="ADDRESS")
     limit: str | None = _option("With --against: how much slower is too much, else 5%")
     junit: Path | None = _option("With --against: also write the result as JUnit's XML", metavar="FILE")
     machine: str | None = _option("What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")

@@ -1,4 +1,4 @@
-"""Run a job on a Ray cluster: a part a model and kind of device, whose rows come into this run as they are made.
+"""Run a job on a Ray cluster, in parts for each kind of device, whose rows come into this run as they are made.
 
 Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). Each of
 the kinds of devices that a job names has a run's folder in the job's.
@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 from rich.console import Console
@@ -50,6 +50,8 @@ from profiler.tables.numbers import counted, duration
 
 _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
+_PARTS = 2
+"""At least so many parts a device, if batch sizes can give them: parts take different times."""
 _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
@@ -98,7 +100,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
                 own.write_config(config)
             start = run.Start(options, console, config, target, environment, plan, chosen)
             sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
-        count = counted(sum(len(side.models) for side in sides), "part")
+        count = counted(sum(len(side.shares) for side in sides), "part")
         display.announce(f"{count} to measure; into {whole.path}")
         interrupted, refused = _measure(ray, sides, display)
         results = _write(sides, console)
@@ -117,36 +119,56 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
     return max(run.exit_code(rows, config, options.strict) for rows, config in own_rows)
 
 
+class Share(NamedTuple):
+    """What one part measures: a model, at one batch size or at all."""
+
+    model: str
+    batch_size: int | None = None
+
+    def __str__(self) -> str:
+        return self.model if self.batch_size is None else f"{self.model} at batch {self.batch_size}"
+
+    def has(self, case_id: str) -> bool:
+        """Tell whether a row is of this part, by its name."""
+        of_batch = self.batch_size is None or f"/b{self.batch_size}/r" in case_id
+        return case_id.startswith(f"{self.model}/") and of_batch
+
+
 class Side:
-    """What is measured on one kind of device: a part a model of a run."""
+    """What is measured on one kind of device: parts of a run, one a model, or one a model and batch size."""
 
     def __init__(self, kind: Kind, runner: Runner, options: Options, folder: Path | None) -> None:
         run.begin(runner)
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
-        self.lost = Counter[str]()
-        """By model how often its program or node ended."""
+        self.lost = Counter[Share]()
+        """By part how often its program or node ended."""
         left = [*run.waiting(self.run.results(), runner.chosen, options.retry), *runner.lacking()]
         # Only the node knows whether a search or the largest batch has ended.
         is_open = runner.config.search or runner.config.largest_batch
-        named = {case.model for case in (runner.chosen if is_open else left)}
-        self.models = [entry.name for entry in runner.config.subjects if entry.name in named]
+        cases = runner.chosen if is_open else left
+        # A search of the largest batch is one for all of them.
+        is_whole = kind.count == 1 or len({case.model for case in cases}) >= _PARTS * kind.count
+        is_whole = is_whole or runner.config.largest_batch is not None
+        self.shares = list(dict.fromkeys(Share(case.model, None if is_whole else case.batch_size) for case in cases))
 
-    def part(self, model: str) -> Part:
-        """Make the part of a model, with what is there of it."""
+    def part(self, share: Share) -> Part:
+        """Make a part, with what is there of it."""
         only = parse_only(self.options.only)
-        words = ["--only", str(Filter({**(only.conditions if only else {}), "model": [model]}))]
+        conditions = {**(only.conditions if only else {}), "model": [share.model]}
+        conditions |= {} if share.batch_size is None else {"batch_size": [share.batch_size]}
+        words = ["--only", str(Filter(conditions))]
         words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
-        words += ["--retry"] if self.options.retry and not self.lost[model] else []
+        words += ["--retry"] if self.options.retry and not self.lost[share] else []
         files = {self.run.tries.name: read_text(self.run.tries)}
         recorded = read_json(self.run.path / MODELS)
-        files[MODELS] = json.dumps({name: recorded[name] for name in recorded if name.partition("/")[0] == model})
-        rows = [row.to_json() for id_, row in self.run.results().items() if id_.startswith(f"{model}/")]
+        files[MODELS] = json.dumps({name: recorded[name] for name in recorded if name.partition("/")[0] == share.model})
+        rows = [row.to_json() for id_, row in self.run.results().items() if share.has(id_)]
         files[JOURNAL] = "".join(f"{row}\n" for row in rows)
         return Part(as_job(self.runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
 
-    def left(self, model: str) -> list[Case]:
-        """Return the cases of a model that the journal lacks."""
-        cases = [case for case in self.runner.chosen if case.model == model]
+    def left(self, share: Share) -> list[Case]:
+        """Return the cases of a part that the journal lacks."""
+        cases = [case for case in self.runner.chosen if share.has(case.id)]
         return run.waiting(self.run.results(), cases, retry=False)
 
     def take(self, file: str, text: str, display: Display) -> None:
@@ -173,42 +195,42 @@ class Side:
         self.runner.environment = first | roofs | {"nodes": [*nodes, *([node] if node not in nodes else [])]}
         self.run.write_environment(self.runner.environment)
 
-    def give_up(self, model: str, status: Status, reason: str) -> None:
-        """Make rows of what is left of a model."""
-        for case in self.left(model):
+    def give_up(self, share: Share, status: Status, reason: str) -> None:
+        """Make rows of what is left of a part."""
+        for case in self.left(share):
             self.run.append(Result(case.id, status, [reason]))
 
 
 def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, list[str]]:
     """Have Ray place every part, and take what it says; returns whether that was interrupted, and why nodes refused."""
     task = ray.remote(num_returns="streaming", max_retries=0)(measure)
-    going, refused = dict[Any, tuple[Side, str]](), list[str]()
+    going, refused = dict[Any, tuple[Side, Share]](), list[str]()
 
-    def send(side: Side, model: str) -> None:
-        going[task.options(**side.kind.asks).remote(side.part(model))] = side, model
+    def send(side: Side, share: Share) -> None:
+        going[task.options(**side.kind.asks).remote(side.part(share))] = side, share
 
-    def lose(side: Side, model: str, why: str) -> None:
-        side.lost[model] += 1
-        if side.lost[model] < _MOST_LOST:
-            display.announce(f"{model}: {why}; it goes on where a {side.kind.entry.kind} is free")
-            send(side, model)
+    def lose(side: Side, share: Share, why: str) -> None:
+        side.lost[share] += 1
+        if side.lost[share] < _MOST_LOST:
+            display.announce(f"{share}: {why}; it goes on where a {side.kind.entry.kind} is free")
+            send(side, share)
         else:
-            side.give_up(model, "crashed", f"its program or node ended {counted(_MOST_LOST, 'time')}: {why}")
+            side.give_up(share, "crashed", f"its program or node ended {counted(_MOST_LOST, 'time')}: {why}")
 
     try:
         for each in sides:
-            for model in each.models:
-                send(each, model)
+            for share in each.shares:
+                send(each, share)
         total = len(going)
         while going:
             display.doing("measuring on the cluster", total - len(going), total)
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
-                side, model = going[stream]
+                side, share = going[stream]
                 try:
                     file, text = ray.get(next(stream))
                 except ray.exceptions.RayError as error:
                     del going[stream]
-                    lose(side, model, sentence(error))
+                    lose(side, share, sentence(error))
                     continue
                 if file != ENDED:
                     side.take(file, text, display)
@@ -217,8 +239,8 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
                 code, said = text.split("\n")[0], text.strip().split("\n")[-1]
                 if code == "2":
                     refused.append(said)
-                elif code not in ("0", "1") or side.left(model):
-                    lose(side, model, f"exit code {code}: {said}")
+                elif code not in ("0", "1") or side.left(share):
+                    lose(side, share, f"exit code {code}: {said}")
     except KeyboardInterrupt:
         for stream in going:
             ray.cancel(stream)

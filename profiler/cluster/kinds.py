@@ -15,11 +15,12 @@ _TYPE = "accelerator_type:"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of device: what the job calls and pays for it, and the options of a Ray task that takes one whole."""
+    """A kind of device: what the job calls and pays for it, what a Ray task asks that takes one, and their count."""
 
     entry: DeviceEntry
     device: Device
     asks: Mapping[str, Any]
+    count: int = 1
 
 
 def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Kind]:
@@ -38,15 +39,15 @@ def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
     having = [node for node in nodes if name in node]
     own = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
     if name == "cpu":
-        return Kind(entry, "cpu", {"num_cpus": _most_of(nodes), "scheduling_strategy": "SPREAD"})
+        return Kind(entry, "cpu", {"num_cpus": _most_of(nodes), "scheduling_strategy": "SPREAD"}, _large(nodes))
     if name == "cuda" and cards:
-        return Kind(entry, "cuda", {"num_gpus": 1})
-    if any(f"{_TYPE}{name}" in node for node in cards):
-        return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name})
+        return Kind(entry, "cuda", {"num_gpus": 1}, _cards(cards))
+    if typed := [node for node in cards if f"{_TYPE}{name}" in node]:
+        return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name}, _cards(typed))
     if name in own:
         if all(node in cards for node in having):
-            return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}})
-        return Kind(entry, "cpu", {"num_cpus": _most_of(having), "resources": {name: 1}})
+            return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}}, len(having))
+        return Kind(entry, "cpu", {"num_cpus": _most_of(having), "resources": {name: 1}}, _large(having))
     known = sorted({"cpu", *own, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
     raise ConfigError(f"devices: the cluster has no {name}{nearest(name, known)}")
 
@@ -54,3 +55,11 @@ def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
 def _most_of(nodes: Sequence[Mapping[str, float]]) -> int:
     """Return more than half of the cores of the largest node: none has two tasks that ask for so many."""
     return int(max(node.get("CPU", 0) for node in nodes) // 2 + 1)
+
+
+def _large(nodes: Sequence[Mapping[str, float]]) -> int:
+    return sum(node.get("CPU", 0) >= _most_of(nodes) for node in nodes)
+
+
+def _cards(nodes: Sequence[Mapping[str, float]]) -> int:
+    return int(sum(node["GPU"] for node in nodes))

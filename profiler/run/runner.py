@@ -303,11 +303,12 @@ class Runner:
     def lacking(self, most: int = 0) -> list[Case]:
         """Give the processes that what may win lacks: as many as a base has, and `most` where several may win.
 
-        Nothing if of a model only some cases were chosen.
+        Nothing if of a model and batch size only some cases were chosen.
         """
         by_id, known = {case.id: case for case in self.chosen}, self.run.results()
-        models = {case.model for case in self.chosen}
-        if any(case.replicate for case in self.plan if case.id not in by_id and case.model in models):
+        groups = {(case.model, case.batch_size) for case in self.chosen}
+        others = [case for case in self.plan if case.id not in by_id and (case.model, case.batch_size) in groups]
+        if any(case.replicate for case in others):
             return []
         more = []
         for group in contenders(self._merged(), with_equals=most <= BASE_PROCESSES):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from profiler import machine, nvml
-from profiler.cluster.command import Side, _travelling
+from profiler.cluster.command import Share, Side, _travelling
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, Part, measure, sources
 from profiler.errors import ConfigError
@@ -30,34 +30,35 @@ OWN = {"CPU": 4.0, "xeon": 1.0}
 RIG = {"CPU": 4.0, "GPU": 1.0, "rig": 1.0}
 
 
-def asked(word: str, *nodes: Mapping[str, float], device: str = "auto") -> tuple[str, Mapping[str, Any]]:
+def found(word: str, *nodes: Mapping[str, float], device: str = "auto") -> Kind:
     entries = [DeviceEntry(kind=word)] if word else []
-    (kind,) = kinds_of(entries, device, [{"Alive": True, "Resources": node} for node in nodes])
-    return kind.device, kind.asks
+    (kind,) = kinds_of(entries, device, [_alive(node) for node in nodes])
+    return kind
 
 
 @pytest.mark.parametrize(
-    ("word", "device", "asks"),
+    ("word", "device", "asks", "count"),
     [
-        ("H100", "cuda", {"num_gpus": 1, "accelerator_type": "H100"}),
-        ("xeon", "cpu", {"num_cpus": 3, "resources": {"xeon": 1}}),
-        ("rig", "cuda", {"num_gpus": 1, "resources": {"rig": 1}}),
+        ("H100", "cuda", {"num_gpus": 1, "accelerator_type": "H100"}, 8),
+        ("xeon", "cpu", {"num_cpus": 3, "resources": {"xeon": 1}}, 1),
+        ("rig", "cuda", {"num_gpus": 1, "resources": {"rig": 1}}, 1),
         # The largest has 32 cores: it can have no second task of 17.
-        ("cpu", "cpu", {"num_cpus": 17, "scheduling_strategy": "SPREAD"}),
-        ("", "cuda", {"num_gpus": 1}),
+        ("cpu", "cpu", {"num_cpus": 17, "scheduling_strategy": "SPREAD"}, 1),
+        ("", "cuda", {"num_gpus": 1}, 9),
     ],
 )
-def test_a_task_takes_one_device_whole(word: str, device: str, asks: dict[str, Any]) -> None:
-    assert asked(word, H100, PLAIN, OWN, RIG) == (device, asks)
+def test_a_task_takes_one_device_whole(word: str, device: str, asks: dict[str, Any], count: int) -> None:
+    kind = found(word, H100, PLAIN, OWN, RIG)
+    assert (kind.device, kind.asks, kind.count) == (device, asks, count)
 
 
 def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had() -> None:
-    assert asked("", PLAIN)[0] == "cpu"
-    assert asked("", H100, device="cpu")[1]["num_cpus"] == 17
+    assert found("", PLAIN).device == "cpu"
+    assert found("", H100, device="cpu").asks["num_cpus"] == 17
     with pytest.raises(ConfigError, match="the cluster has no L4; valid: H100, cpu"):
-        asked("L4", H100)
+        found("L4", H100)
     with pytest.raises(ConfigError, match="the cluster has no cuda"):
-        asked("", PLAIN, device="cuda:1")
+        found("", PLAIN, device="cuda:1")
 
 
 def test_a_node_that_has_ended_counts_no_longer() -> None:
@@ -85,26 +86,46 @@ exclude: [{model: one, batch_size: 7}, {model: [one, two], batch_size: 8}, {batc
 """
 
 
-def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
+def side_of(tmp_path: Path, options: Run, count: int = 1, job: str = JOB) -> Side:
+    (tmp_path / "job.yaml").write_text(job)
     config = load_config(tmp_path / "job.yaml", "cpu")
-    run = RunFolder.create(tmp_path)
     plan = make_plan(config, "cpu")
-    run.append(Result(plan[0].id, "failed", ["once"]))
-    options = Run(ray="local", only=["model=one,model=two", "batch_size=1"], wait_for_idle=2.0)
     chosen = only_of(plan, parse_only(options.only))
     start = Start(options, Console(quiet=True), config, Target("cpu"), {}, plan, chosen)
-    side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(run), options, None)
-    assert side.models == ["two"]
+    return Side(
+        Kind(DeviceEntry(kind="cpu"), "cpu", {}, count), start.runner(RunFolder.create(tmp_path)), options, None
+    )
+
+
+def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> None:
+    options = Run(ray="local", only=["model=one,model=two", "batch_size=1"], wait_for_idle=2.0)
+    side = side_of(tmp_path, options)
+    config = side.runner.config
+    side.run.append(Result(side.runner.plan[0].id, "failed", ["once"]))
+    assert side.shares == [Share("one"), Share("two")]
     # Networks by name need no file, so nothing travels, and no path on a node is one of here.
     assert _travelling(config, tmp_path) == {}
-    one, two = side.part("one"), side.part("two")
+    one, two = map(side.part, side.shares)
     assert one.job == two.job == as_job(config)
     assert [part.files[JOURNAL].count("\n") for part in (one, two)] == [1, 0]
     assert one.words == ("--only", "model=one,batch_size=1", "--wait-for-idle", "2")
-    side.give_up("two", "crashed", "two nodes")
-    rows = run.results().values()
+    assert Side(side.kind, side.runner, options, None).shares == [Share("two")]
+    side.give_up(Share("two"), "crashed", "two nodes")
+    rows = side.run.results().values()
     assert [(row.status, row.reason) for row in rows] == [("failed", "once"), ("crashed", "two nodes")]
+
+
+def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> None:
+    assert side_of(tmp_path, Run(ray="local")).shares == [Share("one"), Share("two")]
+    side = side_of(tmp_path, Run(ray="local"), count=2)
+    cut = [Share("one", 1), Share("two", 1), Share("two", 2)]
+    assert side.shares == cut
+    assert [side.part(share).words[1] for share in cut] == [f"model={model},batch_size={n}" for model, n in cut]
+    side.give_up(cut[2], "crashed", "gone")
+    assert all("/b2/" in case_id for case_id in side.run.results()) and not side.left(cut[2])
+    assert side.part(cut[1]).files[JOURNAL] == "" != side.part(cut[2]).files[JOURNAL]
+    # One search of the largest batch is enough.
+    assert side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n").shares == [Share("one"), Share("two")]
 
 
 def test_a_node_with_other_sources_says_so() -> None:
