@@ -55,13 +55,14 @@ def show(options: ShowSuites, console: Console) -> int:
 def submit(options: SubmitSuites, console: Console) -> int:
     """Write cleaned runs of suites to <machine>/<suite>/, and all pages. Raises ConfigError for what would mislead."""
     found = [read_run(Path(run.address)) for run in read_runs(options.runs).runs]
-    runs = {options.into / slug(run.label or "") / str(run.results["suite"][0]): run for run in found}
-    for target, run in runs.items():
-        if problem := _problem(target, run):
-            raise ConfigError(f"{run.folder}: {problem}")
-    for target, run in runs.items():
+    by_target = grouped((options.into / slug(run.label or "") / str(run.results["suite"][0]), run) for run in found)
+    for target, runs in by_target.items():
+        for run in runs:
+            if problem := _problem(target, run):
+                raise ConfigError(f"{run.folder}: {problem}")
+    for target, runs in by_target.items():
         # The suite has the job.
-        write_run(target, clean([replace(run, job="")]))
+        write_run(target, clean([replace(run, job="") for run in runs]))
         console.print(Text(f"Written: {target}"), soft_wrap=True)
     write_pages(options.into)
     console.print(Text(f"Pages: {options.into / 'README.md'}"), soft_wrap=True)

@@ -169,7 +169,8 @@ def _fit_today(claim: Claim, ours: pl.DataFrame) -> str:
     ran = ours.filter(_WITHOUT_CUDNN if claim["kind"] == "support" else True, device="cuda")
     ran = ran.filter(pl.col("network").is_in(networks))
     how = " without it" if claim["kind"] == "support" else ""
-    return f"today {ran['network'].n_unique()} of {len(networks)}{how} on the {ran['machine'][0]}" if ran.height else ""
+    count = f"{ran['network'].n_unique()} of {len(networks)}"
+    return f"today {count} run{how} on the {ran['machine'][0]}" if ran.height else ""
 
 
 def _best_today(claim: Claim, ours: pl.DataFrame) -> str:

@@ -61,6 +61,6 @@ def _data(rows: pl.DataFrame) -> alt.InlineData:
 def _svg(chart: Any, columns: Sequence[str], title: str, unit: str) -> str:
     heading = alt.TitleParams(title, subtitle=unit, anchor="start", frame="group")
     column = alt.Column("network:N", title=None, sort=list(columns), header=alt.Header(labelFontWeight="bold"))
-    config = alt.Config(background="white", font="sans-serif", aria=False, axis=alt.AxisConfig(labelFontSize=11))
+    config = alt.Config(background="white", font="Arial, sans-serif", aria=False, axis=alt.AxisConfig(labelFontSize=11))
     made = chart.facet(column=column, title=heading, spacing=10).properties(config=config)
     return str(vl_convert.vegalite_to_svg(made.to_dict()))
