@@ -142,7 +142,9 @@ class Side:
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[Share]()
         """By part how often its program or node ended."""
-        left = [*run.waiting(self.run.results(), runner.chosen, options.retry), *runner.lacking()]
+        waiting = run.waiting(self.run.results(), runner.chosen, options.retry)
+        self.waiting = {case.id for case in waiting}
+        left = [*waiting, *runner.lacking()]
         # Only the node knows whether a search or the largest batch has ended.
         is_open = runner.config.search or runner.config.largest_batch
         cases = runner.chosen if is_open else left
@@ -174,7 +176,9 @@ class Side:
     def take(self, file: str, text: str, display: Display) -> None:
         """Put what a node says into the run's files."""
         if file == JOURNAL:
-            display.ended(self.run.append(Result.from_json(text)), where=self.runner.config.machine.label or "")
+            result = self.run.append(Result.from_json(text))
+            self.waiting.discard(result.case_id)
+            display.ended(result, where=self.runner.config.machine.label or "")
         elif file == TRIES:
             append_line(self.run.tries, text)
         elif file == MODELS:
@@ -221,9 +225,10 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
         for each in sides:
             for share in each.shares:
                 send(each, share)
-        total = len(going)
+        total = sum(len(side.waiting) for side in sides)
         while going:
-            display.doing("measuring on the cluster", total - len(going), total)
+            left = sum(len(side.waiting) for side in sides)
+            display.doing(f"measuring on the cluster, {counted(len(going), 'part')} left", total - left, total)
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
                 side, share = going[stream]
                 try:
