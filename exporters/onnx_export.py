@@ -137,7 +137,6 @@ def _write(
     path: Path,
     batch: int | None,
 ) -> None:
-    """Export the model, traced with `example`, and check the file."""
     import onnx
     import torch
 

@@ -35,3 +35,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
+
+
+def whole_lines(path: Path, at: int) -> bytes:
+    """Return the file from byte `at` on to its last line break: a line that is being written comes next time."""
+    with path.open("rb") as file:
+        file.seek(at)
+        text = file.read()
+    return text[: text.rfind(b"\n") + 1]

@@ -75,7 +75,6 @@ def execute(options: Options, console: Console) -> int:
 
 
 def _told(task: BuildTask, outcome: Outcome) -> str:
-    """Say what came of a task."""
     if outcome.status != "ok":
         return f"{outcome.status}: {outcome.reason}"
     made, size = outcome.value, decimals(outcome.value.path.stat().st_size / 2**20, 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters.whole_file import write_whole
+from exporters.whole_file import whole_lines, write_whole
 from profiler.job.mistakes import to_yaml
 from profiler.machine import own_cores
 from profiler.nvml import visible_gpus
@@ -90,7 +90,7 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
                         told[file.name] = text
                         yield file.name, text
                 for name, at in sent.items():
-                    new = _whole_lines(folder / name, at)
+                    new = whole_lines(folder / name, at)
                     sent[name] += len(new)
                     yield from ((name, here(line)) for line in new.decode(errors="replace").splitlines())
                 time.sleep(_POLL_SECONDS)
@@ -110,10 +110,3 @@ def sources() -> str:
         for file in sorted((root / package).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _whole_lines(file: Path, at: int) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(at)
-        text = opened.read()
-    return text[: text.rfind(b"\n") + 1]

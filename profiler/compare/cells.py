@@ -72,7 +72,6 @@ def compare(
 
 
 def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
-    """Compare a side's cells with the base's."""
     lines = lines.select("side", *CELL, *_OF_A_SIDE, "clock", "options")
     first, other = (lines.filter(side=name).drop("side") for name in (base, side))
     both = first.join(

@@ -172,7 +172,6 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location
 
 
 def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
-    """List the keys that the model has at this place."""
     owner: Any = model
     for part in location:
         if isinstance(part, str) and part in getattr(owner, "model_fields", ()):

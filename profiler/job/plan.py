@@ -157,7 +157,6 @@ def _cells(
     hardware: str | None,
     lacking: Callable[[str, str], str],
 ) -> Iterator[Case]:
-    """The cells of one model or layer, of the first replicate."""
     of_job = entry.source()
     precisions = precisions_of(of_job, config.precisions)
     trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]

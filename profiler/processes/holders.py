@@ -11,7 +11,7 @@ import psutil
 
 from profiler.machine import available_memory_mib
 from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, Child, add_origin, remove_origin, run_all
+from profiler.processes.process import ORIGINS, Call, Child, Server, run_all
 
 _LEAST_MIB = 8192
 """Memory that stays free: below it the oldest holder is given up, and its calls make for themselves what it held."""
@@ -53,7 +53,8 @@ class Holders:
             if child.serves is None:
                 return None
             address, made = child.serves
-            add_origin(names[number], child, address)
+            assert child.process.pid is not None
+            ORIGINS[names[number]] = Server(child.process.pid, address)
             self._children[names[number]] = child
             while len(self._children) > 1 and _is_short():
                 self._give_up(next(iter(self._children)))
@@ -64,7 +65,7 @@ class Holders:
         return {name: self._made[name] for name in calls}
 
     def _give_up(self, name: str) -> None:
-        remove_origin(name)
+        ORIGINS.pop(name, None)
         self._children.pop(name).kill()
 
 

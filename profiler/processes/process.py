@@ -69,7 +69,7 @@ _LONGEST = 60
 """Characters of a temporary folder that the forkserver's socket can be in: its path has 107 bytes (man 7 unix)."""
 _THEIRS: set[int] = set()
 """This process's children before the forkserver was started."""
-_ORIGINS: dict[str, _Server] = {}
+ORIGINS: dict[str, Server] = {}
 """What calls are forked from besides the forkserver, by name."""
 _USUAL_THREADS: int | None = None
 """Threads of a call that asks for no number; None leaves one a core."""
@@ -137,7 +137,6 @@ def start_forkserver(log: Path) -> None:
 
 
 def _ensure_forkserver() -> None:
-    """Start the forkserver where there is none or it has ended."""
     # Ctrl-C and a closed terminal are for the parent: the forkserver would answer with a traceback, or end too early.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
@@ -152,7 +151,7 @@ def _ensure_forkserver() -> None:
             os.environ["PYTHONSAFEPATH"] = users
 
 
-class _Server(forkserver.ForkServer):
+class Server(forkserver.ForkServer):
     """A call's process that forks others, as the forkserver does. See `serve`."""
 
     def __init__(self, pid: int, address: str) -> None:
@@ -168,7 +167,7 @@ class _Server(forkserver.ForkServer):
 @contextlib.contextmanager
 def _forked_from(origin: str | None) -> Iterator[int]:
     """Have multiprocessing start its processes from this origin; gives its id. One that has ended is forgotten."""
-    server, usual = _ORIGINS.get(origin or ""), forkserver.connect_to_new_process
+    server, usual = ORIGINS.get(origin or ""), forkserver.connect_to_new_process
     if server is None:
         yield forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         return
@@ -176,21 +175,10 @@ def _forked_from(origin: str | None) -> Iterator[int]:
     try:
         yield server.pid
     except (OSError, EOFError):
-        remove_origin(origin or "")
+        ORIGINS.pop(origin or "", None)
         raise
     finally:
         forkserver.connect_to_new_process = usual
-
-
-def add_origin(name: str, child: Child, address: str) -> None:
-    """Have the calls of this origin forked from a child that serves."""
-    assert child.process.pid is not None
-    _ORIGINS[name] = _Server(child.process.pid, address)
-
-
-def remove_origin(name: str) -> None:
-    """Have the calls of this origin forked from the forkserver."""
-    _ORIGINS.pop(name, None)
 
 
 def _native_threads() -> list[str]:

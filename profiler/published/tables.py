@@ -181,7 +181,6 @@ def _layer_sums(own: pl.DataFrame) -> Section:
 
 
 def _layer_passes(own: pl.DataFrame) -> Section:
-    """Show every pass with a column a layer."""
     long = own.rename({column: table for column, (table, _) in _LAYER_TABLES.items()}).unpivot(
         [table for table, _ in _LAYER_TABLES.values()], index=[*_ROW, "layer", "why"], variable_name="table"
     )

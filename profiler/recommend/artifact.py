@@ -152,7 +152,6 @@ def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | 
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
-    """Make graph, engine and files, each in a process of its own."""
     engine = ENGINES[case.engine]
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -294,7 +294,6 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
 
 
 def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
-    """Return a figure with its interval."""
     low, high = (cell[end] for end in ends_of(name)) if name in WITH_ENDS else (None, None)
     return cell[name], low, high
 
@@ -309,7 +308,6 @@ def _why(loser: Loser) -> str:
 
 
 def _sections(choice: Choice) -> list[Section]:
-    """Return the tables that have rows."""
     column = FIGURES[choice.figure]
     losers = [loser for loser in choice.losers if loser.reasons[0].code != "not-measured"]
     values = [(loser.cell["name"], *_ends(loser.cell, choice.figure), _why(loser)) for loser in losers]

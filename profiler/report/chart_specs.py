@@ -218,7 +218,6 @@ def _precision(domains: Domains) -> alt.Shape:
 
 
 def _log(field: str, title: str) -> dict[str, Any]:
-    """Return a logarithmic axis with plain numbers."""
     axis = alt.Axis(title=title, format=",~r", labelOverlap="greedy", grid=True)
     return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
 
@@ -241,7 +240,6 @@ def _tips(*figures: tuple[str, str]) -> list[alt.Tooltip]:
 
 
 def _finished(chart: Any) -> Spec:
-    """Return the specification, as wide as its place."""
     # Altair would check each against Vega-Lite's schema, which takes longer than all else; the tests do.
     spec: Spec = chart.properties(width="container").to_dict(validate=False)
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}

@@ -100,7 +100,6 @@ def _sorted(merged: pl.DataFrame) -> pl.DataFrame:
 
 
 def _derived(shown: pl.DataFrame) -> pl.DataFrame:
-    """Add what follows from a cell's own figures."""
     moved = pl.coalesce("moved_mib", "weights_mib")
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(parts("peak_memory_mib"))
     return shown.with_columns(

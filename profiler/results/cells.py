@@ -190,7 +190,6 @@ def _processes(name: str) -> list[pl.Expr]:
 
 
 def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
-    """Return the interval of each cell's figure."""
 
     def numbers(column: str, missing: float = 0.0) -> Any:
         return merged[column].cast(pl.Float64).fill_null(missing).to_numpy()
@@ -217,7 +216,6 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
 
 
 def _against_bases(merged: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Join each cell with its base, its group's, and compare them."""
     is_base = pl.col("is_base").fill_null(value=False)
     keys = list(dict.fromkeys([*(name for name in by if name not in _NOT_OF_BASES), *GROUP]))
     bases = merged.filter(is_base, OK).unique(keys, keep="first", maintain_order=True)

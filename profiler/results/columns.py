@@ -92,7 +92,6 @@ _spread = partial(_column, unit="share")
 
 
 def _each(make: Callable[..., Column], *shown: Shown, **headings: str) -> tuple[Column, ...]:
-    """Make columns that only differ in name and heading."""
     more = {"shown": shown[0]} if shown else {}
     return tuple(make(name, heading, **more) for name, heading in headings.items())
 

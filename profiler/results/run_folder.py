@@ -210,8 +210,8 @@ class RunFolder:
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Write every case that has ended, in the plan's order; return results and samples. Raises OSError."""
+    ) -> tuple[pl.DataFrame, list[tuple[Case, Result]]]:
+        """Write every case that has ended, in the plan's order; return the rows, and `ended`. Raises OSError."""
         done, results = self.ended(suite, cases, environment)
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
         samples = _samples(self.run_id, [result for _, result in done])
@@ -219,7 +219,7 @@ class RunFolder:
         extra = {"layers": pl.DataFrame(layers, LAYERS), "largest_batch": self.largest_batches()}
         for name, frame in (frames | {name: frame for name, frame in extra.items() if not frame.is_empty()}).items():
             write_whole(self.path / f"{name}.parquet", parquet(frame))
-        return results, samples
+        return results, done
 
 
 def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries: pl.DataFrame | None = None) -> None:

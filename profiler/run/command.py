@@ -189,7 +189,6 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
 
 
 def _overrides(options: Options) -> dict[str, Any]:
-    """Return the keys of a job that options stand in place of."""
     given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates", "search")}
     given |= {"output": options.output and str(options.output.resolve()), "machine": machine_keys(options.machine)}
     given["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
@@ -324,9 +323,8 @@ def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -
 def write_results(runner: Runner, console: Console) -> pl.DataFrame:
     """Write and print what the journal holds."""
     run, config, environment = runner.run, runner.config, runner.environment
-    results, _ = run.write_parquet(config.suite, runner.plan, environment)
+    results, ended = run.write_parquet(config.suite, runner.plan, environment)
     tries, study = run.largest_batches(), config.published
-    ended, _ = run.ended(config.suite, runner.plan, environment)
     keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))
     merged = cells(results)
     write_tables(run.tables, results, merged, tries)

@@ -28,7 +28,6 @@ from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import measure_cases, preloaded, resolved
 from profiler.run.model_job import named_entry
-from profiler.run.progress import Display
 from profiler.tables.writers import console
 
 _TURN = threading.Lock()
@@ -112,18 +111,12 @@ def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
 
 
 def run_job(
-    run: RunFolder,
-    config: Config,
-    target: Target,
-    facts: dict[str, Any],
-    console: Console,
-    report: bool,
-    display: Display | None = None,
+    run: RunFolder, config: Config, target: Target, facts: dict[str, Any], console: Console, report: bool
 ) -> bool:
     """Measure every case of the job into the run's folder; returns whether that was interrupted."""
     start = resolved(Options(), console, config, target, facts)
     run.write_config(start.config.model_copy(update={"device": str(target)}))
-    return measure_cases(start.runner(run, display), console, report=report)[0]
+    return measure_cases(start.runner(run), console, report=report)[0]
 
 
 def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], int]:

@@ -151,7 +151,6 @@ class Stages:
             take({key: outcomes[n, key] for key in calls})
 
     def _references(self, names: Sequence[str], gpu: str | None) -> Part:
-        """Make the reference outputs, and what else of these models is not there."""
         calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in names}
         calls = {name: replace(call, environment=_visible(gpu)) for name, call in calls.items()}
 
@@ -187,12 +186,10 @@ class Stages:
         return [case for case in self.cases if ENGINES[case.engine].needs == "onnx"]
 
     def _lacking(self) -> list[tuple[str, str]]:
-        """List the graphs that cases need and no one has, each once."""
         needed = dict.fromkeys((case.subject, graph_of(case)) for case in self._of_graphs())
         return [(name, graph) for name, graph in needed if self._lacks(name, graph)]
 
     def _floats(self) -> Part:
-        """Export the graphs that are not quantized, and those that will be."""
         lacking = self._lacking()
         floats = [key for key in lacking if key[1] not in _QUANTIZED]
         floats += [(name, "fp32") for name, graph in lacking if graph in _QUANTIZED and self._lacks(name, "fp32")]

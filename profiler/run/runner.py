@@ -263,7 +263,6 @@ class Runner:
         return {result.case_id: _first(result) for result in ok}
 
     def _measure_waves(self, waves: Sequence[Sequence[Case]], measure: Supervisor, holders: Holders) -> list[Task]:
-        """Prepare and measure waves of cases; returns the tasks."""
         done: list[Task] = []
         for number, wave in enumerate(waves):
             if self.is_over():
@@ -417,7 +416,6 @@ class Runner:
         self.display.ended(result, counts)
 
     def _statuses(self) -> dict[str, Status]:
-        """Read how the journal's cases have ended, by id."""
         return {id_: result.status for id_, result in self.run.results().items()}
 
     def _search(self, case: Case, retry: bool, ended: Mapping[str, Status]) -> Search:

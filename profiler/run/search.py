@@ -77,7 +77,6 @@ def trials_of(journal: Iterable[str], plan: Iterable[Case]) -> list[Case]:
 
 
 def _read(engine: str, name: str) -> dict[str, Any]:
-    """Read what `label` wrote."""
     declared, options = ENGINES[engine].options.declared(), {}
     for word in name.split("+")[1:]:
         key, _, value = word.partition("=")

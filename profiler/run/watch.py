@@ -15,9 +15,9 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
-from exporters.whole_file import write_whole
+from exporters.whole_file import whole_lines, write_whole
 from profiler import processor
 from profiler.errors import WHEN_IDLE
 from profiler.nvml import UTILIZATION_SECONDS, Nvml, Reading
@@ -50,13 +50,12 @@ class Watcher:
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
         self._call: Call | None = None
         self._child: Child | None = None
-        self._file: BinaryIO | None = None
+        self._path, self._at = path, 0
         self._readings: list[Reading] = []
         if uuid is not None:
             if not path.exists():  # A resumed run goes on with its file.
                 write_whole(path, ",".join(_FIELDS) + "\n")
-            self._file = path.open("rb")
-            self._file.seek(0, os.SEEK_END)
+            self._at = path.stat().st_size
             self._call = Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf)
             self._child = Child(self._call)
 
@@ -66,19 +65,16 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         if self._child is not None:
             self._child.kill()
-        if self._file is not None:
-            self._file.close()
 
     def between(self, start: float, end: float) -> list[Reading]:
         """Take the readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
-        if self._call is not None and self._child is not None and self._child.poll() is not None:
+        if self._call is None or self._child is None:
+            return []
+        if self._child.poll() is not None:
             self._child = Child(self._call)  # It has ended, with the forkserver say; the next rows have readings again.
-        if self._file is not None:
-            # A line that is being written is left for the next time.
-            at, text = self._file.tell(), self._file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._file.seek(at + len(whole))
-            self._readings += filter(None, map(_parse, whole.decode(errors="replace").splitlines()))
+        new = whole_lines(self._path, self._at)
+        self._at += len(new)
+        self._readings += filter(None, map(_parse, new.decode(errors="replace").splitlines()))
         self._readings = [reading for reading in self._readings if reading.seconds >= start]
         return [reading for reading in self._readings if reading.seconds <= end]
 

@@ -261,7 +261,6 @@ class CudaClock(Clock):
         return self._events[:count]
 
     def _calibrate(self) -> float:
-        """Count the cycles of the spin kernel in a millisecond."""
         cycles = 2_000_000
         start, end = self._pool(2)
         for _ in range(2):

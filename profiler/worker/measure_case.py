@@ -98,7 +98,6 @@ def measure_case(task: Task, report: Report) -> Result:
 
 
 def _warm_up(session: Session, bench: Bench, result: Result) -> float:
-    """Run until timings have settled; returns milliseconds a call."""
     bench.clock.synchronize()
     bench.device.loaded()
     bench.enter(Phase.WARM_UP)

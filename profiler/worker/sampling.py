@@ -249,7 +249,6 @@ def _contradict(one: float, other: float) -> bool:
 
 
 def _window(session: Session, clock: Clock, calls: int, now: Now) -> float:
-    """Return the milliseconds per call of one window of calls."""
     clock.synchronize()
     start = now()
     for _ in range(calls):
