@@ -72,9 +72,9 @@ def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Ar
         dtype = np.dtype("float32" if spec["dtype"] == "bfloat16" else spec["dtype"])
         drawn = rng.integers(0, 2, spec["shape"]) if dtype.kind in "biu" else rng.standard_normal(spec["shape"])
         array = np.load(given[spec["name"]]) if paths else measured.get(spec["name"], drawn)
-        if paths and list(array.shape) != spec["shape"]:
-            file, shape = given[spec["name"]], tuple(spec["shape"])
-            raise ValueError(f"{file} has shape {array.shape}; {spec['name']} of this export takes {shape}")
+        if paths and (list(array.shape) != spec["shape"] or (array.dtype.kind == "f" and dtype.kind in "biu")):
+            found, wanted = f"shape {array.shape}, {array.dtype}", f"{tuple(spec['shape'])}, {spec['dtype']}"
+            raise ValueError(f"{given[spec['name']]} has {found}; {spec['name']} of this export takes {wanted}")
         for axis, size in enumerate(spec["shape"]):  # A few items were saved, and are repeated.
             array = array.take(np.arange(size) % array.shape[axis], axis)
         arrays.append(np.ascontiguousarray(array, dtype))

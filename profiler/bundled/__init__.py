@@ -32,6 +32,8 @@ def job_file(word: str) -> Path | None:
     Raises ConfigError for what is none of these, such as a misspelt command.
     """
     path = Path(word)
+    if path.suffix == ".py":
+        raise ConfigError(f"{word} is Python: name its function, such as {path.stem}:make")
     if path.is_file():
         return None if path.suffix == ".onnx" else path
     if word == "bench":

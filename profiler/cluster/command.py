@@ -297,7 +297,8 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RaySystemError) as error:
         if ray.is_initialized():
             raise
-        raise ConfigError(f"--ray {address}: {sentence(error)}; give local, auto, or HOST:PORT of ray start") from None
+        why = str(error) if isinstance(error, ValueError) else sentence(error)
+        raise ConfigError(f"--ray {address}: {why}; give local, auto, or HOST:PORT of ray start") from None
     finally:
         ray.shutdown()
 

@@ -55,7 +55,10 @@ def compare(
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
     lines = merged.cells(rows, by=("side",)).with_columns(pl.col("setting").fill_null(""))
     lines = lines if only is None else lines.filter(only)
-    if by in CELL:  # A cell is not told by its side.
+    # A cell is not told by its side, which may be a part of its setting.
+    own = pl.col("setting").str.strip_suffix(pl.col("side")) if by == "shape" else pl.col("setting")
+    lines = lines.with_columns(own.str.replace(f"(^|/){by}=[^/]*", "").str.strip_chars("/"))
+    if by in CELL:
         lines = lines.with_columns(pl.lit(None, lines.schema[by]).alias(by))
     names = lines["side"].unique(maintain_order=True).to_list()
     if len(names) < 2:

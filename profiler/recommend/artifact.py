@@ -46,11 +46,12 @@ _README = """{model} in {precision} for {engine}, in batches of {batch}: {latenc
     venv/bin/python run.py
 
 {contents}
+It takes {inputs}, in these sizes alone.
 config.json has the options, the inputs and the figures. run.py is an example to start from{usage}.
 """
 _USAGE = """: it times calls by the
-host's clock, and compares its output with expected.npy, that of the model at full precision on a CPU, if it is there;
-`run.py --input {files}` takes inputs of your own"""
+host's clock, and compares its first output with expected.npy, if that is there: the model's own at full precision on a
+CPU; `run.py --input {files}` takes inputs of your own"""
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
@@ -223,6 +224,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         machine=row["machine"],
         latency=amount("latency_ms", row["latency_ms"], row["latency_low_ms"], row["latency_high_ms"]),
         contents=deployed.contents.format(machine=row["machine"]),
+        inputs=", ".join(f"{one['name']} {tuple(one['shape'])} {one['dtype']}" for one in deployed.config["inputs"]),
         usage=_usage(deployed) if (folder / "frame.py").is_file() else "",
     )
     (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")

@@ -266,7 +266,10 @@ def kept_out(choice: Choice) -> str:
             digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
             figure = amount(choice.figure, *_ends(cell, choice.figure))
             allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
-            return f"Better but for its error: {cell['name']}, {figure}; --max-error {allowed} admits it"
+            bound = amount("error", cell["error_high"])
+            return (
+                f"Better but for its error, at most {bound}: {cell['name']}, {figure}; --max-error {allowed} admits it"
+            )
     return ""
 
 

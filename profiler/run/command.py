@@ -320,12 +320,13 @@ def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -
     return [case for case in cases if not is_done(journal.get(case.id))]
 
 
-def write_results(runner: Runner, console: Console) -> pl.DataFrame:
-    """Write and print what the journal holds."""
+def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl.DataFrame:
+    """Write and print what the journal holds; later runs do not learn their spread from the short rounds of a gate."""
     run, config, environment = runner.run, runner.config, runner.environment
     results, ended = run.write_parquet(config.suite, runner.plan, environment)
     tries, study = run.largest_batches(), config.published
-    keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))
+    if not is_gate:
+        keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))
     merged = cells(results)
     write_tables(run.tables, results, merged, tries)
 

@@ -153,11 +153,11 @@ def execute(options: Options, console: Console) -> int:
         runners[1].by_name = isinstance(sides[1].job, ModelJob)  # An old model that cannot be had is a mistake.
         cells, alone = pair(*(runner.chosen for runner in runners))
         try:
-            _measure(runners[0], runners[1], cells, limit, started + within)
+            _measure(runners[0], runners[1], cells, limit, started + within, against)
         except KeyboardInterrupt:
             interrupted = True
         for runner in runners:
-            write_results(runner, Console(file=io.StringIO()))
+            write_results(runner, Console(file=io.StringIO()), is_gate=True)
     trim(default_root(), most_bytes())
     if alone:
         console.print(Text(f"Not compared: {counted(alone, 'case')} that only one side has or can run", style="dim"))
@@ -186,17 +186,20 @@ def _off_busy_cores() -> Iterator[int]:
         os.sched_setaffinity(0, allowed)
 
 
-def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, deadline: float) -> None:
-    """Add round after round to the cells, of which each leaves once it is told, as long as one more fits in."""
+def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, deadline: float, against: str) -> None:
+    """Add round after round to the cells, of which each leaves once it is told, as long as one more fits in.
+
+    Raises ConfigError for an old model by name that cannot be had.
+    """
     for runner in (new, old):
         begin(runner)
     with new.supervised() as (measure, holders):
-        sides = [
-            _Measured(new, new.prepare([cell.new for cell in cells], holders)[1], measure),
-            _Measured(
-                old, old.prepare([cell.old for cell in cells], holders)[1], replace(measure, runner=old, cold={})
-            ),
-        ]
+        of_new = new.prepare([cell.new for cell in cells], holders)[1]
+        try:
+            of_old = old.prepare([cell.old for cell in cells], holders)[1]
+        except ConfigError as error:
+            raise ConfigError(f"--against {against}: {error}") from None
+        sides = [_Measured(new, of_new, measure), _Measured(old, of_old, replace(measure, runner=old, cold={}))]
         holders.give_up()  # What a holder has lies at one place for all that are forked from it.
         for number in count():
             waiting = [cell for cell in cells if cell.problem is None and cell.is_slower(limit) is None]

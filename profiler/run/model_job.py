@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -181,12 +182,12 @@ def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _taken(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `--input` as a job's keys: the shape of a factory's item, or values by name. Raises ConfigError."""
+    """Read `--input` as a job's keys: the shape of a factory's item, as 3,64,64 or 3x64x64, or values by name."""
     taken: dict[str, Any] = {}
     for text in texts:
         name, equals, words = text.rpartition("=")
         if not equals:
-            taken["input"] = numbers(words)
+            taken["input"] = numbers(re.sub(r"(?<=\d)x(?=\d)", ",", words))
         elif words.endswith(".npy"):
             taken.setdefault("inputs", {})[name] = {"data": str(Path(words).resolve())}
         else:
@@ -199,9 +200,11 @@ def _fixed_batch(path: Path, varied: Mapping[str, Sequence[Any]]) -> int | None:
 
     Raises ConfigError where the sizes of its inputs are not known.
     """
+    source, names = ModelSource(path.stem, onnx=path), list[str]()
     try:
-        source = ModelSource(path.stem, onnx=path)
-        sizes = {name: varied[name][0] for name in dimensions_of(source) if name in varied}
+        names = dimensions_of(source)
+        sizes = {name: varied[name][0] for name in names if name in varied}
         return fixed_batch(graph_specs(replace(source, dimensions=sizes), path))
     except ModelError as error:
-        raise ConfigError(f"{error}\n  or on the command line: --shapes NAME=SIZES") from None
+        more = "\n  or on the command line: --shapes NAME=SIZES" if names else ""
+        raise ConfigError(f"{error}{more}") from None

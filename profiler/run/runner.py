@@ -47,8 +47,8 @@ _CORES_A_BUILD = 2 if usable_cores() > 2 else 1
 """Cores for each of the builds that run side by side: a compiler starts compilers."""
 _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
-_CONFIRMING = 0.3
-"""Share of the time a run may take that a search leaves to confirm the winner."""
+_SEARCHING, _CONFIRMING = 0.2, 0.3
+"""Shares of the time a run may take that presets leave to a search, and both leave to confirm the winner."""
 _ENDING_SECONDS = 5.0
 """What starting the program and writing its tables take, of the time a run may take."""
 _FEWEST_ROWS = 3
@@ -181,12 +181,14 @@ class Runner:
             waves, late = [list(waiting)] if waiting else [], list[Case]()
             if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
                 waves, late = in_waves(waiting)
+            tasks = list[Task]()
             if self.config.search:
-                tasks = self._measure_waves(waves, measure, holders) + self._search_options(measure, holders)
-                waves = []
-            else:
-                tasks = []
-            tasks += self._measure_waves([*waves, late] if late else waves, measure, holders)
+                with self._leaving(_SEARCHING + _CONFIRMING):
+                    tasks += self._measure_waves(waves, measure, holders)
+                tasks += self._search_options(measure, holders)
+                known = self.run.results()
+                waves = [[case for wave in waves for case in wave if case.id not in known]]
+            tasks += self._measure_waves([wave for wave in (*waves, late) if wave], measure, holders)
             tasks += (self._search_options if self.config.search else self._measure_winners)(measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
@@ -206,6 +208,16 @@ class Runner:
     def begin_in(self, seconds: float, started: float) -> None:
         """Have the run take so many seconds from then on."""
         self.within, self.deadline = seconds, started + seconds - _ENDING_SECONDS
+
+    @contextlib.contextmanager
+    def _leaving(self, share: float) -> Iterator[None]:
+        """Leave a share of the time that the run may take, if that is limited, to what comes after."""
+        end = self.deadline
+        self.deadline -= share * self.within if math.isfinite(end) else 0.0
+        try:
+            yield
+        finally:
+            self.deadline = end
 
     def is_over(self, seconds: float = 0.0) -> bool:
         """Tell whether what takes so many more seconds would end after the time that the run may take."""
@@ -278,20 +290,17 @@ class Runner:
 
     def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
         """Try the neighbours of what is the best, until none of them is new, then confirm it; returns the tasks."""
-        tasks: list[Task] = []
-        end, known = self.deadline, self.run.results()
-        if math.isfinite(end):
-            self.deadline -= _CONFIRMING * self.within
-        while (trials := next_trials(self._merged(), self.plan, known)) and not self.is_over():
-            there = {case.id for case in self.plan}
-            new = [case for case in trials if case.id not in there]
-            self.plan, self.chosen = [*self.plan, *new], [*self.chosen, *new]
-            self.display.announce(f"searching: {counted(len(trials), 'configuration')} next to the best")
-            tasks += self._measure_waves([trials], measure, holders)
-            before, known = known, self.run.results()
-            if len(before) == len(known):
-                break
-        self.deadline = end
+        tasks, known = list[Task](), self.run.results()
+        with self._leaving(_CONFIRMING):
+            while (trials := next_trials(self._merged(), self.plan, known)) and not self.is_over():
+                there = {case.id for case in self.plan}
+                new = [case for case in trials if case.id not in there]
+                self.plan, self.chosen = [*self.plan, *new], [*self.chosen, *new]
+                self.display.announce(f"searching: {counted(len(trials), 'configuration')} next to the best")
+                tasks += self._measure_waves([trials], measure, holders)
+                before, known = known, self.run.results()
+                if len(before) == len(known):
+                    break
         tasks += self._measure_winners(measure, holders)
         self.search_ended = not trials and not self.is_over()
         return tasks

@@ -32,6 +32,8 @@ _LEAST_SPREAD = 1e-5
 """A variance counts as at least this share of the median one: equal medians are a clock's resolution, not exactness."""
 _LEAST_ROUND = 0.002
 """Rounds differ by at least this share: three that agree by luck prove nothing."""
+_MOST_REACH = math.log(10)
+"""Where processes differ by more, as next to heavy work, their spread tells nothing."""
 _TRIMMED = 0.2
 _MOST_OF_OTHERS = 0.99
 """Share of other work that still leaves a low end."""
@@ -106,8 +108,8 @@ def deviations(processes: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread_reach(sd: ArrayLike, free: ArrayLike) -> Floats:
-    """Return half the 95 % interval of one process for spreads, on the log scale."""
-    return np.asarray(_t(free) * np.asarray(sd, dtype=float))
+    """Return half the 95 % interval of one process for spreads, on the log scale: a factor of ten at most."""
+    return np.asarray(np.minimum(_t(free) * np.asarray(sd, dtype=float), _MOST_REACH))
 
 
 def figure_interval(
@@ -178,7 +180,7 @@ class Processes:
         prior = np.where(several, self.common_sd, self.sd)
         degrees = weight + self.count - 1
         squares = weight * prior**2 + (self.count - 1) * np.nan_to_num(self.variance)
-        between = _t(degrees) * np.sqrt(squares / degrees / self.count)
+        between = np.minimum(_t(degrees) * np.sqrt(squares / degrees / self.count), _MOST_REACH)
         return self.middle - np.maximum(between, self.below), self.middle + np.maximum(between, self.above)
 
 

@@ -98,9 +98,9 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
     ("given", "says"),
     [
         (["x=nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
-        (["x=four.npy"], "four.npy has shape (4, 3); x of this export takes (2, 3)"),
+        (["x=four.npy"], "four.npy has shape (4, 3), float64; x of this export takes (2, 3), float32"),
         (["nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
-        (["four.npy"], "four.npy has shape (4, 3); x of this export takes (2, 3)"),
+        (["four.npy"], "four.npy has shape (4, 3), float64; x of this export takes (2, 3), float32"),
         (["text.npy"], "--input: "),
         (["empty.npy"], "--input: "),
         (["four.npy", "four.npy"], "2 files, but the inputs are x"),

@@ -54,6 +54,12 @@ def test_a_line_a_preset() -> None:
     assert lines["trt"] == ("note", PRESETS["trt"].reasons["cpu"])
 
 
+def test_what_ran_beside_other_work_is_not_called_slow() -> None:
+    late = result("compiled", samples={"event": [48.0]}, warnings=[Warning("disturbed", "by others")])
+    lines = {check.what: check.status for check in of_engines([result("eager"), late], CPU)}
+    assert lines["compiled"] == "ok"
+
+
 def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "missing", lambda engine, device: engine.requirements)
     (line,) = (check for check in of_engines([result("trt", status="unsupported")], H200) if check.what == "trt")

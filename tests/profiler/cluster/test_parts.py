@@ -15,6 +15,7 @@ from profiler.cluster.command import Share, Side, _travelling
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, Part, measure, sources
 from profiler.errors import ConfigError
+from profiler.job import plan
 from profiler.job.case import parse_only
 from profiler.job.config import DeviceEntry, load_config
 from profiler.job.plan import make_plan, only_of
@@ -126,6 +127,26 @@ def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> No
     assert side.part(cut[1]).files[JOURNAL] == "" != side.part(cut[2]).files[JOURNAL]
     # One search of the largest batch is enough.
     assert side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n").shares == [Share("one"), Share("two")]
+
+
+@pytest.mark.parametrize(
+    ("only", "confirmed"),
+    [
+        ("batch_size=2", ["two/eager-mine/inference/fp32/b2/r1"]),
+        ("batch_size=2,engine=eager-mine", []),
+        ("batch_size=2,replicate=0", []),
+    ],
+)
+def test_what_may_win_is_confirmed_within_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str, confirmed: list[str]
+) -> None:
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
+    job = JOB.replace("[eager]", "[eager, {name: eager, label: eager-mine, channels_last: true}]")
+    side = side_of(tmp_path, Run(ray="local", only=["model=two", only]), job=job)
+    for case in side.runner.chosen:
+        ms = 2.0 if case.is_base else 1.0
+        side.run.append(Result(case.id, "ok", clock="host", throughput=1e3 / ms, samples={"host": [ms] * 20}))
+    assert [case.id for case in side.runner.lacking()] == confirmed
 
 
 def test_a_node_with_other_sources_says_so() -> None:

@@ -60,6 +60,22 @@ def test_only_equal_cells_are_compared(key: str) -> None:
     assert (alone[key], alone["base_status"], alone["side_status"]) == (other, None, "ok")
 
 
+@pytest.mark.parametrize(
+    ("by", "sides"),
+    [
+        ("shape", [("sequence=16", "sequence=16"), ("sequence=64", "sequence=64")]),
+        ("shape", [("sequence=16", "head=logits/sequence=16"), ("sequence=64", "head=logits/sequence=64")]),
+        ("optimizer", [("adamw", "optimizer=adamw/head=logits"), ("sgd", "optimizer=sgd/head=logits")]),
+    ],
+)
+def test_a_side_may_be_a_part_of_the_setting(by: str, sides: list[tuple[str, str]]) -> None:
+    (one, own), (two, other) = sides
+    rows = frame(*processes("a", 3.0, **{by: one, "setting": own}), *processes("a", 1.0, **{by: two, "setting": other}))
+    cell = only(compare(rows, by))
+    assert (cell["base"], cell["side"], cell["ratio"]) == (one, two, pytest.approx(3.0))
+    assert cell["setting"] == ("head=logits" if "head" in own else None)
+
+
 def test_a_cell_that_failed_says_why_unless_another_process_gave_figures() -> None:
     failed = {"run_id": "b", "status": "crashed", "reason": "SIGSEGV", "replicate": 3}
     cell = only(compare(frame(*processes("a", 1.0), failed)))

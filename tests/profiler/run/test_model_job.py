@@ -71,6 +71,7 @@ def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) ->
     [
         ("resnet18", {"name": "resnet18"}),
         ("net:make --input 3,2,2", {"name": "net.make", "factory": "net:make", "input": (3, 2, 2)}),
+        ("net:make --input 3x2x2", {"input": (3, 2, 2)}),
         ("net:make", {"input": None}),
         (
             f"{WORDS} --input input_ids=0,1000",
@@ -176,7 +177,8 @@ REFUSED = [
     ("words.onnx", "dimensions of no fixed size: sequence(.|\n)*on the command line: --shapes "),
     (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),
     (f"{WORDS} --input input_ids=no.npy", "--input: there is no file"),
-    ("fake.onnx", "no ONNX model, or a truncated one"),
+    ("fake.onnx", r"no ONNX model, or a truncated one(?s:(?!.*--shapes))"),
+    ("fake.py", "fake.py is Python: name its function, such as fake:make"),
     ("job.yaml --batch 1", "--batch goes with a model, .*; job.yaml has the keys itself"),
     ("words.onx", "'words.onx' is neither a file .*; did you mean 'words.onnx'"),
     ("bench --batch 1", "--batch goes with a model"),
@@ -191,6 +193,7 @@ def test_what_cannot_be_used_is_refused_by_what_was_typed(
 ) -> None:
     monkeypatch.setattr(model_job, "not_installed", lambda library: None)
     Path("fake.onnx").write_text("no graph")
+    Path("fake.py").write_text("make = 1")
     Path("job.yaml").write_text("models: [resnet18]\nengines: [eager]\n")
     with pytest.raises(ConfigError, match=sentence):
         job(line)
