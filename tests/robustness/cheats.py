@@ -303,7 +303,7 @@ def set_globals() -> None:
 
 REMEMBERS, WRONG = "a call takes .* with new inputs, .* with the same again", "the outputs are wrong"
 CHANGED = "the model changed torch's {} from .* while it ran"
-NEW, OUTPUTS, SETTING = "the figure of calls with new inputs", "outputs that are wrong", "the name of the setting"
+NEW, OUTPUTS, SETTING = "new inputs' figure", "wrong outputs", "the setting"
 CHEATS: dict[str, Cheat] = {
     f"{(cheat.when_made or cheat.forward).__name__}{'_of_examples' * cheat.examples}": cheat
     for cheat in (
