@@ -418,10 +418,13 @@ def test_the_papers_have_the_figures_and_the_runtime_as_it_was_measured(
     measured |= {"latency_low_ms": 0.9, "latency_high_ms": 1.2, **VERSIONS}
     winner = recommend(handmade.frame([measured]), Request("net")).winner
     assert winner is not None
-    write_papers(winner, case(engine, device, "fp32"), Deployed({}, "model.onnx is the model."), tmp_path)
+    inputs = [{"name": "ids", "shape": [1, 64], "dtype": "int64"}]
+    deployed = Deployed({"inputs": inputs}, "model.onnx is the model.")
+    write_papers(winner, case(engine, device, "fp32"), deployed, tmp_path)
     assert (tmp_path / "requirements.txt").read_text().splitlines() == lines
     readme = (tmp_path / "README.txt").read_text()
     assert "\n    venv/bin/pip install -r requirements.txt\n    venv/bin/python run.py\n\n" in readme
+    assert "It takes ids (1, 64) int64, in these sizes alone." in readme
     assert "1.00 ms (0.90–1.20) a call on a Xeon." in readme and "\n- drift: " in readme
     told = json.loads((tmp_path / "config.json").read_text())["measured"]
     assert (told["latency_ms"], told["latency_low_ms"], told["latency_high_ms"]) == (1.0, 0.9, 1.2)
