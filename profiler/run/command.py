@@ -284,7 +284,8 @@ def measure_cases(
         lost = f"{counted(damaged, 'damaged line')} of journal.jsonl left out; what only they held is measured again"
         console.print(Text(lost, style="yellow"), soft_wrap=True)
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    where = f"{runner.target.name}: {len(missing)} of {counted(len(cases), 'case')} to measure; into {runner.run.path}"
+    new, whole = (sum(case.unsupported is None for case in of) for of in (missing, cases))
+    where = f"{runner.target.name}: {new} of {counted(whole, 'case')} to measure; into {runner.run.path}"
     console.print(Text(where), soft_wrap=True)
     interrupted = False
     with runner.display:

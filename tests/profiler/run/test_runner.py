@@ -17,6 +17,7 @@ from rich.console import Console
 from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
+from profiler.job import plan
 from profiler.job.case import Budget, Case
 from profiler.job.config import config_of
 from profiler.machine import Target
@@ -186,6 +187,32 @@ def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
     assert (display.told, display.stayed) == ([case("b").id], [case("a").id])
     found = folder.results()
     assert [found[case(name).id].samples["host"] for name in "ab"] == [[9.0], [5.0]]
+
+
+def test_a_search_within_a_time_has_its_share_of_it_and_what_waited_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, took = [0.0], 10.0
+
+    def measure_one(_: object, task: Task, *__: object) -> Result:
+        now[0] += took
+        ms = 1.0 if task.case.options else 2.0
+        return Result(task.case.id, "ok", clock="host", samples={"host": [ms] * 9}, phases={"measure": took})
+
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
+    monkeypatch.setattr(plan, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
+    config = config_of({"models": ["alexnet"], "engines": ["eager"], "search": True, "budget": {"repeats": 0}})
+    cases = [case(name) for name in ("eager", *"bcdefghi")]
+    display = Told()
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
+    runner.begin_in(100.0, 0.0)
+    runner.measure(cases)
+    first, trial = [case(name).id for name in ("eager", *"bcd")], case("eager+channels_last").id
+    confirmed = trial.replace("/r0", "/r1")
+    assert display.told == [*first, trial, confirmed, *(case(name).id for name in "efg")]
 
 
 def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path: Path) -> None:
