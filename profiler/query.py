@@ -14,7 +14,7 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
-from profiler.results.cells import cells
+from profiler.results.cells import CELLS, cells
 from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
@@ -57,16 +57,16 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     """
     tables = {"results": runs.results, "samples": runs.samples, "layers": runs.layers}
     tables["environments"] = _environments(runs.environments)
-    # They take seconds of many rows.
-    asked = re.search(r"\bcells\b", sql, re.IGNORECASE)
-    tables["cells"] = cells(runs.results if asked else runs.results.head(0)).lazy()
+    is_asked = re.search(r"\bcells\b", sql, re.IGNORECASE)
+    tables["cells"] = cells(runs.results).lazy() if is_asked else pl.LazyFrame(schema={"run_id": pl.String, **CELLS})
     try:
         with pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
         message = f"{first_line(error)}; the tables are {', '.join(tables)}"
         if column := re.search(r'"([^"]+)"', message) if isinstance(error, pl.exceptions.ColumnNotFoundError) else None:
-            columns = {name for table in tables.values() for name in table.collect_schema()}
+            named = [table for name, table in tables.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+            columns = {name for table in named for name in table.collect_schema()}
             message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], columns)}"
         raise ConfigError(f"query: {message} (for example: {_EXAMPLE})") from None
 

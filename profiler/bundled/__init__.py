@@ -33,7 +33,7 @@ def job_file(word: str) -> Path | None:
     """
     path = Path(word)
     if path.suffix == ".py":
-        raise ConfigError(f"{word} is Python: name its function, such as {path.stem}:make")
+        raise ConfigError(f"{word} is Python: name its function, such as {'.'.join(path.with_suffix('').parts)}:make")
     if path.is_file():
         return None if path.suffix == ".onnx" else path
     if word == "bench":

@@ -142,16 +142,15 @@ class Side:
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[Share]()
         """By part how often its program or node ended."""
-        waiting = run.waiting(self.run.results(), runner.chosen, options.retry)
-        self.waiting = {case.id for case in waiting}
-        left = [*waiting, *runner.lacking()]
+        lacking = run.waiting(self.run.results(), runner.chosen, options.retry)
+        self.unmeasured = {case.id for case in lacking}
         # Only the node knows whether a search or the largest batch has ended.
         is_open = runner.config.search or runner.config.largest_batch
-        cases = runner.chosen if is_open else left
-        # A search of the largest batch is one for all of them.
-        is_whole = kind.count == 1 or len({case.model for case in cases}) >= _PARTS * kind.count
-        is_whole = is_whole or runner.config.largest_batch is not None
-        self.shares = list(dict.fromkeys(Share(case.model, None if is_whole else case.batch_size) for case in cases))
+        cases = runner.chosen if is_open else [*lacking, *runner.lacking()]
+        # The largest batch is searched once for all of them.
+        is_cut = kind.count > 1 and len({case.model for case in cases}) < _PARTS * kind.count
+        is_cut = is_cut and runner.config.largest_batch is None
+        self.shares = list(dict.fromkeys(Share(case.model, case.batch_size if is_cut else None) for case in cases))
 
     def part(self, share: Share) -> Part:
         """Make a part, with what is there of it."""
@@ -177,7 +176,7 @@ class Side:
         """Put what a node says into the run's files."""
         if file == JOURNAL:
             result = self.run.append(Result.from_json(text))
-            self.waiting.discard(result.case_id)
+            self.unmeasured.discard(result.case_id)
             display.ended(result, where=self.runner.config.machine.label or "")
         elif file == TRIES:
             append_line(self.run.tries, text)
@@ -187,6 +186,13 @@ class Side:
             self._know(json.loads(text))
         else:
             write_whole(self.run.path / file, text)
+
+    def contradicts(self, text: str) -> str:
+        """Say which models are other networks on a node than on an earlier one; empty if none is."""
+        known, found = self.run.read_models(), models_of(json.loads(text))
+        names = [name for name, one in found.items() if name in known and known[name].changes(one)]
+        why = "is another network on one node than on another; give all nodes the same files"
+        return f"--ray: {', '.join(names)} {why}" if names else ""
 
     def _know(self, found: dict[str, Any]) -> None:
         """Keep the first node's environment, and of each node who it is; rows have their own."""
@@ -202,6 +208,7 @@ class Side:
     def give_up(self, share: Share, status: Status, reason: str) -> None:
         """Make rows of what is left of a part."""
         for case in self.left(share):
+            self.unmeasured.discard(case.id)
             self.run.append(Result(case.id, status, [reason]))
 
 
@@ -225,10 +232,10 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
         for each in sides:
             for share in each.shares:
                 send(each, share)
-        total = sum(len(side.waiting) for side in sides)
+        total = sum(len(side.unmeasured) for side in sides)
         while going:
-            left = sum(len(side.waiting) for side in sides)
-            display.doing(f"measuring on the cluster, {counted(len(going), 'part')} left", total - left, total)
+            done = total - sum(len(side.unmeasured) for side in sides)
+            display.doing(f"measuring on the cluster, {counted(len(going), 'part')} left", done, total)
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
                 side, share = going[stream]
                 try:
@@ -236,6 +243,11 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
                 except ray.exceptions.RayError as error:
                     del going[stream]
                     lose(side, share, sentence(error))
+                    continue
+                if file == MODELS and (why := side.contradicts(text)):
+                    del going[stream]
+                    ray.cancel(stream)
+                    refused.append(why)
                     continue
                 if file != ENDED:
                     side.take(file, text, display)

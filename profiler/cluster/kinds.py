@@ -46,7 +46,8 @@ def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
         return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name}, _cards(typed))
     if name in own:
         if all(node in cards for node in having):
-            return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}}, len(having))
+            count = int(sum(min(node["GPU"], node[name]) for node in having))
+            return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}}, count)
         return Kind(entry, "cpu", {"num_cpus": _most_of(having), "resources": {name: 1}}, _large(having))
     known = sorted({"cpu", *own, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
     raise ConfigError(f"devices: the cluster has no {name}{nearest(name, known)}")

@@ -6,6 +6,7 @@ A ratio is the base's time over the side's: how many times faster the side is.
 from __future__ import annotations
 
 import math
+import re
 
 import polars as pl
 
@@ -57,7 +58,7 @@ def compare(
     lines = lines if only is None else lines.filter(only)
     # A cell is not told by its side, which may be a part of its setting.
     own = pl.col("setting").str.strip_suffix(pl.col("side")) if by == "shape" else pl.col("setting")
-    lines = lines.with_columns(own.str.replace(f"(^|/){by}=[^/]*", "").str.strip_chars("/"))
+    lines = lines.with_columns(own.str.replace(f"(^|/){re.escape(by)}=[^/]*", "").str.strip_chars("/"))
     if by in CELL:
         lines = lines.with_columns(pl.lit(None, lines.schema[by]).alias(by))
     names = lines["side"].unique(maintain_order=True).to_list()

@@ -73,12 +73,16 @@ def clean(runs: Sequence[Run]) -> list[Run]:
 
 
 def write_run(folder: Path, runs: Sequence[Run]) -> None:
-    """Write all rows of cleaned runs as one table, the first one's machine and job, and all commands."""
+    """Write all rows of cleaned runs as one table, the first one's machine and job, and all commands.
+
+    A run that is there twice, published and as it was, counts as given last.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "results.parquet", parquet(pl.concat([run.results for run in runs])))
+    rows = pl.concat([run.results for run in runs]).unique(["run_id", "case_id"], keep="last", maintain_order=True)
+    write_whole(folder / "results.parquet", parquet(rows))
     known = [run.environment for run in runs]
     given = [words for facts in known for words in (*facts.get("earlier_commands", []), facts.get("command"))]
-    commands = list(filter(None, given))
+    commands = [list(words) for words in dict.fromkeys(map(tuple, filter(None, given)))]
     told = {"earlier_commands": commands[:-1], "command": commands[-1]} if len(runs) > 1 and commands else {}
     write_whole(folder / "environment.json", json.dumps(known[0] | told, indent=2) + "\n")
     if runs[0].job:

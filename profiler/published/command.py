@@ -58,7 +58,7 @@ def submit(options: SubmitSuites, console: Console) -> int:
     by_target = grouped((options.into / slug(run.label or "") / str(run.results["suite"][0]), run) for run in found)
     for target, runs in by_target.items():
         for run in runs:
-            if problem := _problem(target, run):
+            if problem := _problem(target, run, runs[0]):
                 raise ConfigError(f"{run.folder}: {problem}")
     for target, runs in by_target.items():
         # The suite has the job.
@@ -134,7 +134,7 @@ def study_of(run: Path) -> str:
     return study
 
 
-def _problem(target: Path, run: Run) -> str:
+def _problem(target: Path, run: Run, first: Run) -> str:
     suite = str(run.results["suite"][0])
     if suite not in suites():
         return f"its job '{suite}' is no suite: `python -m profiler suites` lists them"
@@ -143,10 +143,9 @@ def _problem(target: Path, run: Run) -> str:
     seconds = load_config(suites()[suite], "cpu" if run.environment.get("device") == "cpu" else "cuda").budget.seconds
     if (run.environment.get("sampling_seconds") or seconds) < seconds:
         return f"its cases were sampled for less than the suite's {seconds:g} s: run it without --quick"
-    for path in target.parent.glob("*/environment.json"):
-        there = read_run(path.parent).environment
-        if any(there.get(fact) != run.environment.get(fact) for fact in ("gpu", "cpu", "device")):
-            return f"another machine is called '{run.label}' in {path.parent}: resume it with another --machine label"
+    for there in (first, *(read_run(path.parent) for path in target.parent.glob("*/environment.json"))):
+        if any(there.environment.get(fact) != run.environment.get(fact) for fact in ("gpu", "cpu", "device")):
+            return f"another machine is called '{run.label}' in {there.folder}: resume it with another --machine label"
     return ""
 
 

@@ -190,7 +190,6 @@ def _processes(name: str) -> list[pl.Expr]:
 
 
 def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
-
     def numbers(column: str, missing: float = 0.0) -> Any:
         return merged[column].cast(pl.Float64).fill_null(missing).to_numpy()
 

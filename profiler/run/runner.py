@@ -47,8 +47,8 @@ _CORES_A_BUILD = 2 if usable_cores() > 2 else 1
 """Cores for each of the builds that run side by side: a compiler starts compilers."""
 _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
-_SEARCHING, _CONFIRMING = 0.2, 0.3
-"""Shares of the time a run may take that presets leave to a search, and both leave to confirm the winner."""
+_TRIALS, _CONFIRMING = 0.2, 0.3
+"""Shares of the time a run may take that are kept for a search's trials, and after them to confirm the winner."""
 _ENDING_SECONDS = 5.0
 """What starting the program and writing its tables take, of the time a run may take."""
 _FEWEST_ROWS = 3
@@ -183,7 +183,7 @@ class Runner:
                 waves, late = in_waves(waiting)
             tasks = list[Task]()
             if self.config.search:
-                with self._leaving(_SEARCHING + _CONFIRMING):
+                with self._leaving(_TRIALS + _CONFIRMING):
                     tasks += self._measure_waves(waves, measure, holders)
                 tasks += self._search_options(measure, holders)
                 known = self.run.results()
@@ -315,8 +315,7 @@ class Runner:
         """
         by_id, known = {case.id: case for case in self.chosen}, self.run.results()
         groups = {(case.model, case.batch_size) for case in self.chosen}
-        others = [case for case in self.plan if case.id not in by_id and (case.model, case.batch_size) in groups]
-        if any(case.replicate for case in others):
+        if any(case.id not in by_id and (case.model, case.batch_size) in groups for case in self.plan):
             return []
         more = []
         for group in contenders(self._merged(), with_equals=most <= BASE_PROCESSES):
@@ -344,7 +343,8 @@ class Runner:
 
     def _measure_again(self, tasks: Sequence[Task], measure: Supervisor) -> None:
         """Measure once more the cases with a cause for it, for the job's share of the time at most."""
-        again = [task for task in tasks if task.case.id in self.firsts]
+        # What a search left for later is there twice.
+        again = list({task.case.id: task for task in tasks if task.case.id in self.firsts}.values())
         if again and self.config.budget.repeats and not self.is_over():
             self.display.announce(f"measuring {counted(len(again), 'case')} again")
             self.measure_each(again, measure, self.config.budget.repeats * self.spent)

@@ -72,9 +72,10 @@ class Watcher:
             return []
         if self._child.poll() is not None:
             self._child = Child(self._call)  # It has ended, with the forkserver say; the next rows have readings again.
-        new = whole_lines(self._path, self._at)
-        self._at += len(new)
-        self._readings += filter(None, map(_parse, new.decode(errors="replace").splitlines()))
+        with contextlib.suppress(FileNotFoundError):  # Who deletes it has no readings.
+            new = whole_lines(self._path, self._at)
+            self._at += len(new)
+            self._readings += filter(None, map(_parse, new.decode(errors="replace").splitlines()))
         self._readings = [reading for reading in self._readings if reading.seconds >= start]
         return [reading for reading in self._readings if reading.seconds <= end]
 

@@ -32,8 +32,8 @@ _LEAST_SPREAD = 1e-5
 """A variance counts as at least this share of the median one: equal medians are a clock's resolution, not exactness."""
 _LEAST_ROUND = 0.002
 """Rounds differ by at least this share: three that agree by luck prove nothing."""
-_MOST_REACH = math.log(10)
-"""Where processes differ by more, as next to heavy work, their spread tells nothing."""
+_MOST_REACH = math.log(1000)
+"""Where processes differ by more, as two next to heavy work may, all that is known is that nothing is."""
 _TRIMMED = 0.2
 _MOST_OF_OTHERS = 0.99
 """Share of other work that still leaves a low end."""
@@ -108,7 +108,7 @@ def deviations(processes: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread_reach(sd: ArrayLike, free: ArrayLike) -> Floats:
-    """Return half the 95 % interval of one process for spreads, on the log scale: a factor of ten at most."""
+    """Return half the 95 % interval of one process for spreads, on the log scale: at most a factor of 1000."""
     return np.asarray(np.minimum(_t(free) * np.asarray(sd, dtype=float), _MOST_REACH))
 
 

@@ -101,6 +101,7 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
         (["x=four.npy"], "four.npy has shape (4, 3), float64; x of this export takes (2, 3), float32"),
         (["nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
         (["four.npy"], "four.npy has shape (4, 3), float64; x of this export takes (2, 3), float32"),
+        (["i=float.npy"], "float.npy has shape (2,), float64; i of this export takes (2,), int64"),
         (["text.npy"], "--input: "),
         (["empty.npy"], "--input: "),
         (["four.npy", "four.npy"], "2 files, but the inputs are x"),
@@ -109,9 +110,11 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
 def test_run_py_says_what_is_wrong_with_an_input(
     given: list[str], says: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    specs = [{"name": "x", "shape": [2, 3], "dtype": "float32"}]
-    (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": specs}))
+    name = "i" if given[0].startswith("i=") else "x"
+    spec = {"i": {"shape": [2], "dtype": "int64"}, "x": {"shape": [2, 3], "dtype": "float32"}}[name]
+    (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": [{"name": name, **spec}]}))
     np.save(folder / "four.npy", np.zeros((4, 3)))
+    np.save(folder / "float.npy", np.zeros(2))
     (folder / "text.npy").write_text("0 0 0")
     (folder / "empty.npy").touch()
     monkeypatch.chdir(folder)

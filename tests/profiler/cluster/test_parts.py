@@ -132,9 +132,10 @@ def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("only", "confirmed"),
     [
-        ("batch_size=2", ["two/eager-mine/inference/fp32/b2/r1"]),
+        ("batch_size=4", ["two/eager-mine/inference/fp32/b4/r1"]),
         ("batch_size=2,engine=eager-mine", []),
-        ("batch_size=2,replicate=0", []),
+        ("batch_size=4,engine=eager-mine", []),
+        ("batch_size=4,replicate=0", []),
     ],
 )
 def test_what_may_win_is_confirmed_within_a_part(
@@ -142,6 +143,7 @@ def test_what_may_win_is_confirmed_within_a_part(
 ) -> None:
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
     job = JOB.replace("[eager]", "[eager, {name: eager, label: eager-mine, channels_last: true}]")
+    job = job.replace("[1, 2]", "[1, 2, 4]")
     side = side_of(tmp_path, Run(ray="local", only=["model=two", only]), job=job)
     for case in side.runner.chosen:
         ms = 2.0 if case.is_base else 1.0

@@ -102,10 +102,15 @@ def test_runs_of_one_machine_and_suite_become_one_folder(make: Make, tmp_path: P
     assert pl.read_parquet(folder / "results.parquet")["run_id"].unique().len() == 2
     assert f"`python -m profiler {SUITE} " in (page := (into / f"{SUITE}.md").read_text())
     assert f", then `python -m profiler suites run {SUITE} --only model=vgg11`" in page
-    # What is published already can have a run more.
-    published(into, folder, make(command=[*command, "--retry"]))
-    assert pl.read_parquet(folder / "results.parquet")["run_id"].unique().len() == 3
-    assert (into / f"{SUITE}.md").read_text().count(", then `") == 2
+    # What is published already can have a run more, and the same run again.
+    third = make(command=[*command, "--retry"])
+    for _ in range(2):
+        published(into, folder, third)
+        rows = pl.read_parquet(folder / "results.parquet")
+        assert rows["run_id"].unique().len() == 3 and rows.select("run_id", "case_id").is_unique().all()
+        assert (into / f"{SUITE}.md").read_text().count(", then `") == 2
+    with pytest.raises(ConfigError, match="another machine is called 'Tower' in "):
+        published(tmp_path / "new", first, make(cpu="Another"))
 
 
 @pytest.mark.parametrize(

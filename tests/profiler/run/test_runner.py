@@ -189,30 +189,32 @@ def test_another_time_that_failed_does_not_lose_the_first(run: Run) -> None:
     assert [found[case(name).id].samples["host"] for name in "ab"] == [[9.0], [5.0]]
 
 
+@pytest.mark.parametrize(("within", "before", "after"), [(100.0, "bcd", "efg"), (150.0, "bcdefg", "hih")])
 def test_a_search_within_a_time_has_its_share_of_it_and_what_waited_comes_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, before: str, after: str
 ) -> None:
-    now, took = [0.0], 10.0
+    now, took, disturbed = [0.0], 10.0, {case("h").id}
 
     def measure_one(_: object, task: Task, *__: object) -> Result:
         now[0] += took
-        ms = 1.0 if task.case.options else 2.0
-        return Result(task.case.id, "ok", clock="host", samples={"host": [ms] * 9}, phases={"measure": took})
+        warnings = [Warning("disturbed", "by others")] if task.case.id in disturbed else []
+        disturbed.discard(task.case.id)
+        samples = {"host": [1.0 if task.case.options else 2.0] * 9}
+        return Result(task.case.id, "ok", clock="host", samples=samples, warnings=warnings, phases={"measure": took})
 
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
     monkeypatch.setattr(plan, "MOST_PROCESSES", 2)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
     monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-    config = config_of({"models": ["alexnet"], "engines": ["eager"], "search": True, "budget": {"repeats": 0}})
-    cases = [case(name) for name in ("eager", *"bcdefghi")]
-    display = Told()
+    config = config_of({"models": ["alexnet"], "engines": ["eager"], "search": True, "budget": {"repeats": 9}})
+    cases, display = [case(name) for name in ("eager", *"bcdefghi")], Told()
     runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
-    runner.begin_in(100.0, 0.0)
+    runner.begin_in(within, 0.0)
     runner.measure(cases)
-    first, trial = [case(name).id for name in ("eager", *"bcd")], case("eager+channels_last").id
-    confirmed = trial.replace("/r0", "/r1")
-    assert display.told == [*first, trial, confirmed, *(case(name).id for name in "efg")]
+    trial = case("eager+channels_last").id
+    first, last = ([case(name).id for name in names] for names in (before, after))
+    assert display.told == [case("eager").id, *first, trial, trial.replace("/r0", "/r1"), *last]
 
 
 def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path: Path) -> None:
