@@ -143,7 +143,7 @@ class Side:
         self.lost = Counter[Share]()
         """By part how often its program or node ended."""
         lacking = run.waiting(self.run.results(), runner.chosen, options.retry)
-        self.unmeasured = {case.id for case in lacking}
+        self.unmeasured, self.arrived = {case.id for case in lacking}, set(self.run.results())
         # Only the node knows whether a search or the largest batch has ended.
         is_open = runner.config.search or runner.config.largest_batch
         cases = runner.chosen if is_open else [*lacking, *runner.lacking()]
@@ -176,8 +176,10 @@ class Side:
         """Put what a node says into the run's files."""
         if file == JOURNAL:
             result = self.run.append(Result.from_json(text))
+            again = "again " if result.case_id in self.arrived else ""
             self.unmeasured.discard(result.case_id)
-            display.ended(result, where=self.runner.config.machine.label or "")
+            self.arrived.add(result.case_id)
+            display.ended(result, where=f"{again}{self.runner.config.machine.label or ''}".strip())
         elif file == TRIES:
             append_line(self.run.tries, text)
         elif file == MODELS:

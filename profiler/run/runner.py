@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -185,9 +185,13 @@ class Runner:
             if self.config.search:
                 with self._leaving(_TRIALS + _CONFIRMING):
                     tasks += self._measure_waves(waves, measure, holders)
+                # Another preset is worth more than a trial, if nothing is compiled for it.
+                left = self._left(case for wave in waves for case in wave)
+                with self._leaving(_CONFIRMING):
+                    quick = [case for case in left if not ENGINES[case.engine].compiles]
+                    tasks += self._measure_waves([quick] if quick else [], measure, holders)
                 tasks += self._search_options(measure, holders)
-                known = self.run.results()
-                waves = [[case for wave in waves for case in wave if case.id not in known]]
+                waves = [self._left(left)]
             tasks += self._measure_waves([wave for wave in (*waves, late) if wave], measure, holders)
             tasks += (self._search_options if self.config.search else self._measure_winners)(measure, holders)
             self._measure_again(tasks, measure)
@@ -304,6 +308,10 @@ class Runner:
         tasks += self._measure_winners(measure, holders)
         self.search_ended = not trials and not self.is_over()
         return tasks
+
+    def _left(self, cases: Iterable[Case]) -> list[Case]:
+        known = self.run.results()
+        return [case for case in cases if case.id not in known]
 
     def _merged(self) -> pl.DataFrame:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
