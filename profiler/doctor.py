@@ -25,7 +25,7 @@ from profiler.options import Doctor as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
-from profiler.results.warning_kinds import DISTURBED, NO_CUDA_GRAPH
+from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.measure import run_job
 from profiler.run.watch import other_work
 from profiler.stats.samples import median
@@ -135,7 +135,9 @@ def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
     told = dict.fromkeys(str(warning) for _, one in ran for warning in one.warnings if warning.kind in _TELLING)
     for case, result in ran:
         eager = usual.get((case.pass_, case.precision))
-        if eager and not result.has(DISTURBED) and (own := result.latency_ms or 0.0) > _SLOW * eager:
+        # Other work only adds time.
+        own = min(result.samples.get(result.clock or "", []), default=0.0)
+        if eager and own > _SLOW * eager:
             told[f"{case.precision} takes {times(own / eager)} what eager takes: too slow to be right"] = None
     library = next((one.proof.library for _, one in ran if one.proof and one.proof.library), name)
     return Check("note" if told else "ok", name, "; ".join([f"{library}: {', '.join(figures)}", *told]))

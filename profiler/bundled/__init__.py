@@ -33,7 +33,8 @@ def job_file(word: str) -> Path | None:
     """
     path = Path(word)
     if path.suffix == ".py":
-        raise ConfigError(f"{word} is Python: name its function, such as {'.'.join(path.with_suffix('').parts)}:make")
+        module = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
+        raise ConfigError(f"{word} is Python: name its function, such as {module}:make")
     if path.is_file():
         return None if path.suffix == ".onnx" else path
     if word == "bench":

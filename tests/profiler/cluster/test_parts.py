@@ -13,7 +13,7 @@ from rich.console import Console
 from profiler import machine, nvml
 from profiler.cluster.command import Share, Side, _travelling
 from profiler.cluster.kinds import Kind, kinds_of
-from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, Part, measure, sources
+from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, Part, measure, sources
 from profiler.errors import ConfigError
 from profiler.job import plan
 from profiler.job.case import parse_only
@@ -149,6 +149,16 @@ def test_what_may_win_is_confirmed_within_a_part(
         ms = 2.0 if case.is_base else 1.0
         side.run.append(Result(case.id, "ok", clock="host", throughput=1e3 / ms, samples={"host": [ms] * 20}))
     assert [case.id for case in side.runner.lacking()] == confirmed
+
+
+def test_nodes_must_have_the_same_network(tmp_path: Path) -> None:
+    side = side_of(tmp_path, Run(ray="local"), count=2)
+    first, other = (json.dumps({"two": {"parts": {"weights": digest, "torch": digest}}}) for digest in ("a", "b"))
+    assert side.contradicts(first) == ""
+    side.take(MODELS, first, side.runner.display)
+    assert side.contradicts(first) == ""
+    why = "--ray: two is another network on one node than on another; give all nodes the same files"
+    assert side.contradicts(other) == why
 
 
 def test_a_node_with_other_sources_says_so() -> None:

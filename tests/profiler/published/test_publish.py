@@ -177,8 +177,12 @@ def test_the_pages_of_the_suites_are_what_their_data_give(tmp_path: Path) -> Non
 
 
 def shown(text: str) -> str:
-    """Return a page whole; of a picture its words, since widths follow from the machine's fonts."""
-    return " ".join(re.findall(r">([^<]+)<", text)) if text.startswith("<svg") else text
+    """Return a page whole; of a picture its words and marks, since other widths follow from the machine's fonts."""
+    if not text.startswith("<svg"):
+        return text
+    marks = re.findall(r"role-mark [^>]*>(.*?)</g>", text, re.DOTALL)
+    assert marks
+    return " ".join([*re.findall(r">([^<]+)<", text), *marks])
 
 
 @pytest.mark.parametrize("folder", ["h200", "h200-vit", "zoo/h200", "zoo/cpu"])
