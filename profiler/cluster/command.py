@@ -29,9 +29,9 @@ from exporters.whole_file import write_whole
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, TRIES, Part, measure, sources
 from profiler.errors import ConfigError
-from profiler.job.case import Case, Filter, parse_only
+from profiler.job.case import Budget, Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, Machine
-from profiler.job.plan import make_plan, only_of
+from profiler.job.plan import estimate_seconds, make_plan, only_of
 from profiler.machine import Target, describe, host_and_user
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
@@ -75,7 +75,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         travelling = _travelling(shared, folder)
         ray = stack.enter_context(_connected(address, travelling))
         kinds = kinds_of(shared.devices, shared.device, ray.nodes())
-        facts = stack.enter_context(libraries(run.preloaded(configs)))
+        facts = stack.enter_context(libraries(()))  # Nothing is measured here.
         display = stack.enter_context(Display(console))
         whole = RunFolder.create(shared.output) if options.resume is None else RunFolder.resume(options.resume)
         if shared.devices and options.resume is None:
@@ -134,6 +134,24 @@ class Share(NamedTuple):
         return case_id.startswith(f"{self.model}/") and of_batch
 
 
+def shares_of(cases: Sequence[Case], budget: Budget, least: int) -> list[Share]:
+    """Cut cases by model, and the longest models by batch size until there are `least` parts; the longest come first.
+
+    A part takes a while to start, so there are no more than need be.
+    """
+
+    def seconds(share: Share) -> float:
+        return sum(estimate_seconds(case, budget) for case in cases if share.has(case.id))
+
+    shares = list(dict.fromkeys(Share(case.model) for case in cases))
+    for whole in sorted(shares, key=seconds, reverse=True):
+        if len(shares) < least:
+            sizes = dict.fromkeys(case.batch_size for case in cases if case.model == whole.model)
+            at = shares.index(whole)
+            shares[at : at + 1] = [Share(whole.model, size) for size in sizes]
+    return sorted(shares, key=seconds, reverse=True)
+
+
 class Side:
     """What is measured on one kind of device: parts of a run, one a model, or one a model and batch size."""
 
@@ -148,9 +166,8 @@ class Side:
         is_open = runner.config.search or runner.config.largest_batch
         cases = runner.chosen if is_open else [*lacking, *runner.lacking()]
         # The largest batch is searched once for all of them.
-        is_cut = kind.count > 1 and len({case.model for case in cases}) < _PARTS * kind.count
-        is_cut = is_cut and runner.config.largest_batch is None
-        self.shares = list(dict.fromkeys(Share(case.model, case.batch_size if is_cut else None) for case in cases))
+        least = 0 if runner.config.largest_batch or kind.count == 1 else _PARTS * kind.count
+        self.shares = shares_of(cases, runner.config.budget, least)
 
     def part(self, share: Share) -> Part:
         """Make a part, with what is there of it."""

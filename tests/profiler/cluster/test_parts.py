@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from profiler import machine, nvml
-from profiler.cluster.command import Share, Side, _travelling
+from profiler.cluster.command import Share, Side, _travelling, shares_of
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, Part, measure, sources
 from profiler.errors import ConfigError
@@ -117,7 +118,6 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
 
 
 def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> None:
-    assert side_of(tmp_path, Run(ray="local")).shares == [Share("one"), Share("two")]
     side = side_of(tmp_path, Run(ray="local"), count=2)
     cut = [Share("one", 1), Share("two", 1), Share("two", 2)]
     assert side.shares == cut
@@ -125,8 +125,15 @@ def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> No
     side.give_up(cut[2], "crashed", "gone")
     assert all("/b2/" in case_id for case_id in side.run.results()) and not side.left(cut[2])
     assert side.part(cut[1]).files[JOURNAL] == "" != side.part(cut[2]).files[JOURNAL]
-    # One search of the largest batch is enough.
-    assert side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n").shares == [Share("one"), Share("two")]
+    # A part takes a while to start, so only the longest is cut; and one search of the largest batch is enough.
+    case = side.runner.chosen[0]
+    batches = {"a": [1, 2], "b": [1, 2, 3], "c": [1, 2]}
+    cases = [replace(case, model=model, batch_size=batch) for model in batches for batch in batches[model]]
+    of_b = [Share("b", batch) for batch in batches["b"]]
+    assert shares_of(cases, side.runner.config.budget, 0) == [Share("b"), Share("a"), Share("c")]
+    assert shares_of(cases, side.runner.config.budget, 4) == [Share("a"), Share("c"), *of_b]
+    assert shares_of(cases, side.runner.config.budget, 6) == [Share("c"), Share("a", 1), Share("a", 2), *of_b]
+    assert side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n").shares == [Share("two"), Share("one")]
 
 
 @pytest.mark.parametrize(
