@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from engines.base import Proof, Warning
 from profiler.processes.messages import Outcome, Status
+from profiler.results.warning_kinds import HOST_BOUND
 from profiler.stats import samples as statistics
 
 Figures = dict[str, float | None]
@@ -131,15 +132,15 @@ def printable(value: Any) -> Any:
     return value
 
 
-def set_by_host(event: float | None, gpu: float | None, enqueue: float | None) -> bool:
+def set_by_host(call: float | None, gpu: float | None, enqueue: float | None) -> bool:
     """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks."""
     # With far faster enqueueing gaps between launches are the device's: it is slower with more work in its queue.
-    return enqueue is None or enqueue > 0.8 * (gpu or event or 0.0)
+    return enqueue is None or enqueue > 0.8 * (gpu or call or 0.0)
 
 
 def is_set_by_host(result: Result) -> bool:
-    """Return whether the host sets the latency; always so on a CPU and for an engine with a queue of its own."""
-    return result.clock != "event" or set_by_host(*map(result.median, ("event", "gpu", "enqueue")))
+    """Return whether the host sets the latency; always so on a CPU, where nothing is enqueued."""
+    return result.has(HOST_BOUND) or set_by_host(*map(result.median, (result.clock, "gpu", "enqueue")))
 
 
 class Stage(StrEnum):

@@ -3,7 +3,7 @@
 A row's warnings are `Warning` objects from where they are made to where they are written, and "kind: text" in files
 (engines/base.py). A new kind is one row of `_KINDS`, and one of docs/columns.md; terminal, report, recommend and the
 published pages read `_KINDS`. What casts doubt on a figure widens its interval (docs/method.md); nothing branches on a
-kind, but for measuring again.
+kind, but for measuring again, and that a host-bound call varies as the host does.
 """
 
 from __future__ import annotations

@@ -170,6 +170,21 @@ def test_a_figure_that_nothing_else_doubts_reaches_as_far_as_processes_differ(en
     assert (row["gpu_spread"], row["gpu_spread_free"]) == (SPREADS.device.sd, SPREADS.device.free)
 
 
+@pytest.mark.parametrize(
+    ("more", "warnings", "spread"),
+    [
+        ({}, [], SPREADS.host),
+        ({"enqueue": [0.1]}, [], SPREADS.device),
+        ({"enqueue": [1.9]}, [], SPREADS.host),
+        ({"enqueue": [0.1]}, [Warning("host-bound", "2 ms a call, 1.5 ms in a loop")], SPREADS.host),
+    ],
+)
+def test_a_call_that_the_host_times_and_the_device_sets_has_the_devices_spread(more, warnings, spread) -> None:
+    samples = {"host": [2.0] * 100, **more}
+    row = row_of_(full(clock="host", samples=samples, warnings=warnings))
+    assert ends(row, "latency_ms") == around(2.0, spread)
+
+
 def test_an_interval_reaches_to_what_contradicts_its_figure() -> None:
     samples = calm(2.0, enqueue=0.1)
     row = row_of_(full(samples=samples, throughput=1000.0))
@@ -178,7 +193,7 @@ def test_an_interval_reaches_to_what_contradicts_its_figure() -> None:
     parts = row_of_(full(samples=samples | calm(2.0, forward=1.0, backward=3.0)))
     assert parts["latency_high_ms"] == pytest.approx(4.0)
     waited = full(clock="host", samples={"host": samples["event"], "enqueue": [0.1]}, throughput=4000.0)
-    assert row_of_(waited)["latency_low_ms"] == pytest.approx(2.0 * math.exp(-SPREADS.host.reach))
+    assert row_of_(waited)["latency_low_ms"] == pytest.approx(2.0 * math.exp(-SPREADS.device.reach))
     without = row_of_(full(samples={}))
     assert {without[end] for name in WITH_ENDS for end in ends_of(name)} == {None}
 
