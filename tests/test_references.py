@@ -22,12 +22,12 @@ OURS = ("statement", "verdict", "answer", "citation_url")
 """Columns of conclusions.csv and networks.csv that are not the source's."""
 Row = dict[str, str]
 FIGURES = {
-    "cnn-benchmarks.csv": "fdf17579184988ae",
-    "cloud-gpus.csv": "51e9aa09037d8cf6",
+    "cnn-benchmarks.csv": "6c89dfc87e3cd995",
+    "cloud-gpus.csv": "9ed48a75da07cd16",
     "convnet-benchmarks.csv": "3176459f18d16a13",
     "convnet-layers.csv": "06b49af37079129d",
     "convnet-layer-shapes.csv": "c293e4937792742f",
-    "gpu-study.csv": "fd7541f1fe28faac",
+    "gpu-study.csv": "bdb3243b76a483e0",
     "hardware.csv": "9c2d32e36a88aecd",
     "machines.csv": "55687892d6782bf3",
     "networks.csv": "76bf04fb82efe2c2",

@@ -109,8 +109,7 @@ def _clean(run: Run, patterns: Mapping[str, re.Pattern[str]]) -> Run:
     job = re.sub(r"(?m)^device: cuda:\d+", "device: cuda", text(_FOLDERS.sub("", run.job)))
     texts = [c for c, t in run.results.schema.items() if t in (pl.String, pl.List(pl.String)) and c not in _GIVEN]
     rows = run.results.with_columns(pl.Series(c, text(run.results[c].to_list()), run.results.schema[c]) for c in texts)
-    # Logs are not published.
-    rows = rows.with_columns(pl.lit(None, pl.String).alias(column) for column in ("host", "log"))
+    rows = rows.with_columns(host=pl.lit(None, pl.String), log=pl.lit(None, pl.String))  # Logs are not published.
     return Run(run.folder, rows, environment, job)
 
 

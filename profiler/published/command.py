@@ -19,7 +19,7 @@ from profiler.options import ShowSuites, SubmitSuites
 from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
-from profiler.published.tables import Environment, published_tables
+from profiler.published.tables import Environment, picture, published_tables
 from profiler.published.times import NOT_MEASURED
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import grouped, listed
@@ -56,10 +56,9 @@ def submit(options: SubmitSuites, console: Console) -> int:
     """Write cleaned runs of suites to <machine>/<suite>/, and all pages. Raises ConfigError for what would mislead."""
     found = [read_run(Path(run.address)) for run in read_runs(options.runs).runs]
     by_target = grouped((options.into / slug(run.label or "") / str(run.results["suite"][0]), run) for run in found)
-    for target, runs in by_target.items():
-        for run in runs:
-            if problem := _problem(target, run, runs[0]):
-                raise ConfigError(f"{run.folder}: {problem}")
+    for target, run, first in ((target, run, runs[0]) for target, runs in by_target.items() for run in runs):
+        if problem := _problem(target, run, first):
+            raise ConfigError(f"{run.folder}: {problem}")
     for target, runs in by_target.items():
         # The suite has the job.
         write_run(target, clean([replace(run, job="") for run in runs]))
@@ -70,11 +69,7 @@ def submit(options: SubmitSuites, console: Console) -> int:
 
 
 def present(
-    console: Console,
-    study: str,
-    results: pl.DataFrame,
-    environments: Sequence[Environment],
-    into: Path | None = None,
+    console: Console, study: str, results: pl.DataFrame, environments: Sequence[Environment], into: Path | None = None
 ) -> bool:
     """Print the study's tables that have rows of ours; write all as `into`/published.md. Returns False without any."""
     said, sections = published_tables(study, results, environments)
@@ -97,13 +92,11 @@ def _has_figures(table: Table) -> bool:
     return any(own and reason != NOT_MEASURED for own, reason in zip(table.flags(table.marked), why, strict=True))
 
 
-def page(
-    study: str, said: Sequence[str], sections: Sequence[Section], runs: Sequence[str], picture: Sequence[str] = ()
-) -> str:
+def page(study: str, said: Sequence[str], sections: Sequence[Section], runs: Sequence[str], shown: str = "") -> str:
     """Write conclusions, what was run where, a picture and the tables as one page of Markdown."""
     points = "\n".join(f"- {escape_markdown(text)}" for text in said)
     title = f"# {escape_markdown(STUDIES[study].title)}: published and own figures"
-    opening = [title, points, "\n".join(runs), *picture, _LEAD.format(link(STUDIES[study]))]
+    opening = [title, points, "\n".join(runs), shown, _LEAD.format(link(STUDIES[study]))]
     return "\n".join(["\n\n".join(filter(None, opening)) + "\n", *map(markdown_section, sections)])
 
 
@@ -151,8 +144,6 @@ def _problem(target: Path, run: Run, first: Run) -> str:
 
 def write_pages(folder: Path) -> None:
     """Write a page a suite over all machines in the folder, and the README.md that leads to them."""
-    from profiler.published.pictures import picture  # altair takes half a second
-
     read = read_runs([path.parent for path in sorted(folder.glob("*/*/results.parquet"))])
     runs = sorted(read.runs, key=lambda run: (Path(run.address).name, run.environment.get("device") == "cpu"))
     rows = ["| Suite | Source | Machines |", "| --- | --- | --- |"]
@@ -160,9 +151,9 @@ def write_pages(folder: Path) -> None:
         study, environments = study_of(Path(of_suite[0].address)), [run.environment for run in of_suite]
         results = read_runs([run.address for run in of_suite]).results.collect()
         write_whole(folder / f"{suite}.svg", picture(study, results))
-        said, sections = published_tables(study, results, environments)
-        shown = [f"![{suite}]({suite}.svg)"]
-        write_whole(folder / f"{suite}.md", page(study, said, sections, measured(results, environments), shown))
+        made = published_tables(study, results, environments)
+        text = page(study, *made, measured(results, environments), f"![{suite}]({suite}.svg)")
+        write_whole(folder / f"{suite}.md", text)
         machines = [f"[{run.environment['machine']}]({Path(run.address).relative_to(folder)})" for run in of_suite]
         rows.append(f"| [{suite}]({suite}.md) | {link(STUDIES[study])} | {', '.join(machines)} |")
     write_whole(folder / "README.md", _INDEX + "\n".join(rows) + "\n")

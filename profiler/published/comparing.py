@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from exporters.catalog import LAYERS
 from profiler.published import references
-from profiler.published.studies import STUDIES
-from profiler.published.times import NOT_MEASURED, cost_rows, per_image
+from profiler.published.studies import STUDIES, Study
+from profiler.published.times import NOT_MEASURED, TOTALS, cost_rows
 from profiler.results.cells import compared
-from profiler.tables import numbers
-from profiler.tables.numbers import compact, listed, milliseconds, times
+from profiler.tables.numbers import compact, factors, listed, milliseconds, natural, times
 from profiler.tables.table import Section, Table, figure, prose, words
 from profiler.tables.writers import MARK
 
 MATRIX = "How many times as fast"
-CLAIMS = "What the source states, and what the rows say"
 CONCLUSIONS = 5
 OWN = f"{MARK}\u00a0{{}}"
 """The heading of a column of ours; on a terminal it does not break after the sign."""
 Claim = Mapping[str, Any]
+_USES = {"inference": "classify", "training": "train on"}
 _KEYS = ("network", "pass", "key")
 _WITHOUT_CUDNN = pl.col("implementation").str.starts_with("eager-nocudnn")
 
@@ -33,15 +32,38 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
     `key` is the batch size in a sweep.
     """
     study, library = STUDIES[name], pl.col("library")
-    rows = pl.concat([rows, _layer_totals(layers)], how="diagonal_relaxed") if "layers" in study.tables else rows
+    if "layers" in study.tables:
+        layers = layers.filter(pl.col("layer") != "total", pl.col("library") != "cherry-picking").with_columns(
+            pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False)
+        )  # fmt: skip
+        rows = pl.concat([rows, layers.drop_nulls("total_ms")], how="diagonal_relaxed")
     if study.by_release:
         release = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + library)
         library = pl.when("ours").then(library).otherwise(release)
-    side = pl.concat_str(
-        "machine", library, *["implementation"] * ("implementation" in study.columns), separator=", ", ignore_nulls=True
-    )
-    rows = per_image(rows).drop_nulls("latency_ms")
-    return rows.with_columns(side=side, key=pl.when("swept").then("batch_size"))
+    named = ["machine", library, *["implementation"] * ("implementation" in study.columns)]
+    side = pl.concat_str(named, separator=", ", ignore_nulls=True)
+    per_image = {own: pl.col(total) / pl.col("batch_size") for total, own in TOTALS.items()}
+    rows = rows.with_columns(**per_image, side=side, key=pl.when("swept").then("batch_size"))
+    return rows.drop_nulls("latency_ms")
+
+
+def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
+    """Keep our rows, and one published row a machine and network: its newest release, or its fastest library.
+
+    The `side` of a published row is then the machine; where there is one machine every library stays, under its name.
+    All rows have a time, so an older release stands for one that could not run.
+    """
+    published = rows.filter(~pl.col("ours"))
+    if published["machine"].n_unique() < 2:
+        side = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
+    else:
+        # 2.9 before 2.11, and no library before all.
+        release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
+        order = release if study.by_release else pl.col("latency_ms")
+        published = published.sort(order, descending=study.by_release, maintain_order=True)
+        keys, side = ["machine", "network", "batch_size", "swept"], pl.col("machine")
+        published = published.unique(keys, keep="first", maintain_order=True)
+    return pl.concat([rows.filter("ours"), published.with_columns(side=side)])
 
 
 def matrix(rows: pl.DataFrame) -> list[Section]:
@@ -55,21 +77,18 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
     ratios = both.group_by("side", "ours", "side_base", maintain_order=True).agg(
         middle=pl.col("factor").log().mean().exp(), low=pl.col("factor_low").min(), high=pl.col("factor_high").max()
     )
-    if ratios.is_empty():
-        return []
-    wide = ratios.pivot("side_base", index=["side", "ours"], values=["middle", "low", "high"], maintain_order=True)
-    ours = dict(columns.select("side", "ours").rows())
-    bases = [side for side in ours if f"middle_{side}" in wide.columns]
-    fields = [
-        figure(OWN.format(side) if ours[side] else side, tuple(f"{part}_{side}" for part in ("middle", "low", "high")),
-               numbers.factors)
-        for side in bases
-    ]  # fmt: skip
+    parts = ["middle", "low", "high"]
+    wide = ratios.pivot("side_base", index=["side", "ours"], values=parts, maintain_order=True)
+    fields = [words("×", "side")] + [
+        figure(OWN.format(side) if own else side, tuple(f"{part}_{side}" for part in parts), factors)
+        for side, own in columns.select("side", "ours").unique(maintain_order=True).rows()
+        if f"middle_{side}" in wide.columns
+    ]
     text = (
         "The row's speed over the column's: geometric mean over all networks or layers that both ran, with the range "
         "of the ratios, intervals included; per image, GPUs and CPUs apart."
     )
-    return [Section(MATRIX, [text], [Table("matrix", "", wide, [words("×", "side"), *fields], marked="ours")])]
+    return [Section(MATRIX, [text], [Table("matrix", "", wide, fields, marked="ours")] if wide.height else [])]
 
 
 def sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) -> str:
@@ -87,8 +106,8 @@ def sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) 
     return f"{subject} is {_range(both['factor'])} {word} {other} on {over}."
 
 
-def conclusions(rows: pl.DataFrame) -> list[str]:
-    """Draw the source's kind of conclusions from own rows, the broadest first and GPUs before CPUs."""
+def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
+    """Draw five of the source's kind of conclusions from own rows, the broadest first and GPUs before CPUs."""
     published, ours = rows.filter(~pl.col("ours")), rows.filter("ours")
     standing = ours.filter("counterpart").sort("device", descending=True, maintain_order=True)
     machines = standing.partition_by("machine", maintain_order=True)
@@ -110,30 +129,24 @@ def conclusions(rows: pl.DataFrame) -> list[str]:
         for least in [size for size in (min(sizes, default=0), 8, 64) if size in sizes and size < max(sizes)]:
             most = f"Per image, the {machine} with {max(sizes)} at a time"
             drawn.append((2, most, sizes[max(sizes)], f"with {least}", sizes[least]))
-        if device == "cuda":
-            slower = ((theirs, theirs["machine"][0]) for theirs in machines if theirs["device"][0] == "cpu")
-            drawn += [(3, f"Per image, the {machine}", own, f"the {other}", theirs) for theirs, other in slower]
+        slower = [its for its in machines if (device, its["device"][0]) == ("cuda", "cpu")]
+        drawn += [(3, f"Per image, the {machine}", own, f"the {its['machine'][0]}", its) for its in slower]
         if mine["side"].n_unique() > 1:
             drawn.append((4, f"The {machine} in its fastest configuration", fastest(mine), f"the {called}", own))
         others = mine.filter(~pl.col("counterpart")).partition_by("side", maintain_order=True)
         drawn += [(5, its["side"][0], its, str(variant), own) for its in others]
     said = [sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
-    return [text for text in said if text]
+    return [text for text in (*_prices(name, results), *said) if text][:CONCLUSIONS]
 
 
-def prices(name: str, results: pl.DataFrame) -> list[str]:
+def _prices(name: str, results: pl.DataFrame) -> list[str]:
     """Say what a million images cost on each machine whose price is known, in the cheapest way for each network."""
-    if "cost" not in STUDIES[name].tables:
-        return []
     costs, said = cost_rows(name, results).drop_nulls("usd_per_million_items"), []
     for (machine, price), rows in costs.group_by("machine", "usd_per_hour", maintain_order=True):
-        least = rows.group_by("pass", "network").agg(usd=pl.col("usd_per_million_items").min())
-        parts = [
-            f"{compact(of['usd'][0], 2)} to {compact(of['usd'][-1], 2)} USD to {word}"
-            for pass_, word in (("inference", "classify"), ("training", "train on"))
-            if (of := least.filter(pl.col("pass") == pass_).sort("usd")).height
-        ]
-        cost = listed(parts)
+        usd = pl.col("usd_per_million_items")
+        least = rows.group_by("pass", "network").agg(usd.min())
+        ends = least.group_by("pass").agg(low=usd.min(), high=usd.max()).sort("pass").rows()
+        cost = listed(f"{compact(low, 2)} to {compact(high, 2)} USD to {_USES[pass_]}" for pass_, low, high in ends)
         said.append(f"On the {machine}, at {compact(float(str(price)))} USD an hour, a million images cost {cost}.")
     return said
 
@@ -141,17 +154,49 @@ def prices(name: str, results: pl.DataFrame) -> list[str]:
 def claims(name: str, rows: pl.DataFrame) -> list[Section]:
     """List the source's statements: what its rows say (references/conclusions.csv), and what ours do."""
     frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
-    today = [
-        _TODAY[claim["kind"]](claim, ours) if claim["kind"] in _TODAY else "" for claim in frame.iter_rows(named=True)
-    ]
-    frame = frame.with_columns(today=pl.Series([text or NOT_MEASURED for text in today], dtype=pl.String))
+    today = [_today(claim, ours) or NOT_MEASURED for claim in frame.iter_rows(named=True)]
+    frame = frame.with_columns(today=pl.Series(today, dtype=pl.String))
     fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
-    return [Section(CLAIMS, (), [Table("claims", "", frame, [*fields, prose(OWN.format("Today"), "today")])])]
+    fields.append(prose(OWN.format("Today"), "today"))
+    return [Section("What the source states, and what the rows say", (), [Table("claims", "", frame, fields)])]
 
 
-def _ratio_today(claim: Claim, ours: pl.DataFrame) -> str:
-    slow, fast = claim["from"], claim["to"]
-    gpus, cpus = (ours.filter("counterpart", device=kind) for kind in ("cuda", "cpu"))
+def _today(claim: Claim, ours: pl.DataFrame) -> str:
+    """Say what own rows say of a claim, by its kind; empty if nothing. Without networks it is of all layers."""
+    kind, gpus = claim["kind"], ours.filter(device="cuda")
+    networks = claim["networks"].split("; ") if claim["networks"] else [*LAYERS]
+    named, swept = gpus.filter(pl.col("network").is_in(networks)), gpus.filter("counterpart", "swept")
+    if kind in ("speed", "network_speed") and (ratios := _ratios_today(claim, ours)).len():
+        printed = f"printed {_range(pl.Series([claim['low'], claim['high']]))}; " if claim["low"] else ""
+        return f"{printed}today {_range(ratios)}"
+    if kind in ("fit", "support") and (ran := named.filter(_WITHOUT_CUDNN | pl.lit(kind == "fit"))).height:
+        how = " without it" if kind == "support" else ""
+        return f"today {ran['network'].n_unique()} of {len(networks)} run{how} on the {ran['machine'][0]}"
+    if kind == "best":
+        # In the first pass.
+        part = pl.col(f"{claim['pass'].partition(';')[0]}_ms")
+        sums = named.drop_nulls("total_ms").group_by("side").agg(pl.len(), part.sum().alias("ms"))
+        best = sums.filter(len=len(networks)).sort("ms").select("side", "ms").rows()
+        return f"today {best[0][0]}, {milliseconds(best[0][1])}" if best else ""
+    if kind == "best_per_layer":
+        part = pl.col(references.LAYER_PARTS.get(claim["pass"], "total_ms"))
+        least = named.group_by("network").agg(part.min().alias("ms")).drop_nulls()["ms"].to_list()
+        said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(least))}"
+        return said if len(least) == len(LAYERS) else ""
+    doubled = _pairs(swept.with_columns(key=pl.col("key") // 2), swept)
+    if kind == "time_per_sample" and doubled.height:
+        return f"today less at {(doubled['factor'] > 1).sum()} of {doubled.height} doublings"
+    doubled = doubled.filter(pl.col("pass") == "training", network=networks[0], key=64)
+    if kind == "ms_above_twice" and doubled.height:
+        more = doubled["total_ms"] - 2 * doubled["total_ms_base"]
+        return f"printed almost {compact(claim['low'])} ms; today {more[0]:.2f} ms"
+    return ""
+
+
+def _ratios_today(claim: Claim, ours: pl.DataFrame) -> pl.Series:
+    """Return how many times as fast as `from` our counterparts of a claim's `to` are."""
+    slow, fast, standing = claim["from"], claim["to"], ours.filter("counterpart")
+    gpus, cpus = (standing.filter(device=kind) for kind in ("cuda", "cpu"))
     if claim["kind"] == "network_speed":
         both = _pairs(gpus.filter(network=fast), gpus.filter(network=slow), ("pass", "side"))
     elif slow == "nn":
@@ -159,83 +204,20 @@ def _ratio_today(claim: Claim, ours: pl.DataFrame) -> str:
     elif slow.startswith("CPU"):
         both = _pairs(gpus, cpus)
     else:
-        both = _pairs(ours.filter("counterpart", machine=fast), ours.filter("counterpart", machine=slow))
-    printed = f"printed {_range(pl.Series([claim['low'], claim['high']]))}; " if claim["low"] else ""
-    return f"{printed}today {_range(both['factor'])}" if both.height else ""
-
-
-def _fit_today(claim: Claim, ours: pl.DataFrame) -> str:
-    networks = claim["networks"].split("; ")
-    ran = ours.filter(_WITHOUT_CUDNN if claim["kind"] == "support" else True, device="cuda")
-    ran = ran.filter(pl.col("network").is_in(networks))
-    how = " without it" if claim["kind"] == "support" else ""
-    count = f"{ran['network'].n_unique()} of {len(networks)}"
-    return f"today {count} run{how} on the {ran['machine'][0]}" if ran.height else ""
-
-
-def _best_today(claim: Claim, ours: pl.DataFrame) -> str:
-    """Name the fastest of ours in the first pass: of a network, or of the sums over all layers."""
-    column, networks = f"{claim['pass'].partition(';')[0]}_ms", [claim["networks"]] if claim["networks"] else [*LAYERS]
-    of = ours.filter(pl.col("network").is_in(networks), device="cuda").drop_nulls("total_ms").group_by("side")
-    best = of.agg(pl.len(), pl.col(column).sum()).filter(len=len(networks)).sort(column).select("side", column).rows()
-    return f"today {best[0][0]}, {milliseconds(best[0][1])}" if best else ""
-
-
-def _sum_today(claim: Claim, ours: pl.DataFrame) -> str:
-    column = {"gradInput": "grad_input_ms", "gradWeight": "grad_weight_ms"}.get(claim["pass"], f"{claim['pass']}_ms")
-    layers = ours.filter(pl.col("network").is_in(list(LAYERS)), device="cuda")
-    lowest = layers.group_by("network").agg(pl.col(column).min())[column].to_list()
-    said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(lowest))}"
-    return said if len(lowest) == len(LAYERS) else ""
-
-
-def _sweep_today(claim: Claim, ours: pl.DataFrame) -> str:
-    rows = ours.filter("counterpart", pl.col("key").is_not_null(), device="cuda")
-    pairs = _pairs(rows.with_columns(key=pl.col("key") // 2), rows)
-    if claim["kind"] == "time_per_sample":
-        return f"today less at {(pairs['factor'] > 1).sum()} of {pairs.height} doublings" if pairs.height else ""
-    took = pairs.filter(pl.col("pass") == "training", network=claim["networks"], key=64)
-    more = (took["total_ms"] - 2 * took["total_ms_base"]).to_list()
-    return f"printed almost {compact(claim['low'])} ms; today {more[0]:.2f} ms" if more else ""
-
-
-_TODAY: Mapping[str, Callable[[Claim, pl.DataFrame], str]] = {
-    **dict.fromkeys(("speed", "network_speed"), _ratio_today),
-    **dict.fromkeys(("fit", "support"), _fit_today),
-    **dict.fromkeys(("ms_above_twice", "time_per_sample"), _sweep_today),
-    "best": _best_today,
-    "best_per_layer": _sum_today,
-}
-"""By a claim's kind what own GPUs' rows say of it; empty if they say nothing."""
+        both = _pairs(standing.filter(machine=fast), standing.filter(machine=slow))
+    return both["factor"]
 
 
 def _pairs(rows: pl.DataFrame, bases: pl.DataFrame, keys: Sequence[str] = _KEYS) -> pl.DataFrame:
     both = rows.join(bases, on=list(keys), suffix="_base", nulls_equal=True, maintain_order="left_right")
-    return both.hstack(compared(both))
+    return both.with_columns(compared(both).get_columns())
 
 
 def fastest(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.sort("latency_ms").unique(list(_KEYS), keep="first", maintain_order=True)
 
 
-def _range(factors: pl.Series) -> str:
+def _range(ratios: pl.Series) -> str:
     """Write the least and the greatest factor as the sources do: 1.31x to 1.43x."""
-    ends = [times(end, sign="x") for end in factors.sort().gather([0, -1])]
+    ends = [times(end, sign="x") for end in ratios.sort().gather([0, -1])]
     return " to ".join(dict.fromkeys(ends))
-
-
-def _layer_totals(own: pl.DataFrame) -> pl.DataFrame:
-    """Return the layers as rows of `study_times`: forward, gradInput and gradWeight together."""
-    both = references.layers().filter(
-        pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"
-    )
-    keys = ["machine", "library", "implementation", "batch_size"]
-    long = both.unpivot(list(LAYERS), index=["table", *keys], variable_name="layer")
-    total = pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first()
-    published = long.group_by([*keys, "layer"], maintain_order=True).agg(total_ms=total).with_columns(
-        ours=pl.lit(value=False), counterpart=pl.lit(value=False), low_ms="total_ms", high_ms="total_ms"
-    )  # fmt: skip
-    rows = pl.concat([published, own.drop_nulls("total_ms")], how="diagonal_relaxed").with_columns(
-        pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False)
-    )
-    return rows.with_columns(pl.col("device").fill_null("cuda"))

@@ -7,14 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from engines.options import Pass
 
-_COLUMNS = {
-    "machine": "GPU",
-    "library": "Library",
-    "forward_ms": "Forward (ms)",
-    "backward_ms": "Backward (ms)",
-    "total_ms": "Total (ms)",
-}
-
 
 @dataclass(frozen=True)
 class Study:
@@ -25,7 +17,7 @@ class Study:
     """Empty where the source gives no address of its own."""
     tables: tuple[str, ...] = ("networks",)
     """Names of profiler.published.tables.TABLES."""
-    columns: Mapping[str, str] = field(default_factory=lambda: _COLUMNS)
+    columns: Mapping[str, str] = field(kw_only=True)
     """Headings of its tables' first columns. With `implementation` among them, that column names the variant."""
     passes: tuple[Pass, ...] = ("training",)
     """Training is a forward and a backward pass, inference the forward pass alone."""
@@ -33,8 +25,6 @@ class Study:
     """Show what only infers among the training passes, with a forward time."""
     batch_size: int | None = None
     """Batch size of all networks; None where each network has that of its published rows."""
-    library: tuple[str, ...] = ("library", "library_version")
-    """Columns of its file that name the library; a row without any is called "None"."""
     by_release: bool = False
     """Represent a machine by the newest release that ran a network, not by its fastest library."""
     input_gradient: tuple[str, ...] = ()
@@ -47,8 +37,13 @@ _CNN_BENCHMARKS = Study(
     "cnn-benchmarks",
     "https://github.com/jcjohnson/cnn-benchmarks",
     tables=("overview", "networks"),
-    columns={**_COLUMNS, "library": "cuDNN"},
-    library=("library_version",),
+    columns={
+        "machine": "GPU",
+        "library": "cuDNN",
+        "forward_ms": "Forward (ms)",
+        "backward_ms": "Backward (ms)",
+        "total_ms": "Total (ms)",
+    },
     by_release=True,
     # Its cuDNN searched for the fastest algorithms: utils.lua of its repository sets cudnn.benchmark.
     counterpart=("eager-benchmark", "eager"),
@@ -74,7 +69,6 @@ STUDIES = {
             "backward_ms": "backward (ms)",
         },
         forward_alone=True,
-        library=("published_library",),
         # In 2015 Torch's cuDNN had no switch for such a search.
         # updateGradInput of its benchmark.lua; the networks switched it off only in August 2015 (commit d2455f3).
         input_gradient=("alexnet-owt", "overfeat", "vgg11"),
@@ -85,7 +79,6 @@ STUDIES = {
         columns={"machine": "GPU", "library": "Framework"},
         passes=("training", "inference"),
         batch_size=64,
-        library=("framework", "framework_version"),
         # TensorFlow searches unless told otherwise: TF_CUDNN_USE_AUTOTUNE in its tensorflow/core/util/use_cudnn.cc.
         counterpart=("eager-benchmark", "eager"),
     ),
