@@ -160,6 +160,8 @@ def _write(
         name_outputs(program.model.graph, outputs)
         if precision == "bf16":
             restore_folded_types(program.model)
+        if not batch:
+            forget_shapes(program.model.graph)
         program.save(path, external_data=size > INLINE_BYTES)
         # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
         onnx.checker.check_model(str(path), full_check=True)
@@ -229,6 +231,13 @@ def restore_folded_types(model: Any) -> None:
                 folded = value.const_value.numpy().astype(ir.DataType.BFLOAT16.numpy())
                 value.const_value = ir.tensor(folded, name=value.name)
                 value.dtype = ir.DataType.BFLOAT16
+
+
+def forget_shapes(graph: Any) -> None:
+    """Remove the shapes of inner values: behind an LSTM they are the example's (torch 2.13), which ORT believes."""
+    outputs = set(graph.outputs)
+    for value in (value for node in graph.all_nodes() for value in node.outputs if value not in outputs):
+        value.shape = None
 
 
 @contextlib.contextmanager

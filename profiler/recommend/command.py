@@ -32,7 +32,7 @@ from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import meaning
 from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
-from profiler.tables.numbers import UNITS, grouped, listed, ranges, seconds, times
+from profiler.tables.numbers import UNITS, error, grouped, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section
 
@@ -248,7 +248,8 @@ def comparison(choice: Choice) -> str:
         return f"A tie of {len(cells)}: {_some(cells)}; of those within 5 % the soonest start wins{more}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
-    return f"The only candidate{' that meets the limits' if choice.losers else ''}"
+    is_limited = any(reason.code in ("over", "under") for loser in choice.losers for reason in loser.reasons)
+    return f"The only candidate{' that meets the limits' if is_limited else ''}"
 
 
 def _compared(choice: Choice) -> str:
@@ -266,10 +267,8 @@ def kept_out(choice: Choice) -> str:
             digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
             figure = amount(choice.figure, *_ends(cell, choice.figure))
             allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
-            bound = amount("error", cell["error_high"])
-            return (
-                f"Better but for its error, at most {bound}: {cell['name']}, {figure}; --max-error {allowed} admits it"
-            )
+            bound = f"Better but for its error bound of {error(cell['error_high'], 3)}"
+            return f"{bound}: {cell['name']}, {figure}; --max-error {allowed} admits it"
     return ""
 
 

@@ -67,8 +67,12 @@ def _worse(reason: Reason) -> str:
 
 def _held(reason: Reason) -> str:
     """Say like "p99 latency 2.40 ms" what is held to a limit; of an error that is its bound."""
-    what = "error bound" if reason.figure == "error" else noun(reason.figure)
-    return f"{what} {amount(reason.figure, reason.value or 0.0, reason.low, reason.high)}"
+    value = reason.value or 0.0
+    if reason.figure != "error":
+        return f"{noun(reason.figure)} {amount(reason.figure, value, reason.low, reason.high)}"
+    # 0.01036 is over 0.01 by its third digit.
+    is_close = numbers.error(value) == numbers.error(reason.limit or 0.0)
+    return f"error bound {numbers.error(value, 3 if is_close else 2)}"
 
 
 def _missed(reason: Reason) -> str:

@@ -53,6 +53,34 @@ def test_fp32_equals_eager(name: str, norms: int, cache: Cache) -> None:
     assert operators.count("LRN") == norms
 
 
+RECURRENT = """
+import torch
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(4, 4, batch_first=True, bidirectional=True)
+    def forward(self, x, mask):
+        return self.lstm(x)[0].masked_fill(~mask.bool()[..., None], -1.0).amax(1)
+def make():
+    free = {1: torch.export.Dim("sequence", min=2, max=64)}
+    return Masked(), {"x": torch.rand(2, 8, 4), "mask": torch.ones(2, 8, dtype=torch.int64)}, {"x": free, "mask": free}
+"""
+
+
+def test_a_runtime_that_is_told_a_free_size_takes_the_graph_behind_an_lstm(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = ModelSource("recurrent", factory="recurrent:make", varied={"sequence": (8, 16)})
+    options = onnxruntime.SessionOptions()
+    options.add_free_dimension_override_by_name("sequence", 16)
+    export = export_onnx(source, "fp32", cache)
+    session = onnxruntime.InferenceSession(export.path, options, providers=["CPUExecutionProvider"])
+    feeds = {"x": np.ones((3, 16, 4), np.float32), "mask": np.ones((3, 16), np.int64)}
+    assert session.run(None, feeds)[0].shape == (3, 8)
+
+
 def test_factory_in_every_precision(small: ModelSource, cache: Cache) -> None:
     paths = {precision: export_onnx(small, precision, cache).path for precision in ("fp32", "fp16", "bf16", "tf32")}
     assert len(set(paths.values())) == 3

@@ -237,6 +237,7 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(
          "memory 1,810 MiB, over the limit of 1,500 MiB"),
         (Reason("unknown", figure="latency_p99_ms", have=100), "p99 needs 662 samples, has 100: raise --seconds"),
         (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
+        (Reason("over", value=0.01036, limit=1e-2, figure="error"), "error bound 1.04e-2, over the limit of 1.0e-2"),
         (Reason("uncalibrated"), "8 bits without calibration data; admit it with --allow-uncalibrated"),
         (Reason("not-measured", text="oom: out of memory"), "not measured: oom: out of memory"),
     ],

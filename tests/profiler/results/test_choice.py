@@ -38,7 +38,7 @@ def chosen(error: float) -> Choice:
 
 def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it() -> None:
     text = kept_out(chosen(1.8e-2))
-    assert text.startswith("Better but for its error, at most 1.8e-2: ") and text.endswith(
+    assert text.startswith("Better but for its error bound of 1.80e-2: ") and text.endswith(
         "; --max-error 2e-2 admits it"
     )
     assert kept_out(chosen(2e-3)) == "", "it wins"

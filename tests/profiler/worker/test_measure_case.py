@@ -31,7 +31,7 @@ from profiler.run.prepare import prepare
 from profiler.stats.intervals import upper_bound
 from profiler.worker import prepare_model as preparing
 from profiler.worker import sampling
-from profiler.worker.measure_case import measure_case
+from profiler.worker.measure_case import measure_case, own_heap
 from profiler.worker.memory import DeviceMeter, declared_parts
 from profiler.worker.parity import Outputs
 from profiler.worker.prepare_model import affordable_runs, prepare_export, prepare_gradients, prepare_model
@@ -356,6 +356,11 @@ def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are read on Linux")
+def test_processes_of_one_holder_have_heaps_of_their_own() -> None:
+    one, other = ([len(block) for block in own_heap()] for _ in range(2))
+    assert one != other and max(sum(one), sum(other)) < 2**21
+
+
 def test_a_case_that_others_took_the_processors_from_is_disturbed(measure: Measure, busy_processors: list[int]) -> None:
     result = measure(case(source("Attention")), budget=replace(BUDGET, seconds=1.0))
     assert "disturbed" in kinds(result)
