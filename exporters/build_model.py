@@ -154,8 +154,10 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        what = " ".join(str(error).split())[:_FAULT_CHARACTERS]
-        raise ModelError(f"weights {path}: keys do not fit the model: {what}") from error
+        what, first = " ".join(str(error).split())[:_FAULT_CHARACTERS], next(iter(own), "")
+        prefix = next((name.removesuffix(first) for name in state if name.endswith(f".{first}")), "")
+        mend = f"; add `prefix: {prefix}` next to weights" if first and prefix else ""
+        raise ModelError(f"weights {path}: keys do not fit the model{mend}: {what}") from error
 
 
 def restore(source: ModelSource, state_path: Path) -> nn.Module:

@@ -130,7 +130,7 @@ def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint: ModelSource) -> None
         ({}, "add `key: state_dict` next to weights"),
         ({"key": "model"}, "it has no key 'model'; it has epoch, state_dict, optimizer"),
         ({"key": "optimizer"}, "no state dict of tensors; save one by torch.save"),
-        ({"key": "state_dict", "prefix": "model."}, "keys do not fit the model"),
+        ({"key": "state_dict", "prefix": "model."}, "keys do not fit the model; add `prefix: module.` next to weights"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_says_which_key_to_give(
