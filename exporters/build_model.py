@@ -155,8 +155,9 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         what, first = " ".join(str(error).split())[:_FAULT_CHARACTERS], next(iter(own), "")
-        prefix = next((name.removesuffix(first) for name in state if name.endswith(f".{first}")), "")
-        mend = f"; add `prefix: {prefix}` next to weights" if first and prefix else ""
+        prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+        fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in own)]
+        mend = f"; add `prefix: {fitting[0]}` next to weights" if fitting else ""
         raise ModelError(f"weights {path}: keys do not fit the model{mend}: {what}") from error
 
 

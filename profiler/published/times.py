@@ -77,7 +77,7 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
         forward_ms=pl.when(alone).then("latency_ms").otherwise("forward_ms"),
         why=pl.when(alone).then(pl.lit(FORWARD_ONLY)).otherwise("why"),
         gpu_ms=pl.when(~alone).then("gpu_ms"),
-        **{total: pl.when(~alone).then(own) for total, own in TOTALS.items()},
+        **{total: pl.when(~alone).then(cell) for total, cell in TOTALS.items()},
     )
     published = references.networks(name).with_columns(swept=sweeps)
     usual = dict(published.select("network", "batch_size").rows())

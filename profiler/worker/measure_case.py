@@ -104,8 +104,8 @@ def own_heap() -> list[bytes]:
     """Take half a megabyte in blocks of random sizes, to be kept while the case is measured.
 
     A forked process has its holder's heap, on whose layout depends how many pages an eager call on a CPU gives back to
-    the system and faults in again: 575 to 1,032 a call of one network, as all processes of one holder did. Forks would
-    agree with each other, and not with the next holder's (docs/method.md).
+    the system and faults in again: 575 to 1,032 for one network, the same in all forks of a holder. They would agree
+    with each other, and not with the next holder's forks (docs/method.md).
     """
     draw = random.SystemRandom()
     return [bytes(draw.randrange(1, 64_000)) for _ in range(draw.randrange(1, 32))]

@@ -21,7 +21,7 @@ from profiler import Choice
 from profiler.errors import ConfigError
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import OBJECTIVES, Request, as_data, recommend
-from profiler.recommend.command import conclude, execute, headline, print_answer, read_limits
+from profiler.recommend.command import comparison, conclude, execute, headline, print_answer, read_limits
 from profiler.results.choice import Limit, Loser
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import load
@@ -262,6 +262,12 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest() -> None:
     assert answer.winner is None and answer.nearest and answer.nearest["name"] == "compiled fp16"
     assert headline(answer).startswith("Nothing meets the limits; the nearest is compiled fp16: latency 0.925 ms (")
     assert headline(ask(row("trt", ms=None))) == "Nothing to deploy: no candidate has a figure for latency"
+
+
+def test_limits_are_named_only_where_one_kept_a_candidate_out() -> None:
+    assert comparison(ask(row("ort"), row("trt", ms=None))) == "The only candidate"
+    within = {"limits": (Limit("latency_ms", 2.0),)}
+    assert comparison(ask(row("ort"), row("eager", ms=9.0), **within)) == "The only candidate that meets the limits"
 
 
 @pytest.mark.parametrize("wanted", [{}, {"objective": "throughput"}, LIMITED])

@@ -356,9 +356,19 @@ def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are read on Linux")
-def test_processes_of_one_holder_have_heaps_of_their_own() -> None:
+def test_a_process_has_a_heap_of_its_own_while_it_measures(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = ([len(block) for block in own_heap()] for _ in range(2))
     assert one != other and max(sum(one), sum(other)) < 2**21
+    heap, seen, run = [b"block"], list[int](), EagerSession.run
+
+    def noted(session: EagerSession, mark: Any) -> None:
+        seen.append(len(heap))
+        run(session, mark)
+
+    monkeypatch.setattr("profiler.worker.measure_case.own_heap", lambda: heap)
+    monkeypatch.setattr(EagerSession, "run", noted)
+    assert measure(case(source("Attention"))).status == "ok"
+    assert set(seen) == {1} and not heap
 
 
 def test_a_case_that_others_took_the_processors_from_is_disturbed(measure: Measure, busy_processors: list[int]) -> None:
@@ -475,18 +485,18 @@ MIB = 2**20
 
 
 def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure: Measure, monkeypatch: Any) -> None:
-    declared = EagerSession.memory
+    declared, taken = EagerSession.memory, list[float]()
 
     def costly(session: EagerSession) -> Memory:
-        np.ones(400 * 2**17).sum()  # 400 MiB
+        taken.append(np.ones(400 * 2**17).sum())  # 400 MiB
         return declared(session)
 
     def peak() -> float:
-        return measure(case(source("Attention"))).figures["host_peak_mib"] or 0.0
+        return measure(trained(image("net")), checked=False).figures["host_peak_mib"] or 0.0
 
     before = peak()
     monkeypatch.setattr(EagerSession, "memory", costly)
-    assert peak() < before + 200
+    assert peak() < before + 200 and taken
 
 
 def test_on_the_cpu_a_row_has_the_parts_of_memory_that_are_known(measure: Measure) -> None:
