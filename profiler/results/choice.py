@@ -3,7 +3,7 @@
 Of the cells that meet every limit the best by the objective wins. The limit of the error is 1e-2 in inference unless
 another is asked for, and int8 without calibration data only counts when it is asked for. Cells whose interval is not
 proven worse are tied with the best one; the tie goes to the cheapest start among those whose figures are near and that
-no other is proven to beat.
+no other is proven to beat, of starts that are near to the most exact precision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from engines.options import EIGHT_BITS
+from engines.options import EIGHT_BITS, PRECISION_TABLE
 from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
@@ -27,6 +27,8 @@ MAX_ERROR = 1e-2
 _MOST_CONTENDERS = 3
 _NEAR = 0.05
 """By less than this share figures are near for a tie."""
+_NEAR_SECONDS = 1.0
+"""Starts that differ by at most so much are alike."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
 """By verdict on the best of two the code of the other one."""
 
@@ -112,9 +114,15 @@ def choose(
     against_best = _against(fit, fit[0], figure)
     tied = [row for row, reason in zip(fit, against_best, strict=True) if reason.code != "worse"]
     near = [row for row in tied if abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) < _NEAR]
+    alike = min(_start(row)[0] for row in near) + _NEAR_SECONDS
+
+    def preference(row: Row) -> tuple[Any, ...]:
+        set_up, memory = _start(row)
+        return max(set_up, alike), PRECISION_TABLE[row["precision"]].usual_error, memory
+
     # One with a narrow interval may be proven better although both are tied with the best.
-    unbeaten = (row for row in sorted(near, key=_start) if "better" not in {r.code for r in _against(fit, row, figure)})
-    winner = next(unbeaten)
+    order = sorted(near, key=preference)
+    winner = next(row for row in order if "better" not in {r.code for r in _against(fit, row, figure)})
     against_winner = _against(fit, winner, figure)
     beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_winner, strict=True) if row is not winner]
     place = ("batch_size", "setting", "machine")

@@ -28,6 +28,8 @@ Sums = Mapping[str, tuple[float, float]]
 ENVIRONMENT = names(Group.PLACE, Group.VERSIONS)
 _KINDS = ("host", "device")
 _MOST_RUNS = 20
+_MOST_EARLIER = 6.0
+"""Degrees of freedom that earlier runs have at most, as three bases have: theirs were other models."""
 
 
 def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
@@ -153,9 +155,13 @@ def spread_of_bases(results: Iterable[tuple[Case, Result]], calm: bool = False) 
 
 
 def earlier_spread(environment: Mapping[str, Any]) -> Sums:
-    """Add up what earlier runs on this machine left in the cache; nothing where that cannot be read."""
-    runs = _kept().get(_machine(environment), {}).values()
-    return {kind: (sum(part[kind][0] for part in runs), sum(part[kind][1] for part in runs)) for kind in _KINDS}
+    """Pool what earlier runs on this machine left in the cache; nothing where that cannot be read."""
+    found, runs = dict[str, tuple[float, float]](), _kept().get(_machine(environment), {}).values()
+    for kind in _KINDS:
+        squares, free = (sum(part[kind][at] for part in runs) for at in (0, 1))
+        share = min(1.0, _MOST_EARLIER / free) if free else 1.0
+        found[kind] = squares * share, free * share
+    return found
 
 
 def keep_spread(environment: Mapping[str, Any], run_id: str, sums: Sums) -> None:

@@ -8,7 +8,7 @@ import pytest
 from profiler.recommend.answer import Request, cells_of, decide
 from profiler.recommend.command import kept_out
 from profiler.results.cells import cells
-from profiler.results.choice import Choice, contenders
+from profiler.results.choice import Choice, choose, contenders
 from profiler.run.summary import so_far
 
 ROWS = [handmade.row("eager", ms=10.0), handmade.row("ort", ms=2.0, load_s=1.0)]
@@ -42,3 +42,14 @@ def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it
         "; --max-error 2e-2 admits it"
     )
     assert kept_out(chosen(2e-3)) == "", "it wins"
+
+
+@pytest.mark.parametrize(("load_s", "winner"), [(0.2, "fp32"), (1.0, "fp32"), (1.6, "tf32")])
+def test_a_tie_goes_to_the_soonest_start_and_within_a_second_to_the_most_exact_precision(
+    load_s: float, winner: str
+) -> None:
+    rows = [handmade.row("ort", "bf16", 2.0, load_s=0.3), handmade.row("ort", "tf32", 2.0, load_s=0.5)]
+    results, _ = handmade.run(handmade.row("eager", ms=10.0), *rows, handmade.row("ort", ms=2.001, load_s=load_s))
+    choice = choose(cells(results))
+    assert choice.winner and choice.winner["precision"] == winner
+    assert len(choice.tied) == 2
