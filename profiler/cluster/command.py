@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,8 +50,9 @@ from profiler.tables.numbers import counted, duration
 
 _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
-_PARTS = 2
-"""At least so many parts a device, if batch sizes can give them: parts take different times."""
+_LEAST_PARTS, _MOST_PARTS = 2, 4
+"""Parts a device: at least so many if batch sizes can give them, since parts take different times, and at most so many,
+since each takes a while to start."""
 _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
@@ -120,40 +121,47 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
 
 
 class Share(NamedTuple):
-    """What one part measures: a model, at one batch size or at all."""
+    """What one part measures: models, or one model at one batch size."""
 
-    model: str
+    models: tuple[str, ...]
     batch_size: int | None = None
 
     def __str__(self) -> str:
-        return self.model if self.batch_size is None else f"{self.model} at batch {self.batch_size}"
+        more = f" and {counted(len(self.models) - 1, 'other model')}" if len(self.models) > 1 else ""
+        return f"{self.models[0]}{more}" if self.batch_size is None else f"{self.models[0]} at batch {self.batch_size}"
 
     def has(self, case_id: str) -> bool:
         """Tell whether a row is of this part, by its name."""
         of_batch = self.batch_size is None or f"/b{self.batch_size}/r" in case_id
-        return case_id.startswith(f"{self.model}/") and of_batch
+        return case_id.partition("/")[0] in self.models and of_batch
 
 
-def shares_of(cases: Sequence[Case], budget: Budget, least: int) -> list[Share]:
-    """Cut cases by model, and the longest models by batch size until there are `least` parts; the longest come first.
+def shares_of(cases: Sequence[Case], budget: Budget, least: int, most: int) -> list[Share]:
+    """Cut cases by model into at most `most` parts; the longest come first.
 
-    A part takes a while to start, so there are no more than need be.
+    If these are less than `least`, the longest models are cut by batch size until they are not.
     """
+    seconds = defaultdict[Share, float](float)
 
-    def seconds(share: Share) -> float:
-        return sum(estimate_seconds(case, budget) for case in cases if share.has(case.id))
+    def longest_first() -> list[Share]:
+        return sorted(seconds, key=lambda share: seconds[share], reverse=True)
 
-    shares = list(dict.fromkeys(Share(case.model) for case in cases))
-    for whole in sorted(shares, key=seconds, reverse=True):
-        if len(shares) < least:
-            sizes = dict.fromkeys(case.batch_size for case in cases if case.model == whole.model)
-            at = shares.index(whole)
-            shares[at : at + 1] = [Share(whole.model, size) for size in sizes]
-    return sorted(shares, key=seconds, reverse=True)
+    for case in cases:
+        seconds[Share((case.model,))] += estimate_seconds(case, budget)
+    while len(seconds) > most:
+        longer, shorter = longest_first()[-2:]
+        seconds[Share(longer.models + shorter.models)] = seconds.pop(longer) + seconds.pop(shorter)
+    for whole in longest_first():
+        if len(seconds) < least:
+            del seconds[whole]
+            for case in cases:
+                if whole.has(case.id):
+                    seconds[Share(whole.models, case.batch_size)] += estimate_seconds(case, budget)
+    return longest_first()
 
 
 class Side:
-    """What is measured on one kind of device: parts of a run, one a model, or one a model and batch size."""
+    """What is measured on one kind of device: parts of a run."""
 
     def __init__(self, kind: Kind, runner: Runner, options: Options, folder: Path | None) -> None:
         run.begin(runner)
@@ -166,20 +174,22 @@ class Side:
         is_open = runner.config.search or runner.config.largest_batch
         cases = runner.chosen if is_open else [*lacking, *runner.lacking()]
         # The largest batch is searched once for all of them.
-        least = 0 if runner.config.largest_batch or kind.count == 1 else _PARTS * kind.count
-        self.shares = shares_of(cases, runner.config.budget, least)
+        least = 0 if runner.config.largest_batch or kind.count == 1 else _LEAST_PARTS * kind.count
+        self.shares = shares_of(cases, runner.config.budget, least, _MOST_PARTS * kind.count)
 
     def part(self, share: Share) -> Part:
         """Make a part, with what is there of it."""
         only = parse_only(self.options.only)
-        conditions = {**(only.conditions if only else {}), "model": [share.model]}
+        conditions = {**(only.conditions if only else {}), "model": list(share.models)}
         conditions |= {} if share.batch_size is None else {"batch_size": [share.batch_size]}
         words = ["--only", str(Filter(conditions))]
         words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
         words += ["--retry"] if self.options.retry and not self.lost[share] else []
         files = {self.run.tries.name: read_text(self.run.tries)}
         recorded = read_json(self.run.path / MODELS)
-        files[MODELS] = json.dumps({name: recorded[name] for name in recorded if name.partition("/")[0] == share.model})
+        files[MODELS] = json.dumps(
+            {name: recorded[name] for name in recorded if name.partition("/")[0] in share.models}
+        )
         rows = [row.to_json() for id_, row in self.run.results().items() if share.has(id_)]
         files[JOURNAL] = "".join(f"{row}\n" for row in rows)
         return Part(as_job(self.runner.config), self.folder, str(self.run.path), files, tuple(words), sources())

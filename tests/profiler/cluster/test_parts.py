@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,41 +99,60 @@ def side_of(tmp_path: Path, options: Run, count: int = 1, job: str = JOB) -> Sid
     )
 
 
+def of(model: str, batch_size: int | None = None) -> Share:
+    return Share((model,), batch_size)
+
+
 def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> None:
     options = Run(ray="local", only=["model=one,model=two", "batch_size=1"], wait_for_idle=2.0)
     side = side_of(tmp_path, options)
     config = side.runner.config
     side.run.append(Result(side.runner.plan[0].id, "failed", ["once"]))
-    assert side.shares == [Share("one"), Share("two")]
+    assert side.shares == [of("one"), of("two")]
     # Networks by name need no file, so nothing travels, and no path on a node is one of here.
     assert _travelling(config, tmp_path) == {}
     one, two = map(side.part, side.shares)
     assert one.job == two.job == as_job(config)
     assert [part.files[JOURNAL].count("\n") for part in (one, two)] == [1, 0]
     assert one.words == ("--only", "model=one,batch_size=1", "--wait-for-idle", "2")
-    assert Side(side.kind, side.runner, options, None).shares == [Share("two")]
-    side.give_up(Share("two"), "crashed", "two nodes")
+    assert Side(side.kind, side.runner, options, None).shares == [of("two")]
+    side.give_up(of("two"), "crashed", "two nodes")
     rows = side.run.results().values()
     assert [(row.status, row.reason) for row in rows] == [("failed", "once"), ("crashed", "two nodes")]
 
 
 def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> None:
     side = side_of(tmp_path, Run(ray="local"), count=2)
-    cut = [Share("one", 1), Share("two", 1), Share("two", 2)]
+    cut = [of("two", 1), of("two", 2), of("one", 1)]
     assert side.shares == cut
-    assert [side.part(share).words[1] for share in cut] == [f"model={model},batch_size={n}" for model, n in cut]
-    side.give_up(cut[2], "crashed", "gone")
-    assert all("/b2/" in case_id for case_id in side.run.results()) and not side.left(cut[2])
-    assert side.part(cut[1]).files[JOURNAL] == "" != side.part(cut[2]).files[JOURNAL]
-    # A part takes a while to start, so only the longest is cut; and one search of the largest batch is enough.
-    case = side.runner.chosen[0]
-    batches = {"a": [1, 2], "b": [1, 2, 3], "c": [1, 2]}
-    cases = [replace(case, model=model, batch_size=batch) for model in batches for batch in batches[model]]
-    of_b = [Share("b", batch) for batch in batches["b"]]
-    assert shares_of(cases, side.runner.config.budget, 0) == [Share("b"), Share("a"), Share("c")]
-    assert shares_of(cases, side.runner.config.budget, 4) == [Share("a"), Share("c"), *of_b]
-    assert shares_of(cases, side.runner.config.budget, 6) == [Share("c"), Share("a", 1), Share("a", 2), *of_b]
-    assert side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n").shares == [Share("two"), Share("one")]
+    assert [side.part(share).words[1] for share in cut] == [f"model={model},batch_size={n}" for (model,), n in cut]
+    side.give_up(cut[1], "crashed", "gone")
+    assert all("/b2/" in case_id for case_id in side.run.results()) and not side.left(cut[1])
+    assert side.part(cut[0]).files[JOURNAL] == "" != side.part(cut[1]).files[JOURNAL]
+    # One search of the largest batch is enough.
+    searched = side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n")
+    assert searched.shares == [of("two"), of("one")]
+
+
+def test_a_part_takes_a_while_to_start_so_there_are_no_more_than_need_be(tmp_path: Path) -> None:
+    side = side_of(tmp_path, Run(ray="local"))
+    budget, case = side.runner.config.budget, side.runner.chosen[0]
+
+    def cut(batches: Mapping[str, Sequence[int]], least: int, most: int) -> list[Share]:
+        cases = [replace(case, model=model, batch_size=batch) for model in batches for batch in batches[model]]
+        return shares_of(cases, budget, least, most)
+
+    few = {"a": [1, 2], "b": [1, 2, 3], "c": [1, 2]}
+    of_b = [of("b", batch) for batch in few["b"]]
+    assert cut(few, 0, 4) == [of("b"), of("a"), of("c")]
+    assert cut(few, 4, 8) == [of("a"), of("c"), *of_b]
+    assert cut(few, 6, 8) == [of("c"), *of_b, of("a", 1), of("a", 2)]
+    many = {"a": [1], "b": [1, 2, 3, 4], "c": [1], "d": [1, 2], "e": [1]}
+    assert cut(many, 2, 3) == [of("b"), Share(("c", "e", "a")), of("d")]
+    both = cut(many, 1, 1)
+    assert len(both) == 1 and set(both[0].models) == set(many)
+    assert str(both[0]) == f"{both[0].models[0]} and 4 other models"
+    assert both[0].has("e/ort/inference/fp32/b1/r0") and not both[0].has("ab/ort/inference/fp32/b1/r0")
 
 
 @pytest.mark.parametrize(
