@@ -50,9 +50,11 @@ from profiler.tables.numbers import counted, duration
 
 _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
-_LEAST_PARTS, _MOST_PARTS = 2, 4
-"""Parts a device: at least so many if batch sizes can give them, since parts take different times, and at most so many,
-since each takes a while to start."""
+_LEAST_PARTS, _ENOUGH_PARTS = 2, 4
+"""Parts a device: at least so many if batch sizes can give them, since parts take different times; with more than
+enough, short ones are put together, since each takes a while to start."""
+_SHORT_SECONDS = 600.0
+"""A part that takes less is short. A longer one would lose more where a node ends twice."""
 _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
@@ -136,10 +138,10 @@ class Share(NamedTuple):
         return case_id.partition("/")[0] in self.models and of_batch
 
 
-def shares_of(cases: Sequence[Case], budget: Budget, least: int, most: int) -> list[Share]:
-    """Cut cases by model into at most `most` parts; the longest come first.
+def shares_of(cases: Sequence[Case], budget: Budget, least: int, enough: int) -> list[Share]:
+    """Cut cases by model, and the longest models by batch size until there are `least` parts; the longest come first.
 
-    If these are less than `least`, the longest models are cut by batch size until they are not.
+    With more than `enough` parts the shortest are put together, as long as they stay short.
     """
     seconds = defaultdict[Share, float](float)
 
@@ -148,8 +150,10 @@ def shares_of(cases: Sequence[Case], budget: Budget, least: int, most: int) -> l
 
     for case in cases:
         seconds[Share((case.model,))] += estimate_seconds(case, budget)
-    while len(seconds) > most:
+    while len(seconds) > enough:
         longer, shorter = longest_first()[-2:]
+        if seconds[longer] + seconds[shorter] > _SHORT_SECONDS:
+            break
         seconds[Share(longer.models + shorter.models)] = seconds.pop(longer) + seconds.pop(shorter)
     for whole in longest_first():
         if len(seconds) < least:
@@ -175,7 +179,7 @@ class Side:
         cases = runner.chosen if is_open else [*lacking, *runner.lacking()]
         # The largest batch is searched once for all of them.
         least = 0 if runner.config.largest_batch or kind.count == 1 else _LEAST_PARTS * kind.count
-        self.shares = shares_of(cases, runner.config.budget, least, _MOST_PARTS * kind.count)
+        self.shares = shares_of(cases, runner.config.budget, least, _ENOUGH_PARTS * kind.count)
 
     def part(self, share: Share) -> Part:
         """Make a part, with what is there of it."""
