@@ -31,7 +31,7 @@ class Precision:
     """Type of convolutions and products, as proofs name it."""
     bits: int
     usual_error: float
-    """Largest relative L2 error of outputs that needs no warning; see profiler/worker/parity.py."""
+    """Largest relative L2 error of outputs that needs no warning (profiler/worker/parity.py), and the rank in a tie."""
     autocast: str | None = None
     """Training under autocast in this type, with fp32 weights."""
     least_capability: tuple[int, int] | None = None

@@ -83,9 +83,7 @@ def list_suites(_: Suites, console: Console) -> int:
         runnable, seconds = sum(not case.unsupported for case in cases), estimate_seconds
         rows.append([path.stem, about, f"{runnable} of {len(cases)}", sum(seconds(c, config.budget) for c in cases)])
     fields = [name("Suite", "suite"), prose("Measures", "measures")]
-    # A few samples of a slow network may take longer than the sampling that was asked for.
-    about = "About" if target.kind == "cuda" else "At least"
-    fields += [figure("Cases", "cases", list), figure(about, "seconds", each(duration))]
+    fields += [figure("Cases", "cases", list), figure("About", "seconds", each(duration))]
     title = f"Suites on {target.name}; run one by its name: {PROGRAM} suites run cnn-benchmarks"
     print_table(console, of_rows(title, fields, rows))
     return 0

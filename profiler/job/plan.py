@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import EIGHT_BITS, PLAIN, PRECISION_TABLE, Device, Pass, Training
 from engines.requirements import explain, missing
+from exporters.catalog import network_of
 from exporters.inputs import at_shape
 from exporters.onnx_files import not_made, precisions_of
 from exporters.source import ModelSource
@@ -25,6 +27,10 @@ _COMPILE_SECONDS = {"cpu": 30.0, "cuda": 20.0}
 """Guessed wall time of compiling or building."""
 _LONG_SECONDS = 180.0
 """The same of a configuration that `builds_long`."""
+_CORE_FLOPS = 5e10
+"""FLOP/s of a processor's core that a network is guessed to reach: PyTorch's on an EPYC."""
+_CALLS = 2
+"""Calls of a case besides its samples, guessed."""
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
 """How often a base is measured at least: its processes tell how far any process may be from the next."""
@@ -141,7 +147,10 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
         return 0.0
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
     compiling = 0.0 if is_built else _LONG_SECONDS if builds_long(case) else compiling
-    return 1.5 * budget.seconds + _CASE_SECONDS[case.device] + compiling
+    network = network_of(case.source) if case.device == "cpu" else None
+    flops = 2 * network.multiply_adds * case.batch_size * (3 if case.pass_ == "training" else 1) if network else 0
+    calls = (budget.min_samples + _CALLS) * flops / (_CORE_FLOPS * len(os.sched_getaffinity(0)))
+    return max(1.5 * budget.seconds, calls) + _CASE_SECONDS[case.device] + compiling
 
 
 def searched(plan: Iterable[Case]) -> list[Case]:

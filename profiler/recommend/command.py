@@ -245,7 +245,8 @@ def comparison(choice: Choice) -> str:
     if choice.tied:
         cells = [choice.winner, *choice.tied]
         more = "; --replicates 5 may part them" if choice.winner["processes"] < _ENOUGH else ""
-        return f"A tie of {len(cells)}: {_some(cells)}; within 5 % the soonest start, then the most exact wins{more}"
+        rule = "within 5 % the soonest start wins, of alike ones the most exact type"
+        return f"A tie of {len(cells)}: {_some(cells)}; {rule}{more}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
     is_limited = any(reason.code in ("over", "under") for loser in choice.losers for reason in loser.reasons)

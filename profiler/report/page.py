@@ -55,7 +55,8 @@ _OPEN = ("answer", "not-measured", "warnings", "environment")
 """Sections whose tables are shown at once; a reader unfolds the others."""
 _ANSWER = (
     "The lowest latency of each model and batch size among configurations whose error bound is at most "
-    f"{error(MAX_ERROR)}. Tied ones are not told apart from it; within 5 % the soonest start, then the most exact wins."
+    f"{error(MAX_ERROR)}. Tied ones are not told apart from it; within 5 % the soonest start wins, of those within a "
+    "second the most exact precision."
 )
 _SET_UP = (
     "Once: export and build, which are kept. Every start: loading and the first call, and compiling where the engine "

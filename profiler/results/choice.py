@@ -2,8 +2,8 @@
 
 Of the cells that meet every limit the best by the objective wins. The limit of the error is 1e-2 in inference unless
 another is asked for, and int8 without calibration data only counts when it is asked for. Cells whose interval is not
-proven worse are tied with the best one; the tie goes to the cheapest start among those whose figures are near and that
-no other is proven to beat, of starts that are near to the most exact precision.
+proven worse are tied with the best one; the tie goes to the soonest start among those whose figures are near and that
+no other is proven to beat. Among starts within a second the most exact precision wins, then the least memory.
 """
 
 from __future__ import annotations
@@ -114,15 +114,16 @@ def choose(
     against_best = _against(fit, fit[0], figure)
     tied = [row for row, reason in zip(fit, against_best, strict=True) if reason.code != "worse"]
     near = [row for row in tied if abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) < _NEAR]
-    alike = min(_start(row)[0] for row in near) + _NEAR_SECONDS
-
-    def preference(row: Row) -> tuple[Any, ...]:
-        set_up, memory = _start(row)
-        return max(set_up, alike), PRECISION_TABLE[row["precision"]].usual_error, memory
-
     # One with a narrow interval may be proven better although both are tied with the best.
-    order = sorted(near, key=preference)
-    winner = next(row for row in order if "better" not in {r.code for r in _against(fit, row, figure)})
+    able = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
+    alike = min(_start(row)[0] for row in able) + _NEAR_SECONDS
+
+    def preference(row: Row) -> tuple[float, float, float]:
+        set_up, memory = _start(row)
+        precision = PRECISION_TABLE.get(row["precision"])
+        return max(set_up, alike), precision.usual_error if precision else math.inf, memory
+
+    winner = min(able, key=preference)
     against_winner = _against(fit, winner, figure)
     beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_winner, strict=True) if row is not winner]
     place = ("batch_size", "setting", "machine")
@@ -200,6 +201,6 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
 
 
 def _start(row: Row) -> tuple[float, float]:
-    """Decide a tie by seconds until it runs, then by memory; unknown ones come last."""
+    """Return the seconds until it runs, and its memory; unknown ones are infinite."""
     seconds, memory = (math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))
     return seconds, memory

@@ -29,7 +29,7 @@ ENVIRONMENT = names(Group.PLACE, Group.VERSIONS)
 _KINDS = ("host", "device")
 _MOST_RUNS = 20
 _MOST_EARLIER = 6.0
-"""Degrees of freedom that earlier runs have at most, as three bases have: theirs were other models."""
+"""Degrees of freedom that earlier runs have at most: theirs may have been other models."""
 
 
 def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def earlier_spread(environment: Mapping[str, Any]) -> Sums:
     found, runs = dict[str, tuple[float, float]](), _kept().get(_machine(environment), {}).values()
     for kind in _KINDS:
         squares, free = (sum(part[kind][at] for part in runs) for at in (0, 1))
-        share = min(1.0, _MOST_EARLIER / free) if free else 1.0
+        share = _MOST_EARLIER / max(free, _MOST_EARLIER)
         found[kind] = squares * share, free * share
     return found
 

@@ -387,7 +387,7 @@ def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
     assert code == 3
     assert "Why none" in text and "--export" not in text
     tie = written(folder.parent / "tie", run(row("ort", reach=0.03), row("trt", ms=1.02, reach=0.03)))
-    assert "within 5 % the soonest start, then the most exact wins; --replicates 5" in order(tie, model="net")[1]
+    assert "the soonest start wins, of alike ones the most exact type; --repli" in order(tie, model="net")[1]
 
 
 def test_several_models_and_settings_have_short_answers(folder: Path, data: Data) -> None:

@@ -125,9 +125,11 @@ def test_the_winner_is_the_best_that_is_right_and_a_tie_goes_to_the_cheaper_star
     assert [reason.code for reason in why["jax", "fp32"]] == ["not-measured"]
 
 
-def on_event(variant: str, ms: float, load_s: float, low: float, high: float) -> dict[str, Any]:
+def on_event(
+    variant: str, ms: float, load_s: float, low: float, high: float, precision: str = "fp32"
+) -> dict[str, Any]:
     more = {"clock": "event", "latency_spread": 1e-4}
-    return row(variant, ms=ms, load_s=load_s, latency_low_ms=low, latency_high_ms=high, **more)
+    return row(variant, precision, ms=ms, load_s=load_s, latency_low_ms=low, latency_high_ms=high, **more)
 
 
 INT8 = [row(ms=10.0), row("ort", "int8", ms=1.0, calibrated=False, rel_l2_error=0.05)]
@@ -144,6 +146,10 @@ P99 = [row(ms=10.0), row("ort", ms=2.0), row("compiled", ms=3.0, latency_p99_ms=
         ([on_event("compiled", 4.9, 60.0, 4.0, 6.0), on_event("jax", 5.0, 30.0, 4.99, 5.01),
           on_event("ort", 5.12, 1.0, 5.11, 5.13)], [], False, "jax", ["compiled", "ort"],
          {"compiled": "unclear", "ort": "worse"}),
+        # Nor does it decide which starts are alike: of the two others fp32 wins.
+        ([on_event("compiled", 4.9, 3.0, 4.0, 6.0), on_event("jax", 5.0, 2.5, 4.99, 5.01, "bf16"),
+          on_event("ort", 5.12, 1.0, 5.11, 5.13)], [], False, "compiled", ["jax", "ort"],
+         {"jax": "unclear", "ort": "unclear"}),
         (INT8, [Limit("error", 0.1)], False, "ort", [], {"eager": "worse"}),
         (INT8, [Limit("error", 0.1)], True, "ort", [], {"eager": "worse"}),
         (INT8, [], True, "eager", [], {"ort": "over"}),

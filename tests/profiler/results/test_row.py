@@ -268,7 +268,7 @@ def test_earlier_runs_on_this_machine_count_and_others_do_not(
         keep_spread(environment, f"run-{number:02}", {"host": (0.02, 2.0), "device": (0.0, 0.0)})
     keep_spread(environment | {"gpu": "other"}, "run-99", {"host": (5.0, 2.0), "device": (0.0, 0.0)})
     kept = earlier_spread(environment)
-    assert kept["host"] == pytest.approx((0.06, 6.0)), "of the last 20 runs, but no more than three bases have"
+    assert kept["host"] == pytest.approx((0.06, 6.0)), "of the last 20 runs, but no more than six degrees"
     pooled = all_spreads(kept, {"host": (0.0, 10.0), "device": (0.0, 0.0)})
     assert pooled.host.sd == pytest.approx(math.sqrt(0.06 / 16))
     assert pooled.device == UNMEASURED.device
