@@ -13,7 +13,7 @@ from typing import Any
 from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import EIGHT_BITS, PLAIN, PRECISION_TABLE, Device, Pass, Training
 from engines.requirements import explain, missing
-from exporters.catalog import network_of
+from exporters.catalog import CATALOG
 from exporters.inputs import at_shape
 from exporters.onnx_files import not_made, precisions_of
 from exporters.source import ModelSource
@@ -147,7 +147,7 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
         return 0.0
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
     compiling = 0.0 if is_built else _LONG_SECONDS if builds_long(case) else compiling
-    network = network_of(case.source) if case.device == "cpu" else None
+    network = CATALOG.get(case.source.catalog_name or "") if case.device == "cpu" else None
     flops = 2 * network.multiply_adds * case.batch_size * (3 if case.pass_ == "training" else 1) if network else 0
     calls = (budget.min_samples + _CALLS) * flops / (_CORE_FLOPS * len(os.sched_getaffinity(0)))
     return max(1.5 * budget.seconds, calls) + _CASE_SECONDS[case.device] + compiling

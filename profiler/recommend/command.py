@@ -24,7 +24,7 @@ from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
 from profiler.recommend.artifact import NotExported, check_folder, export
-from profiler.results.choice import HIGHER, Choice, Limit, Loser
+from profiler.results.choice import ENOUGH, HIGHER, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
@@ -39,8 +39,6 @@ from profiler.tables.writers import print_section
 FORMATS = ("text", "json")
 NOTHING_FITS = 3
 _MOST_NAMES = 4
-_ENOUGH = 5
-"""Processes of a cell from which on more hardly narrow its interval."""
 _WHOLE = 2
 """Of more answers than these only the headlines are printed."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
@@ -243,9 +241,12 @@ def comparison(choice: Choice) -> str:
     if choice.winner is None:
         return ""
     if choice.tied:
-        cells = [choice.winner, *choice.tied]
-        more = "; --replicates 5 may part them" if choice.winner["processes"] < _ENOUGH else ""
+        cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
+        more = "; --replicates 5 may part them" if choice.winner["processes"] < ENOUGH else ""
+        sign, own = -1 if choice.figure in HIGHER else 1, choice.winner[choice.figure]
+        is_best = all(sign * own <= sign * cell[choice.figure] for cell in choice.tied)
         rule = "within 5 % the soonest start wins, of alike ones the most exact type"
+        rule = "the best figure leads" if is_best else rule
         return f"A tie of {len(cells)}: {_some(cells)}; {rule}{more}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"

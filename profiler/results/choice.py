@@ -24,6 +24,8 @@ from profiler.results.result import WITH_ENDS, ends_of
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
+ENOUGH = 5
+"""Processes of a cell from which on more hardly narrow its interval."""
 _MOST_CONTENDERS = 3
 _NEAR = 0.05
 """By less than this share figures are near for a tie."""

@@ -39,7 +39,7 @@ from profiler.run.progress import Display
 from profiler.run.search import next_trials
 from profiler.run.summary import so_far
 from profiler.run.watch import DeviceLock, Quiet, Watcher
-from profiler.tables.numbers import count, counted, percent
+from profiler.tables.numbers import count, counted, duration, percent
 from profiler.worker.task import Prepared, Task
 
 _ROOFS_SECONDS = 60.0
@@ -147,6 +147,8 @@ class Runner:
     """First takes of cases that are to be measured again, by id."""
     spent: float = 0.0
     """Seconds of all first takes."""
+    repeated: float = 0.0
+    """Seconds of all second takes."""
     within: float = math.inf
     """Seconds that all of the run may take."""
     deadline: float = math.inf
@@ -163,7 +165,8 @@ class Runner:
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), retry: bool = False) -> None:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
-        Those beside other work are measured again at the end. Then the largest batch is searched for `searched`.
+        Those beside other work are measured again, then what may win in further processes. Then the largest batch is
+        searched for `searched`.
 
         Raises ConfigError for a model by name that cannot be had.
         """
@@ -193,7 +196,12 @@ class Runner:
                 tasks += self._search_options(measure, holders)
                 waves = [self._left(left)]
             tasks += self._measure_waves([wave for wave in (*waves, late) if wave], measure, holders)
-            tasks += (self._search_options if self.config.search else self._measure_winners)(measure, holders)
+            if self.config.search:
+                tasks += self._search_options(measure, holders)
+            else:
+                with self._leaving(_CONFIRMING):
+                    self._measure_again(tasks, measure)  # What other work slowed down does not decide what may win.
+                tasks += self._measure_winners(measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
                 holders.give_up()  # Their memory is what is searched in.
@@ -353,9 +361,10 @@ class Runner:
         """Measure once more the cases with a cause for it, for the job's share of the time at most."""
         # What a search left for later is there twice.
         again = list({task.case.id: task for task in tasks if task.case.id in self.firsts}.values())
-        if again and self.config.budget.repeats and not self.is_over():
-            self.display.announce(f"measuring {counted(len(again), 'case')} again")
-            self.measure_each(again, measure, self.config.budget.repeats * self.spent)
+        allowed = self.config.budget.repeats * self.spent - self.repeated
+        if again and allowed > 0 and not self.is_over():
+            self.display.announce(f"measuring {counted(len(again), 'case')} again, for at most {duration(allowed)}")
+            self.repeated += self.measure_each(again, measure, allowed)
 
     def measure_each(
         self,

@@ -14,7 +14,7 @@ from profiler.job.case import Case, setting_words
 from profiler.job.config import Config
 from profiler.job.plan import estimate_seconds
 from profiler.results.cells import GROUP, OK, largest, not_measured
-from profiler.results.choice import Choice, cell_name, choices, choose
+from profiler.results.choice import ENOUGH, Choice, cell_name, choices, choose
 from profiler.results.columns import Group, Shown, factor, field, fields
 from profiler.results.layers import layer_rows
 from profiler.results.warning_kinds import is_rough
@@ -168,7 +168,8 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
-    if any(cell["factor_high"] > _WIDE * cell["factor_low"] for cell in factors):
-        lines.append("Some span a factor of two: --replicates 5 narrows them; on a busy machine --wait-for-idle 10.")
+    if wide := [cell["processes"] for cell in factors if cell["factor_high"] > _WIDE * cell["factor_low"]]:
+        more = "--replicates 5 narrows them; " if min(wide) < ENOUGH else ""
+        lines.append(f"Some span a factor of two: {more}on a busy machine --wait-for-idle 10.")
     if printed:
         console.print(Text("\n" + "\n".join(lines), style="dim"))

@@ -281,7 +281,7 @@ def _run(
     except (ModelError, Unsupported):
         raise
     except Exception as error:
-        raise _no_reference(source, error, specs, getattr(session, "model", None)) from error
+        raise _no_reference(source, error, specs, batch, getattr(session, "model", None)) from error
     assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
     runs, size, items = [first], sum(array.nbytes for array in first), distinct_items(specs) or MOST_REFERENCE_ITEMS
     usual = usual_items(specs)
@@ -299,9 +299,11 @@ def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
     return max(1, min(most, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
 
 
-def _no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec], model: object) -> ModelError:
+def _no_reference(
+    source: ModelSource, error: Exception, specs: Sequence[TensorSpec], batch: int, model: object
+) -> ModelError:
     """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
-    why = f"{sentence(error)}; given: {described(specs)}"
+    why = f"{sentence(error)}; given, in a batch of {batch}: {described(specs)}"
     if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
         why += f"; {HOW_SEEDED}"
     if isinstance(error, TypeError) and isinstance(model, nn.Module):

@@ -386,8 +386,16 @@ def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
     code, text = order(folder, model="net", max_latency_ms=["0.5"])
     assert code == 3
     assert "Why none" in text and "--export" not in text
-    tie = written(folder.parent / "tie", run(row("ort", reach=0.03), row("trt", ms=1.02, reach=0.03)))
-    assert "the soonest start wins, of alike ones the most exact type; --repli" in order(tie, model="net")[1]
+    others = [row("trt", ms=1.02, reach=0.03, load_s=1.0), row("eager", "fp32", 1.08, reach=0.1, is_base=True)]
+    for starts, told in (
+        (1.0, "A tie of 3: ort fp16, eager fp32 and trt fp16; the best figure leads; --replicates 5 may part them"),
+        (
+            9.0,
+            "A tie of 3: trt fp16, eager fp32 and ort fp16; within 5 % the soonest start wins, of alike ones the most",
+        ),
+    ):
+        tie = written(folder.parent / f"tie-{starts}", run(row("ort", reach=0.03, load_s=starts), *others))
+        assert told in " ".join(order(tie, model="net")[1].split())
 
 
 def test_several_models_and_settings_have_short_answers(folder: Path, data: Data) -> None:

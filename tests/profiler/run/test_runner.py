@@ -154,7 +154,7 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
     folder, display, measured = run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)], "c": cooler}, repeats=9)
     a, b, c = (case(name).id for name in "abc")
     assert display.told == [a, b, c, a, c]
-    assert display.announced == ["measuring 2 cases again"]
+    assert display.announced == ["measuring 2 cases again, for at most 54 s"]
     found = folder.results()
     assert {id_: found[id_].samples["host"] for id_ in (a, b, c)} == {a: [5.0], b: [3.0], c: [6.0]}
     assert [[warning.kind for warning in found[id_].warnings] for id_ in (a, b, c)] == [
@@ -165,6 +165,16 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_again_once_at_the_e
     first, *later = display.left[:3]
     assert first > 3 * SECONDS, "as estimated"
     assert later == pytest.approx([2 * SECONDS, SECONDS]), "as the cases so far"
+
+
+def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = []
+    monkeypatch.setattr(Runner, "lacking", lambda runner, _: known.append([*runner.display.told]) or [])
+    run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)]}, repeats=9)
+    a, b = (case(name).id for name in "ab")
+    assert known == [[a, b, a]]
 
 
 @pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 4)])

@@ -344,7 +344,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
             case(replace(TEXT, options={"first": "tokens"})),
-            r"argument 'tokens'.* given: inputs tokens int64 \[batch, 6\], .* forward takes ids, mask, scale",
+            r"argument 'tokens'.* in a batch of 7: inputs tokens int64 \[batch, 6\], .* forward takes ids, mask, scale",
         ),
     ],
 )
