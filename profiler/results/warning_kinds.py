@@ -41,7 +41,7 @@ _KINDS = (
     WarningKind("drift", "d", "moved by over 2 % while it was taken; a larger budget may settle it"),
     WarningKind("unsteady", "u", "timings moved by over 2 % when measuring began"),
     WarningKind("throttled", "t", "the GPU slowed down for heat or a hardware reason", retake=True),
-    WarningKind(REMEASURED, "r", "measured again at the run's end; the first take is dropped"),
+    WarningKind(REMEASURED, "r", "measured again; the first take is dropped"),
     WarningKind("power-cap", "p", "the GPU was at its power limit, which lowers its clocks"),
     WarningKind("below-floor", "f", "faster than this machine's measured peak or bandwidth allows (`floor_ms`)"),
     WarningKind("outliers", "o", "more than one sample in twenty is outside Tukey's fences; avoid the mean"),
