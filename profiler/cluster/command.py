@@ -51,8 +51,8 @@ from profiler.tables.numbers import counted, duration
 _MOST_LOST = 2
 """So many nodes may end under a part before what is left of it is given up."""
 _LEAST_PARTS, _ENOUGH_PARTS = 2, 4
-"""Parts a device: at least so many if batch sizes can give them, since parts take different times; with more than
-enough, short ones are put together, since each takes a while to start."""
+"""Parts a device: with fewer than the least, models are cut by batch size, since parts take different times; with more
+than enough, short ones are put together, since each takes a while to start."""
 _SHORT_SECONDS = 600.0
 """A part that takes less is short. A longer one would lose more where a node ends twice."""
 _WAIT_SECONDS = 1.0

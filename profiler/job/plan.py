@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Filter
 from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
+from profiler.machine import usable_cores
 
 _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
 """Guessed wall time of a case besides 1.5 times its sampling."""
@@ -147,9 +147,10 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
         return 0.0
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
     compiling = 0.0 if is_built else _LONG_SECONDS if builds_long(case) else compiling
+    # A backward pass takes about twice the forward's.
     network = CATALOG.get(case.source.catalog_name or "") if case.device == "cpu" else None
     flops = 2 * network.multiply_adds * case.batch_size * (3 if case.pass_ == "training" else 1) if network else 0
-    calls = (budget.min_samples + _CALLS) * flops / (_CORE_FLOPS * len(os.sched_getaffinity(0)))
+    calls = (budget.min_samples + _CALLS) * flops / (_CORE_FLOPS * usable_cores())
     return max(1.5 * budget.seconds, calls) + _CASE_SECONDS[case.device] + compiling
 
 

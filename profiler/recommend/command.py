@@ -24,7 +24,7 @@ from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
 from profiler.recommend.artifact import NotExported, check_folder, export
-from profiler.results.choice import ENOUGH, HIGHER, Choice, Limit, Loser
+from profiler.results.choice import ENOUGH, HIGHER, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import amount, bound, noun
@@ -244,9 +244,7 @@ def comparison(choice: Choice) -> str:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
         more = "; --replicates 5 may part them" if choice.winner["processes"] < ENOUGH else ""
         sign, own = -1 if choice.figure in HIGHER else 1, choice.winner[choice.figure]
-        is_best = all(sign * own <= sign * cell[choice.figure] for cell in choice.tied)
-        rule = "within 5 % the soonest start wins, of alike ones the most exact type"
-        rule = "the best figure leads" if is_best else rule
+        rule = "the best figure leads" if sign * own <= sign * choice.tied[0][choice.figure] else TIES
         return f"A tie of {len(cells)}: {_some(cells)}; {rule}{more}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"

@@ -26,7 +26,7 @@ from profiler.report import chart_specs
 from profiler.report.chart_specs import Chart, charts
 from profiler.report.data import Data, Row, chart_rows, domains
 from profiler.report.tables import FACTOR, tables
-from profiler.results.choice import MAX_ERROR, Choice, cell_name
+from profiler.results.choice import MAX_ERROR, TIES, Choice, cell_name
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -55,8 +55,7 @@ _OPEN = ("answer", "not-measured", "warnings", "environment")
 """Sections whose tables are shown at once; a reader unfolds the others."""
 _ANSWER = (
     "The lowest latency of each model and batch size among configurations whose error bound is at most "
-    f"{error(MAX_ERROR)}. Tied ones are not told apart from it; within 5 % the soonest start wins, of those within a "
-    "second the most exact precision."
+    f"{error(MAX_ERROR)}. Tied ones are not told apart from it; {TIES}."
 )
 _SET_UP = (
     "Once: export and build, which are kept. Every start: loading and the first call, and compiling where the engine "

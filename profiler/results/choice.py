@@ -24,6 +24,8 @@ from profiler.results.result import WITH_ENDS, ends_of
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
 """Largest error of inference that is chosen unless another limit is given."""
+TIES = "within 5 % the soonest start wins, of starts within a second the most exact precision"
+"""The rule that decides a tie."""
 ENOUGH = 5
 """Processes of a cell from which on more hardly narrow its interval."""
 _MOST_CONTENDERS = 3

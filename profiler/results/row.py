@@ -29,7 +29,7 @@ ENVIRONMENT = names(Group.PLACE, Group.VERSIONS)
 _KINDS = ("host", "device")
 _MOST_RUNS = 20
 _MOST_EARLIER = 6.0
-"""Degrees of freedom that earlier runs have at most: theirs may have been other models."""
+"""Most degrees of freedom that earlier runs get: their models may have been others."""
 
 
 def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:

@@ -237,6 +237,15 @@ def test_what_cannot_run_is_a_case_with_a_reason(planned: Planned, device: str, 
     assert bool(estimate_seconds(case, Budget())) != bool(says)
 
 
+def test_a_slow_network_takes_longer_than_its_sampling_on_a_cpu_alone(planned: Planned) -> None:
+    def seconds(model: str, device: str, pass_: str = "inference") -> float:
+        return estimate_seconds(*planned(one(model=model, pass_=pass_), device, "9.0"), Budget(seconds=0.1))
+
+    alexnet, vgg, trained = seconds("alexnet", "cpu"), seconds("vgg19", "cpu"), seconds("vgg19", "cpu", "training")
+    assert seconds("{name: x, onnx: theirs.onnx}", "cpu") <= alexnet < vgg < trained
+    assert seconds("alexnet", "cuda") == seconds("vgg19", "cuda")
+
+
 def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
