@@ -105,11 +105,12 @@ def measured(results: pl.DataFrame, environments: Sequence[Environment]) -> list
     lines = []
     for facts in environments:
         machine, what = facts.get("machine"), facts.get("gpu") or f"{facts.get('cpu')}, {facts.get('cpu_cores')} cores"
-        day = results.filter(pl.col("machine").eq_missing(machine))["run_id"].to_list()[0][:8]
+        ids = results.filter(pl.col("machine").eq_missing(machine))["run_id"]
+        days = listed([f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in ids.str.head(8).unique().sort()])
         commands = [shlex.join(words) for words in (*facts.get("earlier_commands", []), facts.get("command")) if words]
         how = ", then ".join(f"`{command}`" for command in commands)
-        with_ = f"torch {facts.get('torch_version')}, Python {facts.get('python')}"
-        lines.append(f"- {machine or what}, {day[:4]}-{day[4:6]}-{day[6:]}: {what}, {with_}; {how}")
+        versions = f"torch {facts.get('torch_version')}, Python {facts.get('python')}"
+        lines.append(f"- {machine or what}, {days}: {what}, {versions}; {how}")
     return lines
 
 

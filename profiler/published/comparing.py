@@ -36,15 +36,14 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
         layers = layers.filter(pl.col("layer") != "total", pl.col("library") != "cherry-picking").with_columns(
             pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False)
         )  # fmt: skip
-        rows = pl.concat([rows, layers.drop_nulls("total_ms")], how="diagonal_relaxed")
+        rows = pl.concat([rows, layers], how="diagonal_relaxed")
     if study.by_release:
         release = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + library)
         library = pl.when("ours").then(library).otherwise(release)
     named = ["machine", library, *["implementation"] * ("implementation" in study.columns)]
     side = pl.concat_str(named, separator=", ", ignore_nulls=True)
     per_image = {own: pl.col(total) / pl.col("batch_size") for total, own in TOTALS.items()}
-    rows = rows.with_columns(**per_image, side=side, key=pl.when("swept").then("batch_size"))
-    return rows.drop_nulls("latency_ms")
+    return rows.with_columns(**per_image, side=side, key=pl.when("swept").then("batch_size")).drop_nulls("latency_ms")
 
 
 def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
@@ -151,18 +150,19 @@ def _prices(name: str, results: pl.DataFrame) -> list[str]:
     return said
 
 
-def claims(name: str, rows: pl.DataFrame) -> list[Section]:
+def claims(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
     """List the source's statements: what its rows say (references/conclusions.csv), and what ours do."""
     frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
-    today = [_today(claim, ours) or NOT_MEASURED for claim in frame.iter_rows(named=True)]
+    layers = layers.filter("ours", device="cuda", precision="fp32")
+    today = [_today(claim, ours, layers) or NOT_MEASURED for claim in frame.iter_rows(named=True)]
     frame = frame.with_columns(today=pl.Series(today, dtype=pl.String))
     fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
     fields.append(prose(OWN.format("Today"), "today"))
     return [Section("What the source states, and what the rows say", (), [Table("claims", "", frame, fields)])]
 
 
-def _today(claim: Claim, ours: pl.DataFrame) -> str:
-    """Say what own rows say of a claim, by its kind; empty if nothing. Without networks it is of all layers."""
+def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
+    """Say what own rows, and layers in fp32, say of a claim; empty if nothing. Without networks it is of all layers."""
     kind, gpus = claim["kind"], ours.filter(device="cuda")
     networks = claim["networks"].split("; ") if claim["networks"] else [*LAYERS]
     named, swept = gpus.filter(pl.col("network").is_in(networks)), gpus.filter("counterpart", "swept")
@@ -175,12 +175,12 @@ def _today(claim: Claim, ours: pl.DataFrame) -> str:
     if kind == "best":
         # In the first pass.
         part = pl.col(f"{claim['pass'].partition(';')[0]}_ms")
-        sums = named.drop_nulls("total_ms").group_by("side").agg(pl.len(), part.sum().alias("ms"))
+        sums = named.filter(part.is_not_null()).group_by("side").agg(pl.len(), part.sum().alias("ms"))
         best = sums.filter(len=len(networks)).sort("ms").select("side", "ms").rows()
         return f"today {best[0][0]}, {milliseconds(best[0][1])}" if best else ""
     if kind == "best_per_layer":
         part = pl.col(references.LAYER_PARTS.get(claim["pass"], "total_ms"))
-        least = named.group_by("network").agg(part.min().alias("ms")).drop_nulls()["ms"].to_list()
+        least = layers.group_by("layer").agg(part.min().alias("ms")).drop_nulls()["ms"].to_list()
         said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(least))}"
         return said if len(least) == len(LAYERS) else ""
     doubled = _pairs(swept.with_columns(key=pl.col("key") // 2), swept)

@@ -56,7 +56,7 @@ def published_tables(
         return [], []
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
     rows = represented(per_network(name, times, layers), STUDIES[name])
-    sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows)]
+    sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows, layers)]
     notes = references.notes(name)
     noted = [
         replace(each, tables=[replace(table, note=notes.get(table.title or each.heading, "")) for table in each.tables])
@@ -88,7 +88,6 @@ def picture_rows(name: str, results: pl.DataFrame) -> tuple[pl.DataFrame, str]:
         value = low = high = pl.col("usd_per_million_items")
     elif rows.filter("ours", "swept").height:
         rows = rows.filter("swept")
-        value = low = high = pl.col("device_ms") / pl.col("batch_size")
     else:
         rows = rows.filter(~pl.col("swept"))
     rows = rows.filter(pl.col("ours").any().over("network")).select(
@@ -116,7 +115,7 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
 def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
     """Show a table a network, a row a machine and library: the times of its passes."""
     study = STUDIES[name]
-    rows = times.filter((pl.col("pass") == "training") | (pl.col("why") == FORWARD_ONLY), ~pl.col("swept"))
+    rows = times.filter(~pl.col("swept"))
     order = place("network", references.network_names(name))
     rows = _ranked(pl.concat([rows, _missing(rows)], how="diagonal"), order)
     batch = _batch(rows, "network")
@@ -157,7 +156,7 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
     rows = times.filter("swept", pl.col("ours").any().over("network"))
     rows = rows.with_columns(
         section=pl.format("{}, {}", "published_network", pl.col("pass").replace(PASSES)),
-        ms=pl.col("device_ms") / pl.col("batch_size"),
+        ms=pl.col("total_ms") / pl.col("batch_size"),
     ).sort("batch_size", maintain_order=True)
     wide, spread = _wide(rows, "batch_size", ["network", "machine", "library", "section", "ours"], "ms")
     frame = wide.sort(place("network", references.network_names(name)), maintain_order=True)
@@ -225,14 +224,14 @@ def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment])
     rows = []
     for row in own.unique("machine", keep="first", maintain_order=True).iter_rows(named=True):
         facts = next((f for f in environments if row["machine"] in map(f.get, ("machine", "gpu", "cpu"))), {})
-        roofs = facts.get("roofs") or {}
+        roofs, source = facts.get("roofs") or {}, f" ({facts['price_source']})" if facts.get("price_source") else ""
         mebibytes = facts.get("gpu_memory_mib" if row["device"] == "cuda" else "memory_mib")
         rows.append({
             "gpu": row["machine"], "cloud": row["cloud"], "instance": row["instance"],
             "memory": f"{count(mebibytes / 1024)}GiB" if mebibytes else None,
             "fp32_tflops": roofs.get("fp32_tflops"), "memory_bandwidth_gb_per_s": roofs.get("copy_gb_s"),
             "compute_capability": facts.get("compute_capability"),
-            "price": f"{compact(row['usd_per_hour'])} an hour" if row["usd_per_hour"] else None, "ours": True,
+            "price": f"{compact(row['usd_per_hour'])} an hour{source}" if row["usd_per_hour"] else None, "ours": True,
         })  # fmt: skip
     memory = pl.format("{}GB {}", "memory_gb", "memory_type")
     price = pl.format("{} ({})", "price_usd", "price_kind").str.replace(r"(.+) \((less than)\)", "$2 $1")

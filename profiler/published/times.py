@@ -64,8 +64,8 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
 
     Own rows are of its networks and passes, without an optimizer's step; at the published batch size, or at all where a
     configuration has none. In a study of batch sizes those of a network at three sizes or more all stay, as `swept`.
-    `total_ms`, its interval and perhaps its parts are of a whole batch; `counterpart` rows stand for the published
-    library.
+    `total_ms`, its interval and perhaps its parts are of a whole batch, in our sweeps the device's; `counterpart` rows
+    stand for the published library.
     """
     study, networks = STUDIES[name], references.network_names(name)
     sweeps = pl.lit("minibatch" in study.tables)
@@ -73,9 +73,9 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     own = own.filter(pl.col("network").is_in(list(networks)), pl.col("optimizer").fill_null("none") == "none")
     trains = (pl.col("pass") == "training").any().over("machine", "variant", "precision", "network")
     alone = ~pl.col("pass").is_in(study.passes)
-    own = own.filter(~alone | pl.lit(study.forward_alone) & OK & ~trains).with_columns(
+    own = own.filter(~alone | pl.lit(study.forward_alone) & ~trains).with_columns(
         forward_ms=pl.when(alone).then("latency_ms").otherwise("forward_ms"),
-        why=pl.when(alone).then(pl.lit(FORWARD_ONLY)).otherwise("why"),
+        why=pl.when(alone & OK).then(pl.lit(FORWARD_ONLY)).otherwise("why"),
         gpu_ms=pl.when(~alone).then("gpu_ms"),
         **{total: pl.when(~alone).then(cell) for total, cell in TOTALS.items()},
     )
@@ -86,15 +86,14 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     swept = sweeps & (pl.col("batch_size").n_unique().over(family) >= LEAST_BATCHES)
     own = own.with_columns(swept=swept).filter(pl.col("swept") | is_usual | ~is_usual.any().over(family))
     library = pl.col("runtime" if "implementation" in study.columns else "library") + _image_gradient(study)
-    own = own.with_columns(library=library, counterpart=counterpart(study.counterpart))
+    # Own sweeps are of the device, which cannot take longer than the call.
+    device = [pl.min_horizontal(t, pl.when("swept").then(cell.replace("latency", "gpu"))) for t, cell in TOTALS.items()]
+    own = own.with_columns(*device, library=library, counterpart=counterpart(study.counterpart))
     # A published sweep's row at the study's batch size also stands in its other tables.
     both = published.filter("swept", batch_size=pl.lit(study.batch_size)).with_columns(swept=pl.lit(value=False))
     theirs = pl.concat([published, both]).with_columns(pl.lit("training").alias("pass"))
-    rows = pl.concat([theirs, own], how="diagonal").with_columns(
-        published_network=pl.col("network").replace_strict(networks),
-        # The device cannot take longer than the call.
-        device_ms=pl.min_horizontal("gpu_ms", "total_ms"),
-    )
+    rows = pl.concat([theirs, own], how="diagonal")
+    rows = rows.with_columns(published_network=pl.col("network").replace_strict(networks))
     return rows.sort(place("network", networks), maintain_order=True)
 
 
@@ -112,13 +111,14 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
-    """Return own rows whose price or energy is known, by network and pass, the cheapest first; of a study of costs."""
+    """Return own rows with what an image costs, or classified in one, cheapest first, if it is a study of costs."""
     names = references.network_names(name) if "cost" in STUDIES[name].tables else {}
-    known = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
+    costs = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
     printed, joules = pl.col("network").replace(names), pl.col("energy_mj_per_item") / 1e3
-    rows = own_times(results).filter(known, pl.col("network").is_in(list(names)))
+    rows = own_times(results).filter(costs | OK & (pl.col("pass") == "inference"), pl.col("network").is_in(list(names)))
+    cheapest = ("usd_per_million_items", "joules", -pl.col("throughput"))
     rows = rows.with_columns(published_network=printed, joules=joules)
-    return rows.sort(place("network", names), "pass", "usd_per_million_items", "joules", nulls_last=True)
+    return rows.sort(place("network", names), "pass", *cheapest, nulls_last=True)
 
 
 def _image_gradient(study: Study) -> pl.Expr:

@@ -137,12 +137,16 @@ def aligned(digits: int = 3, most: int = 3) -> Format:
 
 
 def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    """Write both ends of own intervals; blank where three digits do not tell them apart."""
-    ends = [
-        [significant(end) for end in (a, b) if end is not None and own]
-        for a, b, own in zip(low, high, ours, strict=True)
-    ]
-    return ["–".join(both) if len(set(both)) == 2 else "" for both in ends]
+    """Write both ends of own intervals, with three digits or, where these do not tell them apart, four."""
+
+    def written(a: float | None, b: float | None, own: bool) -> str:
+        if own and a is not None and b is not None:
+            for digits in (3, 4):
+                if (least := significant(a, digits)) != (most := significant(b, digits)):
+                    return f"{least}–{most}"
+        return ""
+
+    return [written(*row) for row in zip(low, high, ours, strict=True)]
 
 
 def text(value: Any) -> str:

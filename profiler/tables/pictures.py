@@ -12,12 +12,18 @@ import vl_convert
 COLORS = {"published": "#8a8f98", "fp32": "#3b6fb6", "tf32": "#2a9d8f", "fp16": "#d1495b", "amp-fp16": "#e39b2d"}
 """A precision has one colour in every picture."""
 SHAPES = {"forward + backward": "circle", "forward": "triangle-up"}
-_AXIS = alt.Axis(format="~r", values=[10.0**power for power in range(-6, 9)], labelOverlap="greedy")
+_AXIS = alt.Axis(format="~r", values=[10.0**power for power in range(-6, 9)], labelOverlap="parity")
 
 
 def dots(rows: pl.DataFrame, columns: Sequence[str], title: str, unit: str) -> str:
-    """Draw `value` and its interval: a column a `network`, a row a `side`, the fastest on top. Returns an SVG."""
-    order = rows.group_by("side").agg(pl.col("value").log().mean()).sort("value", "side")["side"].to_list()
+    """Draw `value` and its interval: a column a `network`, a row a `side`, the fastest on top. Returns an SVG.
+
+    A side is compared with each other one over what both have, since most ran only some networks and passes.
+    """
+    both = rows.join(rows, on=["network", "pass"], suffix="_other")
+    slower = (pl.col("value") / pl.col("value_other")).log().mean().sign()
+    signs = both.group_by("side", "side_other").agg(slower=slower).group_by("side").agg(pl.col("slower").mean())
+    order = signs.sort("slower", "side")["side"].to_list()
     base = alt.Chart().encode(
         x=alt.X("value:Q", title=None, scale=alt.Scale(type="log"), axis=_AXIS),
         y=alt.Y("side:N", title=None, sort=order, axis=alt.Axis(labelLimit=420)),
