@@ -75,7 +75,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         folder = Path(RunFolder(options.resume).read_environment().get("job_folder", Path.cwd()))
     with contextlib.ExitStack() as stack:
         # Before the forkserver, which ends children that it does not know.
-        travelling = _travelling(shared, folder)
+        travelling = next(filter(None, (_travelling(config, folder) for config in configs)), {})
         ray = stack.enter_context(_connected(address, travelling))
         kinds = kinds_of(shared.devices, shared.device, ray.nodes())
         facts = stack.enter_context(libraries(()))  # Nothing is measured here.
@@ -83,7 +83,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
         whole = RunFolder.create(shared.output) if options.resume is None else RunFolder.resume(options.resume)
         if shared.devices and options.resume is None:
             whole.write_environment(host_and_user() | {"job_folder": str(folder)})
-            whole.write_config(shared.model_copy(update={"output": shared.output.resolve()}))
+            whole.write_config(shared)
         sides = list[Side]()
         for kind in kinds:
             own = RunFolder(whole.path / f"{whole.run_id}-{kind.entry.kind}") if shared.devices else whole
@@ -93,13 +93,13 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             read = run.read_job(options, JobFile(begun) if begun.exists() else job, kind.device)
             config = with_shapes(_of_kind(kind, shared, read), display.doing)
             target, plan = Target(kind.device), make_plan(config, kind.device)
+            chosen = only_of(plan, only)
             more = {"machine": config.machine.model_dump(exclude_none=True), "job_folder": str(folder)}
             environment = own.read_environment() or describe(target, facts) | more
             if begun.exists():
                 commands = [*environment.get("earlier_commands", []), environment.get("command")]
                 environment |= {"command": sys.argv, "earlier_commands": commands}
-            chosen = only_of(plan, only)
-            if not begun.exists():
+            else:
                 own.write_config(config)
             start = run.Start(options, console, config, target, environment, plan, chosen)
             sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
@@ -188,14 +188,13 @@ class Side:
         conditions |= {} if share.batch_size is None else {"batch_size": [share.batch_size]}
         words = ["--only", str(Filter(conditions))]
         words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
-        words += ["--retry"] if self.options.retry and not self.lost[share] else []
-        files = {self.run.tries.name: read_text(self.run.tries)}
-        recorded = read_json(self.run.path / MODELS)
-        files[MODELS] = json.dumps(
-            {name: recorded[name] for name in recorded if name.partition("/")[0] in share.models}
-        )
-        rows = [row.to_json() for id_, row in self.run.results().items() if share.has(id_)]
-        files[JOURNAL] = "".join(f"{row}\n" for row in rows)
+        words += ["--retry"] if self.options.retry else []
+        models = read_json(self.run.path / MODELS).items()
+        files = {
+            TRIES: read_text(self.run.tries),
+            MODELS: json.dumps({name: one for name, one in models if name.partition("/")[0] in share.models}),
+            JOURNAL: "".join(f"{row.to_json()}\n" for id_, row in self.run.results().items() if share.has(id_)),
+        }
         return Part(as_job(self.runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
 
     def left(self, share: Share) -> list[Case]:
@@ -270,27 +269,24 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
             done = total - sum(len(side.unmeasured) for side in sides)
             display.doing(f"measuring on the cluster, {counted(len(going), 'part')} left", done, total)
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
-                side, share = going[stream]
+                side, share = going.pop(stream)
                 try:
                     file, text = ray.get(next(stream))
                 except ray.exceptions.RayError as error:
-                    del going[stream]
                     lose(side, share, sentence(error))
                     continue
                 if file == MODELS and (why := side.contradicts(text)):
-                    del going[stream]
                     ray.cancel(stream)
                     refused.append(why)
-                    continue
-                if file != ENDED:
+                elif file != ENDED:
+                    going[stream] = side, share
                     side.take(file, text, display)
-                    continue
-                del going[stream]
-                code, said = text.split("\n")[0], text.strip().split("\n")[-1]
-                if code == "2":
-                    refused.append(said)
-                elif code not in ("0", "1") or side.left(share):
-                    lose(side, share, f"exit code {code}: {said}")
+                else:
+                    code, said = text.split("\n")[0], text.strip().split("\n")[-1]
+                    if code == "2":
+                        refused.append(said)
+                    elif code not in ("0", "1") or side.left(share):
+                        lose(side, share, f"exit code {code}: {said}")
     except KeyboardInterrupt:
         for stream in going:
             ray.cancel(stream)

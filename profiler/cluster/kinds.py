@@ -20,7 +20,7 @@ class Kind:
     entry: DeviceEntry
     device: Device
     asks: Mapping[str, Any]
-    count: int = 1
+    count: int
 
 
 def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Kind]:

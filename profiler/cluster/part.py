@@ -73,14 +73,14 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
             return text.replace(str(Path.cwd()), str(part.folder)) if part.folder else text
 
         job = moved(part.job, part.folder, Path.cwd()) if part.folder else part.job
-        for name, text in {JOURNAL: "", TRIES: "", **part.files, "bench.yaml": to_yaml(job)}.items():
+        for name, text in {**part.files, "bench.yaml": to_yaml(job)}.items():
             write_whole(folder / name, text)
         command = [sys.executable, "-m", "profiler", "--resume", str(folder), "--trust-code", "--no-report"]
         variables = {name: value for name, value in os.environ.items() if name != _SET_BY_RAY}
         with printed.open("wb") as out:
             program = subprocess.Popen([*command, *part.words], env=variables, stdout=out, stderr=out, preexec_fn=begin)
         try:
-            sent = {name: len(part.files.get(name, "").encode()) for name in (JOURNAL, TRIES)}
+            sent = {name: len(part.files[name].encode()) for name in (JOURNAL, TRIES)}
             is_over, told = False, dict[str, str]()
             while not is_over:
                 is_over = program.poll() is not None

@@ -268,7 +268,7 @@ def models_of(lines: Mapping[str, Any]) -> dict[str, Identity]:
 
 def as_job(config: Config) -> dict[str, Any]:
     """Return a config as a job's file has it, with whole paths."""
-    data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
+    data = config.model_dump(mode="json", exclude_none=True, by_alias=True) | {"output": str(config.output.resolve())}
     for model in data["models"]:
         for key in [k for k in ("inputs", "dimensions", "options", "prefix", "outputs") if not model.get(k)]:
             del model[key]

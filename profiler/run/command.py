@@ -219,7 +219,7 @@ def open_run(start: Start) -> Iterator[RunFolder]:
             _carry_on(run, folder, start)
         run.write_environment(start.environment)
         if folder is None:  # After the environment, without which a run is nobody's own.
-            run.write_config(config.model_copy(update={"device": str(start.target), "output": config.output.resolve()}))
+            run.write_config(config.model_copy(update={"device": str(start.target)}))
         try:
             yield run
         except ConfigError:

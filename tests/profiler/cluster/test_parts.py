@@ -113,12 +113,16 @@ def test_a_part_has_its_model_and_the_rows_that_are_there(tmp_path: Path) -> Non
     assert _travelling(config, tmp_path) == {}
     one, two = map(side.part, side.shares)
     assert one.job == two.job == as_job(config)
+    assert one.job["output"] == str(config.output.resolve()), "a resumed run's results lie where they lay"
     assert [part.files[JOURNAL].count("\n") for part in (one, two)] == [1, 0]
     assert one.words == ("--only", "model=one,batch_size=1", "--wait-for-idle", "2")
     assert Side(side.kind, side.runner, options, None).shares == [of("two")]
     side.give_up(of("two"), "crashed", "two nodes")
     rows = side.run.results().values()
     assert [(row.status, row.reason) for row in rows] == [("failed", "once"), ("crashed", "two nodes")]
+    trying = side_of(tmp_path, Run(ray="local", retry=True))
+    trying.lost[of("one")] += 1
+    assert trying.part(of("one")).words[-1] == "--retry"
 
 
 def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> None:
@@ -196,10 +200,8 @@ def test_a_node_with_other_sources_says_so() -> None:
 
 
 def test_an_environment_names_each_node_once(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
-    config = load_config(tmp_path / "job.yaml", "cpu")
-    start = Start(Run(ray="local"), Console(quiet=True), config, Target("cpu"), {"job_folder": "here"}, [], [])
-    side = Side(Kind(DeviceEntry(kind="cpu"), "cpu", {}), start.runner(RunFolder.create(tmp_path)), start.options, None)
+    side = side_of(tmp_path, Run(ray="local"))
+    side.runner.environment["job_folder"] = "here"
     found = [{"host": host, "gpu_uuid": None, "cores": [0, 1], "roofs": {host: 1.0}} for host in "aba"]
     for each in found:
         side.take(ENVIRONMENT, json.dumps(each | {"torch_version": each["host"]}), side.runner.display)
