@@ -338,7 +338,9 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RaySystemError) as error:
         if ray.is_initialized():
             raise
-        why = str(error) if isinstance(error, ValueError) else sentence(error)
+        if "InvalidAuthToken" in f"{error} {error.__cause__}":
+            raise ConfigError(f"--ray {address}: this cluster asks for a token; set RAY_AUTH_MODE=token") from None
+        why = str(error) if isinstance(error, ValueError) else sentence(error).partition(" Traceback (")[0]
         raise ConfigError(f"--ray {address}: {why}; give local, auto, or HOST:PORT of ray start") from None
     finally:
         ray.shutdown()
