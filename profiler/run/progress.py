@@ -16,8 +16,8 @@ from profiler.stats.samples import median
 from profiler.tables.numbers import counted, decimals, duration
 
 _REDRAW_SECONDS = 1.0
-_SILENT_SECONDS = 5.0
-"""After so long a log gets a line even where nothing has ended."""
+_SILENT_SECONDS, _UNCHANGED_SECONDS = 5.0, 60.0
+"""After so long a log gets a line even where nothing has ended; after the second the same one again."""
 _STYLES = {"ok": "green", "unsupported": "dim"}
 
 
@@ -35,7 +35,7 @@ class Display:
         self.what = ""
         """What is measured now besides its case, such as the side of a comparison."""
         self._ended, self._so_far = Text(), Text()
-        self._drawn, self._printed = 0.0, time.monotonic()
+        self._drawn, self._printed, self._said = 0.0, time.monotonic(), ""
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +88,9 @@ class Display:
     def _show(self, text: str) -> None:
         now = time.monotonic()
         if self._live is None:
-            if now - self._printed >= _SILENT_SECONDS:
+            if now - self._printed >= (_UNCHANGED_SECONDS if text == self._said else _SILENT_SECONDS):
                 self._print(Text(f"  {text}", style="dim"))
+                self._said = text
         elif now - self._drawn >= _REDRAW_SECONDS:
             self._live.start()  # Only now: one that never draws leaves no empty line.
             self._drawn = now
