@@ -11,8 +11,8 @@
 
 unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
-# Three on two cores, too: a third of the time the tests wait for a process. Those of a GPU run one by one.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Four on two cores, too: 40 % of the time the tests wait for a process. Those of a GPU run one by one.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 RUN ?= $(VENV)/bin/python
 SOAK ?= 25
