@@ -26,7 +26,7 @@ from profiler.processor import Load
 from profiler.results.result import Result
 from profiler.results.run_folder import read_lines
 from profiler.results.warning_kinds import retaken
-from profiler.run import watch
+from profiler.run import progress, watch
 from profiler.run.progress import Display
 from profiler.run.watch import DeviceLock, Quiet, Watcher
 
@@ -336,6 +336,18 @@ def test_a_log_has_a_line_an_ended_case_and_one_a_wait() -> None:
         f"[3/16] failed      {CASE.id}  no luck (log: a.log)",
         f"[3/16] timeout     {CASE.id}  too long: the earlier measurement was quieter and stays",
     ]
+
+
+def test_a_silent_log_gets_a_line_after_five_seconds_and_the_same_one_after_a_minute(monkeypatch) -> None:
+    output, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    display = Display(Console(file=output, width=120))
+    display.doing("measuring", 0, 24)
+    for second in range(1, 90):
+        now[0] = second
+        display.doing("measuring", second // 80, 24)
+    lines = ["measuring", "  measuring, 0 of 24", "  measuring, 0 of 24", "  measuring, 1 of 24"]
+    assert output.getvalue().splitlines() == lines
 
 
 def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced() -> None:
