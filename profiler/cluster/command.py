@@ -340,7 +340,7 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
             raise
         if "InvalidAuthToken" in f"{error} {error.__cause__}":
             raise ConfigError(f"--ray {address}: this cluster asks for a token; set RAY_AUTH_MODE=token") from None
-        why = str(error) if isinstance(error, ValueError) else sentence(error).partition(" Traceback (")[0]
+        why = str(error) if isinstance(error, ValueError) else sentence(error).partition(". Last connection error")[0]
         raise ConfigError(f"--ray {address}: {why}; give local, auto, or HOST:PORT of ray start") from None
     finally:
         ray.shutdown()
