@@ -181,6 +181,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "expand": expand,
     "constant_pad_nd": pad,
     **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
+    # By torch's decomposition the product of bf16 would be one of float32.
+    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
     **{
         name: getattr(jnp, name)
@@ -232,7 +234,7 @@ DECOMPOSED = get_decompositions(
     [
         *(_ATEN.native_layer_norm, _ATEN._adaptive_avg_pool2d),
         *(_ATEN.gelu, _ATEN.silu, _ATEN.elu, _ATEN.leaky_relu, _ATEN.hardswish, _ATEN.hardsigmoid, _ATEN.hardtanh),
-        *(_ATEN._softmax, _ATEN._log_softmax, _ATEN.addmm, _ATEN.rsub, _ATEN.masked_fill, _ATEN.stack),
+        *(_ATEN._softmax, _ATEN._log_softmax, _ATEN.rsub, _ATEN.masked_fill, _ATEN.stack),
     ]
 )
 """Operators that torch says in others, beyond those that torch.export decomposes by itself."""

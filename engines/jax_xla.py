@@ -226,6 +226,8 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
     """Trace `model` for inputs of these shapes. Raises Unsupported for an operator that is not in OPERATORS."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     example = typed(inputs, dtype)
+    # By default torch decomposes attention in bf16 into products of float32.
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     with quiet(), flattened(model, specs) as names:
         # Functional: statistics that are updated in place become results.
         table = torch.export.default_decompositions()

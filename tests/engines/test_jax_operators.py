@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +145,22 @@ def test_modules_have_torchs_values_gradients_and_statistics(shape: tuple[int, .
         np.testing.assert_allclose(of_weights[name], parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
     for name, buffer in module.named_buffers():
         np.testing.assert_allclose(changed[name], buffer, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_model_of_bf16_has_products_of_bf16_alone() -> None:
+    import jax
+
+    from engines.jax_xla import trace
+
+    attention = Does(lambda x, w: F.scaled_dot_product_attention(x, w, w), 2, 4, 16)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), attention, nn.Flatten(), nn.Linear(64, 5))
+    x = np.zeros((2, 3, 6, 6), np.float32)
+    program = trace(model.bfloat16(), [x])
+    weights, x = jax.tree.map(lambda each: jax.numpy.zeros(each.shape, "bfloat16"), (program.weights, x))
+    text = jax.jit(lambda weights, x: program(weights, {}, [x])).lower(weights, x).as_text()
+    products = re.findall(r".*(?:dot_general|convolution\().*", text)
+    assert len(products) == 4
+    assert not any("f32" in product for product in products), products
 
 
 def test_dropout_is_not_translated() -> None:
