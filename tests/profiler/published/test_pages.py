@@ -161,7 +161,7 @@ def test_a_blank_of_ours_says_why_once_and_without_advice(page: Path) -> None:
     [
         ("cloud-gpus", "▸ 2-core EPYC | PyTorch 2.13 eager fp32", "ResNet-200"),
         ("convnet-benchmarks", "▸ H100 | PyTorch 2.11 fp16, cuDNN 9.19 | compiled", "OxfordNet \\[Model-A]"),
-        ("gpu-study", "▸ H200 | TensorRT trt fp32", "forward"),
+        ("gpu-study", "▸ 2-core EPYC | JAX 0.10 jax fp32", "forward"),
         ("gpu-study", "▸ 2-core EPYC | PyTorch 2.13 eager fp32", "forward + backward"),
     ],
 )
