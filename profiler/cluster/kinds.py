@@ -30,7 +30,10 @@ def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mappin
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     usual = "cuda" if any(node.get("GPU") for node in alive) else "cpu"
-    own = DeviceEntry(kind=usual if device == "auto" else device.partition(":")[0])
+    if ":" in device:
+        of_host = f"CUDA_VISIBLE_DEVICES={device.partition(':')[2]}"
+        raise ConfigError(f"device {device}: Ray hands the GPUs out; say cuda, and start Ray with {of_host}")
+    own = DeviceEntry(kind=usual if device == "auto" else device)
     return [_kind(entry, alive) for entry in entries or [own]]
 
 

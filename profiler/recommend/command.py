@@ -283,7 +283,7 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
         if name == "latency_ms":
             found.append(text.replace(" ms", " ms a call", 1))
             factor = (cell["factor"], cell["factor_low"], cell["factor_high"])
-            found += [times(*factor, f"× {cell['base']}")] if cell["factor"] else []
+            found += [times(*factor, f"× {cell['base']}")] if cell["factor"] and not cell["is_base"] else []
         elif name == "error":
             bounded = f" (bound {amount(name, cell['error_high'])})" if cell["error_high"] > cell["error"] else ""
             found.append(f"error {text}{bounded}")

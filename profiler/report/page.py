@@ -119,7 +119,7 @@ def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
         return f"Deploy {name} for {number} of {len(winners)} models and batch sizes"
     factor, low, high = (winners[0][end] for end in FACTOR)
     gain = times(factor, low, high, f"× {winners[0]['base']}") if factor else "no base to compare it with"
-    return f"Deploy {name}: {gain}"
+    return f"Deploy {name}: {'the base itself' if winners[0]['is_base'] else gain}"
 
 
 def page(report: Report) -> str:

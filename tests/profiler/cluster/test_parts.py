@@ -60,7 +60,9 @@ def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had() -
     with pytest.raises(ConfigError, match="the cluster has no L4; valid: H100, cpu"):
         found("L4", H100)
     with pytest.raises(ConfigError, match="the cluster has no cuda"):
-        found("", PLAIN, device="cuda:1")
+        found("", PLAIN, device="cuda")
+    with pytest.raises(ConfigError, match="say cuda, and start Ray with CUDA_VISIBLE_DEVICES=1"):
+        found("", H100, device="cuda:1")
 
 
 def test_a_node_that_has_ended_counts_no_longer() -> None:
