@@ -117,6 +117,12 @@ def _channels(values: Array, x: Array) -> Array:
     return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
+def product_and_bias(bias: Array, x: Array, y: Array, beta: float = 1, alpha: float = 1) -> Array:
+    """Multiply in the operands' type, which torch's decomposition would make float32 of 16 bits."""
+    product = x @ y if alpha == 1 else alpha * (x @ y)
+    return product if beta == 0 else product + (bias if beta == 1 else beta * bias)
+
+
 def cast(x: Array, dtype: torch.dtype | None = None, **_: Any) -> Array:
     return x if dtype is None else x.astype(dtype_of(dtype))
 
@@ -181,8 +187,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "expand": expand,
     "constant_pad_nd": pad,
     **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
-    # By torch's decomposition the product of bf16 would be one of float32.
-    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
+    **dict.fromkeys(("addmm", "baddbmm"), product_and_bias),
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
     **{
         name: getattr(jnp, name)

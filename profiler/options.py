@@ -36,7 +36,7 @@ def _runs() -> Any:
 
 
 def _only() -> Any:
-    return _several("Conditions: model=resnet50,precision=fp16; may be repeated")
+    return _several("Conditions: model=resnet50,precision=fp16,tf32; may be repeated")
 
 
 def _trust_code() -> Any:

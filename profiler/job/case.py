@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -186,11 +187,11 @@ def _value(case: Case, column: str) -> Any:
 
 
 def parse_only(options: Sequence[str]) -> Filter | None:
-    """Read `--only model=resnet50,precision=fp16`; None if it is not given. Raises ConfigError."""
+    """Read `--only model=resnet50,precision=fp16,tf32`; None if it is not given. Raises ConfigError."""
     given: dict[str, list[str]] = {}
     for option in options:
         for key, value in read_option("--only", option, KEYS):
-            given.setdefault(key, []).append(value)
+            given.setdefault(key, []).extend(map(str.strip, value.split(",")))
     if not options:
         return None
     try:
@@ -200,13 +201,14 @@ def parse_only(options: Sequence[str]) -> Filter | None:
 
 
 def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Split an option such as `--only model=resnet50,precision=fp16` into keys and values. Raises ConfigError."""
-    for part in filter(None, text.split(",")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
+    """Split an option such as `--machine label=H200,price_source=a list, of May` into keys and values.
+
+    Raises ConfigError.
+    """
+    for part in filter(None, re.split(r",(?=\s*\w+\s*=)", text)):
+        key, equals, value = (piece.strip(" ,") for piece in part.partition("="))
         if not equals or not value:
-            raise ConfigError(
-                f"{option}: '{part}' is not of the form key=value; repeat the key for each of several values"
-            )
+            raise ConfigError(f"{option}: '{part}' is not of the form key=value")
         if key not in valid:
             raise ConfigError(f"{option}: unknown key '{key}'{nearest(key, valid)}")
         yield key, value

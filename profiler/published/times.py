@@ -11,7 +11,7 @@ from engines.catalog import known
 from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
-from profiler.results.cells import OK, OUT_OF_MEMORY, cells
+from profiler.results.cells import DEVICE_BOUND, OK, OUT_OF_MEMORY, cells
 from profiler.results.columns import Group, names, place
 from profiler.results.layers import layer_rows
 from profiler.results.reading import json_object
@@ -21,8 +21,6 @@ LEAST_BATCHES = 3
 """A network at fewer batch sizes is no sweep."""
 SEARCHING = ("eager-benchmark", "eager")
 """As Study.counterpart, of libraries at their best."""
-DEVICE_BOUND = 0.98
-"""A call whose device works this share of its time or more does not wait for the host."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
 NOT_MEASURED, FORWARD_ONLY = "not measured", "forward only"

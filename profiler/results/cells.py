@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from engines.catalog import ENGINES
-from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning, parts
+from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning, parts, prices
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.stats import intervals
 from profiler.stats.intervals import Processes, common_spread, ratio_interval, spread_reach, verdict
@@ -26,6 +26,8 @@ GROUP = ["model", "pass", "batch_size", "setting"]
 CONFIGURATION = [*GROUP, "variant", "precision"]
 PROBLEM = ("status", "model", "variant", "pass", "precision", "reason")
 OUT_OF_MEMORY = "out of memory"
+DEVICE_BOUND = 0.98
+"""A call whose device works this share of its time or more does not wait for the host; none is much faster than it."""
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
 _OWN_VERSIONS = {e.version.column for e in ENGINES.values() if e.version and e.version.from_proof}
@@ -67,6 +69,13 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     )
     for name in WITH_ENDS:
         merged = merged.with_columns(_ends(merged, name))
+    # A small call's device time is up to 6 % above its latency.
+    device = pl.col("gpu_low_ms").clip(upper_bound=pl.col("latency_ms"))
+    merged = merged.with_columns(
+        pl.col("latency_low_ms").clip(DEVICE_BOUND * device),
+        # The medians of rates and of prices are of different processes.
+        **prices(pl.col("throughput"), pl.col("usd_per_hour")),
+    )
     return _against_bases(merged, by).select(*by, *(name for name in CELLS if name not in by))
 
 

@@ -242,6 +242,12 @@ def parts(whole: str) -> list[str]:
     return [name for part in own for name in parts(part) or [part]]
 
 
+def prices(throughput: Any, usd_per_hour: Any) -> dict[str, Any]:
+    """Return the figures of Group.COST of items a second and what an hour costs, which are numbers or columns."""
+    items = throughput * 3600 / usd_per_hour
+    return {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
+
+
 def check(figures: Mapping[str, Any]) -> None:
     """Raise KeyError for a figure that is no column, TypeError for one that is no number."""
     for name, value in figures.items():

@@ -16,7 +16,7 @@ from exporters.cache import default_root
 from exporters.source import shape_words
 from exporters.whole_file import write_whole
 from profiler.job.case import Case
-from profiler.results.columns import COLUMNS, Group, names
+from profiler.results.columns import COLUMNS, Group, names, prices
 from profiler.results.result import PARTS, WITH_ENDS, Result, ends_of, is_set_by_host
 from profiler.results.warning_kinds import DISTURBED, retaken
 from profiler.stats import samples as statistics
@@ -73,8 +73,7 @@ def _figures(result: Result, batch_size: int, row: Row, spreads: Spreads) -> Row
     found = result.figures | {name: statistics.median(values) for name, values in result.clocks.items()}
     found |= {name: getattr(result, name) for name in ("clock", "stop_reason", "throughput")}
     if result.throughput and row["usd_per_hour"]:
-        items = result.throughput * 3600 / row["usd_per_hour"]
-        found |= {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
+        found |= prices(result.throughput, row["usd_per_hour"])
     samples = result.samples.get(result.clock or "", [])
     if samples:
         found |= {

@@ -83,6 +83,8 @@ MODULES: list[tuple[Any, tuple[int, ...]]] = [
     (nn.Hardtanh(-0.5, 0.7), IMAGES),
     (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)),
     (Does(lambda x, w: F.scaled_dot_product_attention(x, x * w, x, is_causal=True), 8), (2, 3, 5, 8)),
+    (Does(lambda x, w: torch.addmm(w, x[0, 0], x[0, 1].T, beta=0.5, alpha=3), 9), IMAGES),
+    (Does(lambda x, w: torch.baddbmm(w.log(), x[0], x[1].mT * w, beta=0), 9), IMAGES),
     (Does(lambda x, w: torch.erf(x) + torch.sin(x) * w.exp() + x.abs().clamp(0.5)), IMAGES),
     (Does(lambda x, w: torch.rsub(torch.add(x, w, alpha=3), 1.5, alpha=2) ** 2 / 3.0), IMAGES),
     (Does(lambda x, w: torch.where(x > 0, x, w).masked_fill(x > 1, 7.0)), IMAGES),
@@ -152,14 +154,14 @@ def test_a_model_of_bf16_has_products_of_bf16_alone() -> None:
 
     from engines.jax_xla import trace
 
-    attention = Does(lambda x, w: F.scaled_dot_product_attention(x, w, w), 2, 4, 16)
+    attention = Does(lambda x, w: F.scaled_dot_product_attention(x, w, torch.baddbmm(w, w, x.mT @ w)), 2, 4, 16)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), attention, nn.Flatten(), nn.Linear(64, 5))
     x = np.zeros((2, 3, 6, 6), np.float32)
     program = trace(model.bfloat16(), [x])
     weights, x = jax.tree.map(lambda each: jax.numpy.zeros(each.shape, "bfloat16"), (program.weights, x))
     text = jax.jit(lambda weights, x: program(weights, {}, [x])).lower(weights, x).as_text()
     products = re.findall(r".*(?:dot_general|convolution\().*", text)
-    assert len(products) == 4
+    assert len(products) == 6
     assert not any("f32" in product for product in products), products
 
 

@@ -89,19 +89,19 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler
         (folder,) = (workplace / "results").iterdir()
         return folder
 
-    folder = run("job.yaml", "--only", "batch_size=1", "--machine", "label=mine,instance=small")
+    folder = run("job.yaml", "--only", "batch_size=1", "--machine", "label=mine, of May,instance=small")
     # Key by key: what is not told stays as the file has it.
-    assert machines(folder) == {("mine", "Some Cloud", "small", 1.0)}
-    told = {"label": "mine", "cloud": "Some Cloud", "instance": "small", "usd_per_hour": 1.0}
+    assert machines(folder) == {("mine, of May", "Some Cloud", "small", 1.0)}
+    told = {"label": "mine, of May", "cloud": "Some Cloud", "instance": "small", "usd_per_hour": 1.0}
     assert json.loads((folder / "environment.json").read_text())["machine"] == told
     assert load_config(folder / "bench.yaml").machine.model_dump(exclude_none=True) == told
 
     run("--resume", str(folder), "--machine", "usd_per_hour=2")
-    assert machines(folder) == {("mine", "Some Cloud", "small", 2.0)}
+    assert machines(folder) == {("mine, of May", "Some Cloud", "small", 2.0)}
     run("--resume", str(folder))
     rows = pl.read_parquet(folder / "results.parquet")
     assert rows.height == 2
-    assert machines(folder) == {("mine", "Some Cloud", "small", 2.0)}
+    assert machines(folder) == {("mine, of May", "Some Cloud", "small", 2.0)}
     # A million items at so many a second, and two dollars an hour.
     for row in rows.to_dicts():
         assert row["usd_per_million_items"] == pytest.approx(1e6 / row["throughput"] / 3600 * 2)

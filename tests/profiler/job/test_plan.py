@@ -211,6 +211,9 @@ def test_only_refuses_what_it_does_not_understand_or_nobody_has(condition: str, 
         only_of(CASES, parse_only([condition]))
     assert says in str(caught.value)
     assert parse_only([]) is None
+    assert parse_only(["model=vgg16, alexnet,batch_size=1,"]) == parse_only(
+        ["model=vgg16", "model=alexnet,batch_size=1"]
+    )
     assert Filter.of({"batch_size": "4"}).conditions == {"batch_size": [4]}
 
 

@@ -55,6 +55,21 @@ def test_a_cell_has_every_figure_of_its_processes_and_a_factor_over_its_base():
     assert (lost["status"], lost["reason"], lost["failures"], lost["factor"]) == ("crashed", "SIGSEGV", 1, None)
 
 
+@pytest.mark.parametrize(("device", "least"), [(None, 5.0), (4.0, 5.0), (9.0, 8.82), (10.5, 9.8)])
+def test_no_call_is_faster_than_its_device(device: float | None, least: float) -> None:
+    clocks = {"gpu_ms": device, "gpu_low_ms": device, "gpu_high_ms": device}
+    found = cells(frame(row(ms=10.0, latency_low_ms=5.0, latency_high_ms=20.0, **clocks)))
+    assert found["latency_low_ms"].item() == pytest.approx(least, rel=1e-3)
+    assert found["latency_high_ms"].item() == pytest.approx(20.0, rel=1e-3)
+
+
+def test_a_price_is_of_the_rate_beside_it() -> None:
+    found = cells(
+        frame(*(row(replicate=n, usd_per_hour=3.6, throughput=rate) for n, rate in enumerate((100.0, 400.0))))
+    )
+    assert found.select("throughput", "usd_per_million_items", "items_per_usd").rows() == [(250.0, 4.0, 250_000.0)]
+
+
 THREE = [row("ort", ms=5.0, replicate=number, latency_high_ms=10.0) for number in range(3)]
 ONE_OF_THREE = [row("ort", ms=5.0, replicate=n, latency_high_ms=10.0 if n == 2 else 5.4) for n in range(3)]
 
