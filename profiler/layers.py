@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from profiler.tables.writers import print_table
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
 """Columns that variants must share to be shown side by side."""
 _EXCERPT = each(lambda text: text if len(text) <= 48 else f"{text[:47]}…")
+_NODES, _OPERATORS = "ONNX nodes, fused where they share a row", "Operators"
 _METHOD = (
     "Milliseconds. Layers are timed in some calls of their own, with a profiler on: on CUDA by the device, without the "
     "gaps between kernels, on the CPU by the host. A row holds the nodes that some runtime runs as one."
@@ -57,7 +59,7 @@ def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
     }
     columns = [
         words("PyTorch modules", "modules", _EXCERPT),
-        words("ONNX nodes, fused where they share a row", "nodes", _EXCERPT),
+        words(_OPERATORS if row["pass"] == "training" else _NODES, "nodes", _EXCERPT),
         *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
     ]
     what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
@@ -78,8 +80,8 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
     if runs.layers.limit(1).collect().is_empty():
         warnings = rows["warnings"].explode().drop_nulls()
         reasons = warnings.filter(warnings.str.starts_with("no-layers"))
-        why = f" ({reasons[0]})" if len(reasons) else ""
-        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {PROGRAM} bench.yaml --profile")
+        why, again = f" ({reasons[0]})" if len(reasons) else "", f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))}"
+        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {again} --profile")
     if only is not None:
         check_only(only, runs.results)
         rows = rows.filter(chosen(only))

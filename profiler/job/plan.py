@@ -102,7 +102,8 @@ def in_waves(cases: Sequence[Case]) -> tuple[list[list[Case]], list[Case]]:
         if case.is_base and not case.replicate:
             return 0
         bits = PRECISION_TABLE[case.precision].bits
-        is_small = bits == fewest.get(case.variant)
+        # On a CPU fewer bits may err by more than is allowed, and more of them take seconds where nothing is compiled.
+        is_small = bits == fewest.get(case.variant) or (case.device == "cpu" and not engine.compiles)
         if preset and case.device in preset.first and is_small and not case.replicate:
             return 0 if engine.needs == "torch" and not engine.compiles else 1
         hardly_wins = bits > fewest.get(case.variant, bits) and not case.is_base

@@ -59,7 +59,7 @@ def execute(options: Options, console: Console) -> int:
         print(note, file=sys.stderr)
     results = runs.results.collect()
     asked = requests(options, results)
-    if options.export is not None and (len(asked) > 1 or options.pass_ != "inference"):
+    if options.export is not None and (len(asked) > 1 or asked[0].pass_ != "inference"):
         subjects = "; ".join(one.subject for one in asked)
         raise ConfigError(f"--export takes one model's inference; choose by --model, --setting or --pass: {subjects}")
     cells = cells_of(results)
@@ -112,9 +112,10 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     Raises ConfigError for what these results, one row a case, do not hold.
     """
     check_choice("--objective", options.objective, OBJECTIVES)
-    check_choice("--pass", options.pass_, PASSES)
+    pass_ = options.pass_ or ("inference" if "inference" in results["pass"] else "training")
+    check_choice("--pass", pass_, PASSES)
     limits, only = read_limits(options), parse_only(options.only)
-    rows = results.filter(pl.col("pass") == options.pass_)
+    rows = results.filter(pl.col("pass") == pass_)
     if only is not None:
         if "replicate" in only.conditions:
             raise ConfigError("--only replicate: an answer is of all replicates; leave it out")
@@ -122,9 +123,9 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
         rows = rows.filter(chosen(only))
     models = rows["model"].unique(maintain_order=True).to_list()
     if not models:
-        raise ConfigError(f"--pass {options.pass_}{' and --only' * (only is not None)}: no row of these runs has it")
+        raise ConfigError(f"--pass {pass_}{' and --only' * (only is not None)}: no row of these runs has it")
     if options.model is not None:
-        check_choice(f"--model, {options.pass_}", options.model, models)
+        check_choice(f"--model, {pass_}", options.model, models)
     asked = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
     found = []
     for model in [options.model] if options.model else models:
@@ -134,7 +135,7 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
             settings = [options.setting.replace("plain", "")]
         elif "" in settings:
             settings = [""]
-        found += [Request(model, options.pass_, setting, *asked) for setting in settings]
+        found += [Request(model, pass_, setting, *asked) for setting in settings]
     return found
 
 

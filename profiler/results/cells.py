@@ -16,6 +16,7 @@ import polars as pl
 from engines.catalog import ENGINES
 from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning, parts, prices
 from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import intervals
 from profiler.stats.intervals import Processes, common_spread, ratio_interval, spread_reach, verdict
 
@@ -30,6 +31,8 @@ DEVICE_BOUND = 0.98
 """A call whose device works this share of its time or more does not wait for the host; none is much faster than it."""
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
+_COUNTS = pl.col("counts")
+"""The processes that a cell is of: those beside other work, which only adds time, where none was quiet."""
 _OWN_VERSIONS = {e.version.column for e in ENGINES.values() if e.version and e.version.from_proof}
 _NOT_OF_BASES = {"options", "calibrated", *_OWN_VERSIONS}
 """Columns of `by` that tell configurations apart, whose base may have other values."""
@@ -56,14 +59,15 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
     where each of them did; texts are those of the first process that gave figures, or of the first row.
     """
     rows = results.lazy().with_columns(**_derived()).collect()
-    rows = rows.with_columns(_arms(rows))
     keys = [*by, *(name for name in CONFIGURATION if name not in by)]
-    kinds = kind_of_warning(pl.col("warnings").filter(OK).explode().drop_nulls())
+    quiet = OK & ~pl.col("warnings").list.eval(kind_of_warning(pl.element()) == DISTURBED).list.any()
+    rows = rows.with_columns(*_arms(rows), counts=quiet | (OK & ~quiet.any().over(keys)))
+    kinds = kind_of_warning(pl.col("warnings").filter(_COUNTS).explode().drop_nulls())
     merged = rows.group_by(keys, maintain_order=True).agg(
         *(_merged(name) for name in CELLS if name in rows.columns and name not in keys),
         *(pl.col(f"{n}_id").filter(OK | ~OK.any()).unique(maintain_order=True).alias(f"{n}_ids") for n in _IDS),
         *(part for name in WITH_ENDS for part in _processes(name)),
-        processes=OK.sum().cast(pl.Int64),
+        processes=_COUNTS.sum().cast(pl.Int64),
         failures=(~OK).sum().cast(pl.Int64),
         footnotes=kinds.unique(maintain_order=True),
     )
@@ -159,7 +163,7 @@ def _derived() -> dict[str, pl.Expr]:
 
 def _merged(name: str) -> pl.Expr:
     column, dtype = pl.col(name), CELLS[name]
-    known = column.filter(OK)
+    known = column.filter(_COUNTS)
     if name in ("samples", "error_items"):
         return known.sum()
     if name == "throttled":
@@ -168,7 +172,7 @@ def _merged(name: str) -> pl.Expr:
         return pl.when(known.null_count() == 0).then(known.median()).alias(name)
     if dtype.is_numeric():
         return known.median().cast(dtype)
-    return column.get(OK.cast(pl.UInt8).arg_max())
+    return column.get(_COUNTS.cast(pl.UInt8).arg_max())
 
 
 def _spread_of(name: str) -> str:
@@ -189,7 +193,7 @@ def _arms(rows: pl.DataFrame) -> list[pl.Series]:
 
 
 def _processes(name: str) -> list[pl.Expr]:
-    known = OK & (pl.col(name) > 0)
+    known = _COUNTS & (pl.col(name) > 0)
     value = pl.col(name).filter(known)
     return [
         value.count().cast(pl.Float64).alias(f"{name} count"),

@@ -138,11 +138,12 @@ def all_spreads(*sums: Sums) -> Spreads:
 
 
 def spread_of_bases(results: Iterable[tuple[Case, Result]], calm: bool = False) -> Sums:
-    """Sum up how far the processes of each base differ; `calm`: without those that should be measured again."""
+    """Sum up how far the processes of each base differ, as cells merge them; `calm`: without what is to be retaken."""
     cells: dict[str, list[Result]] = {}
     for case, result in results:
         if case.is_base and result.status == "ok" and not (calm and retaken(result.warnings)):
             cells.setdefault(dataclasses.replace(case, replicate=0).id, []).append(result)
+    cells = {id_: [one for one in of if not one.has(DISTURBED)] or of for id_, of in cells.items()}
     medians: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     for processes in cells.values():
         # One base may be on both sides of the line: its processes belong together all the same.

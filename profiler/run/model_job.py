@@ -191,7 +191,10 @@ def _taken(texts: Sequence[str]) -> dict[str, Any]:
         elif words.endswith(".npy"):
             taken.setdefault("inputs", {})[name] = {"data": str(Path(words).resolve())}
         else:
-            taken.setdefault("inputs", {})[name] = {"range": numbers(words)}
+            if len(ends := numbers(words)) > 2:
+                told = "the shapes of several inputs are its factory's, which returns (module, example_inputs)"
+                raise ConfigError(f"--input {name}: LOW,HIGH is a range of values; {told}")
+            taken.setdefault("inputs", {})[name] = {"range": ends}
     return taken
 
 

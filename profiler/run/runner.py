@@ -182,7 +182,8 @@ class Runner:
         with self.supervised() as (measure, holders):
             self.firsts = self.taken_first()
             waves, late = [list(waiting)] if waiting else [], list[Case]()
-            if self.by_name and not self.config.profile:  # Layers get their names from graphs of later waves.
+            # Layers get their names from graphs of later waves.
+            if (self.by_name or math.isfinite(self.deadline)) and not self.config.profile:
                 waves, late = in_waves(waiting)
             tasks = list[Task]()
             if self.config.search:
@@ -361,6 +362,7 @@ class Runner:
         """Measure once more the cases with a cause for it, for the job's share of the time at most."""
         # What a search left for later is there twice.
         again = list({task.case.id: task for task in tasks if task.case.id in self.firsts}.values())
+        again.sort(key=lambda task: not task.case.is_base)  # All factors are over them.
         allowed = self.config.budget.repeats * self.spent - self.repeated
         if again and allowed > 0 and not self.is_over():
             self.display.announce(f"measuring {counted(len(again), 'case')} again, for at most {duration(allowed)}")
@@ -495,9 +497,14 @@ class Supervisor:
         """Have what compiles into a cache of its own do so side by side; what fails says why when it is measured."""
         first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
         first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
-        first = {id_: t for id_, t in first.items() if not self.runner.is_over(self.runner.estimate(t.case, self))}
+        slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
+        # What compiles nothing takes its time first.
+        seconds = sum(self.runner.estimate(t.case, self) for t in tasks if not ENGINES[t.case.engine].compiles)
+        for id_, task in list(first.items()):
+            seconds += self.runner.estimate(task.case, self) / slots
+            if self.runner.is_over(seconds):
+                del first[id_]
         if len(first) > 1:
-            slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
             shown = self.runner.display.doing

@@ -194,6 +194,8 @@ def _profile(session: Session, result: Result) -> None:
         traceback.print_exc()
         result.warnings.append(Warning("no-layers", sentence(error)))
         return
+    if not layers:
+        result.warnings.append(Warning("no-layers", "this runtime tells none on this device"))
     result.layers = [
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
     ]

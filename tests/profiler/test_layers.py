@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -23,6 +24,7 @@ from profiler.processes.messages import Outcome
 from profiler.results.columns import LAYERS
 from profiler.results.result import Kept, Result, Stage, result_of
 from profiler.results.run_folder import RunFolder
+from profiler.worker.measure_case import _profile
 
 TINY = """
 import os
@@ -170,7 +172,7 @@ def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
         folder.append(refused)
         folder.write_parquet("suite", [case("eager")], {})
         assert not (folder.path / "layers.parquet").exists()
-        with pytest.raises(ConfigError, match=rf"has no layers{why}; .*bench\.yaml --profile"):
+        with pytest.raises(ConfigError, match=rf"has no layers{why}; .*{folder.run_id}/bench\.yaml --profile"):
             read(folder.path)
 
 
@@ -182,6 +184,12 @@ def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
     assert kept.warnings == [Warning("no-layers", reason)]
     lost = result_of(case("eager").id, Outcome("timeout", reason, salvage=Kept(measured, Stage.SAMPLED)))
     assert (lost.status, lost.reason) == ("timeout", reason)
+
+
+def test_a_runtime_that_tells_no_layers_says_so() -> None:
+    measured = result(case("eager"), [])
+    _profile(SimpleNamespace(layers=list), measured)  # type: ignore[arg-type]
+    assert [warning.kind for warning in measured.warnings] == ["no-layers"]
 
 
 # Whole runs.

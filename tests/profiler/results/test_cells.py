@@ -70,6 +70,12 @@ def test_a_price_is_of_the_rate_beside_it() -> None:
     assert found.select("throughput", "usd_per_million_items", "items_per_usd").rows() == [(250.0, 4.0, 250_000.0)]
 
 
+def test_a_process_beside_other_work_counts_only_where_none_was_quiet() -> None:
+    slow = [row(ms=ms, replicate=n, warnings=["disturbed: by others"]) for n, ms in enumerate((300.0, 310.0), 1)]
+    for rows, expected in (((row(ms=10.0), *slow), (10.0, 1, [])), (slow, (305.0, 2, ["disturbed"]))):
+        assert cells(frame(*rows)).select("latency_ms", "processes", "footnotes").row(0) == expected
+
+
 THREE = [row("ort", ms=5.0, replicate=number, latency_high_ms=10.0) for number in range(3)]
 ONE_OF_THREE = [row("ort", ms=5.0, replicate=n, latency_high_ms=10.0 if n == 2 else 5.4) for n in range(3)]
 

@@ -252,6 +252,9 @@ def squares(*values: float) -> float:
 def test_bases_tell_how_far_processes_differ(processes: Sequence[Any], host: Any, device: Any) -> None:
     found = spread_of_bases([*(process(n, *each) for n, each in enumerate(processes)), process(0, 1, 1, 0.1, "ort")])
     assert (found["host"], found["device"]) == (pytest.approx(host), pytest.approx(device))
+    wild, result = process(len(processes), 90.0, 80.0, 90.0)
+    disturbed = (wild, replace(result, warnings=[Warning("disturbed", "by others")]))
+    assert spread_of_bases([*(process(n, *each) for n, each in enumerate(processes)), disturbed]) == found
 
 
 @pytest.mark.parametrize("damaged", ["", "{"])

@@ -183,6 +183,10 @@ REFUSED = [
     ("words.onx", "'words.onx' is neither a file .*; did you mean 'words.onnx'"),
     ("bench --batch 1", "--batch goes with a model"),
     ("gpu-study", "neither a file nor a model nor a command: .* suites run gpu-study"),
+    (
+        "net:make --input image=3,64,64",
+        r"--input image: LOW,HIGH is a range of values; the shapes of several inputs are",
+    ),
     ("resnet18 --pass x --precision y", r"--pass: unknown pass 'x'.*\n--precision: unknown precision 'y'"),
 ]
 

@@ -292,6 +292,44 @@ def supervisor(tmp_path: Path, watcher: Any, quiet: Any) -> Any:
     return module.Supervisor(runner, watcher, quiet)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("left", "built"), [(math.inf, 4), (30.0, 0), (75.0, 2), (140.0, 4)])
+def test_compiling_ahead_leaves_the_time_of_what_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet, left: float, built: int
+) -> None:
+    asked: list[str] = []
+
+    def run_all(calls: list[Call], *_: object) -> list[Outcome]:
+        asked.extend(call.argument.case.id for call in calls)
+        return [Outcome("failed", "it is not told here") for _ in calls]
+
+    monkeypatch.setattr(module, "run_all", run_all)
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(module, "origin_of", lambda *_: None)
+    measure = supervisor(tmp_path, None, alone)
+    measure.runner.is_over = lambda seconds: seconds > left
+    measure.runner.estimate = lambda case, _: 25.0 if case.engine == "compiled" else 10.0
+    measure.runner.display = SimpleNamespace(doing=None)
+    compiled = [replace(case(), engine="compiled", variant=f"compiled{number}") for number in range(4)]
+    measure.build_ahead([Task(each, Prepared(), Budget()) for each in (*compiled, case(), case("b"))])
+    assert asked == [each.id for each in compiled[:built]]
+
+
+@pytest.mark.parametrize(("within", "first"), [(None, "compiled"), (900.0, "eager")])
+def test_a_run_with_little_time_begins_with_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float | None, first: str
+) -> None:
+    taken = lambda _, task, *__: replace(take(kind=""), case_id=task.case.id, phases={"measure": SECONDS})  # noqa: E731
+    monkeypatch.setattr(module.Supervisor, "measure_one", taken)
+    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
+    config, display = config_of({"models": ["alexnet"], "engines": ["compiled", "eager"]}), Told()
+    cases = [replace(case("compiled"), engine="compiled"), case("eager")]
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
+    if within is not None:
+        runner.begin_in(within, module.time.monotonic())
+    runner.measure(cases)
+    assert display.told[0].split("/")[1] == first
+
+
 def process(call: Call, tick: object) -> Outcome:
     """Stand for a case's process: it ended at once, and entered its phases at these times."""
     entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}

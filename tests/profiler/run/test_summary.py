@@ -131,8 +131,8 @@ def test_training_shows_its_parts_and_the_gradients_error_where_there_is_room() 
 
 
 def test_columns_are_there_where_their_figures_are() -> None:
-    known = {"fraction_of_peak": 0.0123, "usd_per_million_items": 12.5}
-    text = printed(row("eager", **known), row("ort", ms=0.5, **known | {"fraction_of_peak": 0.9}))
+    known = {"fraction_of_peak": 0.0123, "usd_per_hour": 45.0}
+    text = printed(row("eager", **known), row("ort", ms=0.5, fraction_of_peak=0.9, usd_per_hour=90.0))
     assert "peak %" in heads(text) and "USD/1M" in heads(text)
     assert {"1.2", "12.5"} <= set(words(text, "eager ")) and {"90.0", "12.5"} <= set(words(text, "ort "))
     without = printed(*(row(name, gpu_ms=None, peak_memory_mib=None) for name in ("eager", "ort")))
