@@ -52,6 +52,7 @@ config.json has the options, the inputs and the figures. run.py is an example to
 _USAGE = """: it times calls by the
 host's clock, and compares its first output with expected.npy, if that is there: the model's own at full precision on a
 CPU; `run.py --input {files}` takes inputs of your own"""
+NO_EXPORT = "{} cannot be exported; choose among others, such as --only engine=ort"
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
@@ -91,9 +92,7 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     """Return the case as the run's job has it, and where its factories are found."""
     path = Path(run.address) / "bench.yaml"
     if not known(row["engine"]).deployment:
-        raise ConfigError(
-            f"--export: {row['engine']} cannot be exported; choose among others, such as --only engine=ort"
-        )
+        raise ConfigError(f"--export: {NO_EXPORT.format(row['engine'])}")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if not path.is_file():
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")

@@ -23,7 +23,7 @@ from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
-from profiler.recommend.artifact import NotExported, check_folder, export
+from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.choice import ENOUGH, HIGHER, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
@@ -216,6 +216,8 @@ def _print_export(console: Console, request: Request, choice: Choice, runs: Sequ
     if _is_exported((request, choice)):
         command = shlex.join([*runs, *request.words(), "--export", "deploy/"])
         console.print(Text(f"Export: {PROGRAM} recommend {command}"), soft_wrap=True)
+    elif choice.winner is not None and choice.winner["pass"] == "inference":
+        console.print(Text(NO_EXPORT.format(choice.winner["engine"])))
 
 
 def _aim(request: Request) -> str:

@@ -106,7 +106,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
     if left := waiting(run.results(), start.cases, retry=False):
-        which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in left)))
+        # Further processes of what was measured are the least of it.
+        first = [case for case in left if not case.replicate] or left
+        which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in first)))
         start.say(f"{counted(len(left), 'case')} did not fit in {options.within}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:
         start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")

@@ -384,6 +384,8 @@ def test_exit_codes_and_the_next_commands(folder: Path, data: Data) -> None:
     code, text = order(folder, model="net")
     assert code == 0
     assert text.endswith(f"\nExport: python -m profiler recommend {folder} --model net --export deploy/\n")
+    alone = written(folder.parent / "jax", run(row("jax")))
+    assert order(alone)[1].endswith("\njax cannot be exported; choose among others, such as --only engine=ort\n")
     code, text = order(folder, model="net", max_latency_ms=["0.5"])
     assert code == 3
     assert "Why none" in text and "--export" not in text
