@@ -47,7 +47,7 @@ CELLS: dict[str, pl.DataType] = {
     **dict.fromkeys(("factor", "factor_low", "factor_high"), pl.Float64()),
     "verdict": pl.String(),
 }
-"""The columns of `cells`: those of a row, merged; how many processes gave figures and how many failed; the kinds of
+"""The columns of `cells`: those of a row, merged; how many processes count and how many failed; the kinds of
 their warnings; and how the cell compares with its base."""
 
 
