@@ -11,7 +11,7 @@
 
 unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
-# Four on two cores, too: 40 % of the time the tests wait for a process. Those of a GPU run one by one.
+# Four on two cores, too, and keep them busy: tests often wait for a process. Those of a GPU run one by one.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 RUN ?= $(VENV)/bin/python

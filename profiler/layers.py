@@ -80,8 +80,9 @@ def read(run: Path, only: Filter | None = None) -> list[Profiled]:
     if runs.layers.limit(1).collect().is_empty():
         warnings = rows["warnings"].explode().drop_nulls()
         reasons = warnings.filter(warnings.str.starts_with("no-layers"))
-        why, again = f" ({reasons[0]})" if len(reasons) else "", f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))}"
-        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {again} --profile")
+        why = f" ({reasons[0]})" if len(reasons) else ""
+        again = f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))} --profile"
+        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {again}")
     if only is not None:
         check_only(only, runs.results)
         rows = rows.filter(chosen(only))

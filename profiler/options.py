@@ -132,7 +132,9 @@ class Recommend:
 
     runs: list[str] = _runs()
     model: str | None = _option("The model to deploy; a short answer for each where it is left out")
-    pass_: str | None = _option("inference or training; else inference, where the runs have it", "--pass")
+    pass_: str | None = _option(
+        "inference or training; without it training only where the runs have nothing else", "--pass"
+    )
     setting: str | None = _option("Which training or shape: optimizer=sgd, sequence=128, or plain")
     only: list[str] = _several("Choose among these: engine=ort,precision=fp16,batch_size=1; may be repeated")
     max_latency_ms: list[str] = _several("Maximum latency per call (ms): 2 (the median) or p99=2; may be repeated")

@@ -102,9 +102,10 @@ def in_waves(cases: Sequence[Case]) -> tuple[list[list[Case]], list[Case]]:
         if case.is_base and not case.replicate:
             return 0
         bits = PRECISION_TABLE[case.precision].bits
-        # On a CPU fewer bits may err by more than is allowed, and more of them take seconds where nothing is compiled.
-        is_small = bits == fewest.get(case.variant) or (case.device == "cpu" and not engine.compiles)
-        if preset and case.device in preset.first and is_small and not case.replicate:
+        # On a CPU fewer bits may err by more than is allowed; with more of them what compiles nothing takes seconds.
+        is_quick = case.device == "cpu" and not engine.compiles and case.precision not in EIGHT_BITS
+        is_early = bits == fewest.get(case.variant) or is_quick
+        if preset and case.device in preset.first and is_early and not case.replicate:
             return 0 if engine.needs == "torch" and not engine.compiles else 1
         hardly_wins = bits > fewest.get(case.variant, bits) and not case.is_base
         return 3 if hardly_wins or _is_built_alone(case) else 2

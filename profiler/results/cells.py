@@ -32,7 +32,7 @@ DEVICE_BOUND = 0.98
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
 _COUNTS = pl.col("counts")
-"""The processes that a cell is of: those beside other work, which only adds time, where none was quiet."""
+"""True of the processes that make a cell: those beside other work, which only adds time, only where none was quiet."""
 _OWN_VERSIONS = {e.version.column for e in ENGINES.values() if e.version and e.version.from_proof}
 _NOT_OF_BASES = {"options", "calibrated", *_OWN_VERSIONS}
 """Columns of `by` that tell configurations apart, whose base may have other values."""

@@ -301,7 +301,7 @@ def test_of_one_model_bases_and_what_often_wins_come_first() -> None:
         ("cuda", "fp16", ("eager/fp32", "eager-tuned/fp16"), ()),
         ("cpu", "bf16", ("eager/fp32",), ("openvino/fp32", "openvino/bf16", "ort/fp32", "ort/bf16")),
     ):
-        plan = make_plan(config_of({**job, "precisions": ["fp32", narrow]}), device)  # type: ignore[arg-type]
+        plan = make_plan(config_of({**job, "precisions": ["fp32", narrow, "int8"]}), device)  # type: ignore[arg-type]
         waves, late = in_waves(plan)
         names = [[f"{case.variant}/{case.precision}/b{case.batch_size}" for case in of] for of in waves]
         assert names[0] == [f"{name}/b{batch}" for name in first for batch in (1, 8)]
