@@ -201,7 +201,7 @@ def noise(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 def early_exit(net: Net, x: torch.Tensor) -> torch.Tensor:
     y: torch.Tensor = net.layers[:2](x)
-    return y if x[0, 0] > 0 else net.layers[2:](y)
+    return -y if x[0, 0] > 0 else net.layers[2:](y)  # An exit has a head of its own.
 
 
 def sleeps(net: Net, x: torch.Tensor) -> torch.Tensor:
