@@ -30,7 +30,7 @@ import sys
 from ray.cluster_utils import Cluster
 
 own = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-nodes = [own.add_node(num_cpus=2, resources={kind: 1}, wait=False) for kind in ("red", "red", "blue")]
+nodes = [own.add_node(num_cpus=1, resources={kind: 1}, wait=False) for kind in ("red", "red", "blue")]
 own.wait_for_nodes()
 print("cluster", own.address, *(node.all_processes["raylet"][0].process.pid for node in nodes), flush=True)
 sys.stdin.read()
