@@ -24,6 +24,7 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
         "--input", nargs="*", help="NAME=FILE.npy of each, or files in order; default: inputs.npz, else random"
     )
     parser.add_argument("--output", help="a .npy file for the first output")
+    parser.add_argument("--seconds", type=float, default=2, help="time calls for so long; default: 2")
     arguments = parser.parse_args()
     config = json.loads((HERE / "config.json").read_text())
     try:
@@ -32,7 +33,7 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
         parser.error(f"--input: {error}")
     model = open_model(config, arrays)
     times: list[float] = []
-    end = time.perf_counter() + 2
+    end = time.perf_counter() + arguments.seconds
     while len(times) < 20 or time.perf_counter() < end:
         start = time.perf_counter()
         model.call()

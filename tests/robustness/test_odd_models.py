@@ -44,7 +44,8 @@ def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
     listed += "".join(f"\n  - {{name: {name}, onnx: {name}.onnx}}" for name in odd.IN_A_GRAPH)
     (folder / "job.yaml").write_text(
         f"models:\n{listed}\nengines: [eager, ort]\ndevice: cpu\nbatch_sizes: [2]\n"
-        f"exclude: [{{engine: eager, model: [{graphs}]}}, {{engine: ort, model: [{', '.join(order)}]}}]\n"
+        f"exclude: [{{engine: eager, model: [{graphs}]}}, {{engine: ort, model: [{', '.join(order)}]}},"
+        " {replicate: [1, 2]}]\n"
         f"budget: {{seconds: 0.02, min_samples: 3, repeats: 0}}\n"
     )
     return right
