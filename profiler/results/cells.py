@@ -18,7 +18,7 @@ from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning,
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import intervals
-from profiler.stats.intervals import Processes, common_spread, ratio_interval, spread_reach, verdict
+from profiler.stats.intervals import Processes, common_spread, processes_beyond, ratio_interval, spread_reach, verdict
 
 Row = Mapping[str, Any]
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
@@ -195,9 +195,14 @@ def _arms(rows: pl.DataFrame) -> list[pl.Series]:
 def _processes(name: str) -> list[pl.Expr]:
     known = _COUNTS & (pl.col(name) > 0)
     value = pl.col(name).filter(known)
+    outside = processes_beyond(value.count()).clip(0).cast(pl.UInt32)
     return [
         value.count().cast(pl.Float64).alias(f"{name} count"),
         value.log().var().alias(f"{name} variance"),
+        *(
+            value.log().sort(descending=from_top).slice(outside, 1).first().alias(f"{name} {end}")
+            for end, from_top in (("lowest", False), ("highest", True))
+        ),
         *(pl.col(f"{name} {arm}").filter(known).mean().alias(f"{name} {arm}") for arm in ("below", "above")),
     ]
 
@@ -215,6 +220,8 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
         middle=np.log(np.where(is_known, numbers(name), 1.0)),
         count=np.maximum(count, 1.0),
         variance=variance,
+        lowest=numbers(f"{name} lowest"),
+        highest=numbers(f"{name} highest"),
         below=numbers(f"{name} below"),
         above=numbers(f"{name} above"),
         sd=numbers(_spread_of(name)),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -148,15 +149,17 @@ def _known_interval(values: Floats) -> Interval | None:
 class Processes:
     """Figures of the processes of many cells, shape (cells,) each, on the log scale.
 
-    `variance` (ddof 1) is of the medians of `count` processes (NaN of one); `below` and `above` are the means of what
-    their intervals reach beyond the spread between processes; `sd` and `free` are that `Spread`; `is_base` marks the
-    cells that it was measured on; `common_sd` and `common_free` are what replicated configurations of their run have in
-    common (`common_spread`), 0 for nothing.
+    `variance` (ddof 1) is of the medians of `count` processes (NaN of one), `lowest` and `highest` are their first and
+    last without `processes_beyond`; `below` and `above` are the means of what their intervals reach beyond the spread
+    between processes; `sd` and `free` are that `Spread`; `is_base` marks the cells that it was measured on; `common_sd`
+    and `common_free` are what replicated configurations of their run have in common (`common_spread`), 0 for nothing.
     """
 
     middle: Floats
     count: Floats
     variance: Floats
+    lowest: Floats
+    highest: Floats
     below: Floats
     above: Floats
     sd: Floats
@@ -171,7 +174,8 @@ class Processes:
         One or two processes lean on the machine's spread. From three on their own counts, moderated by what the
         configurations of the run have in common (Smyth, "Linear models and empirical Bayes methods for assessing
         differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
-        3, 2004); a base also leans on the machine's, which was measured on bases.
+        3, 2004); a base also leans on the machine's, which was measured on bases. A median of processes that are either
+        fast or slow is either, too, and Student's t is no bound for it: the interval holds the ranks in the middle.
         """
         several = (self.count >= 3) & (self.common_free > 0)
         own = (self.count >= 3) & ~several & (self.is_base == 0)
@@ -181,7 +185,17 @@ class Processes:
         degrees = weight + self.count - 1
         squares = weight * prior**2 + (self.count - 1) * np.nan_to_num(self.variance)
         between = np.minimum(_t(degrees) * np.sqrt(squares / degrees / self.count), _MOST_REACH)
-        return self.middle - np.maximum(between, self.below), self.middle + np.maximum(between, self.above)
+        low, high = self.middle - np.maximum(between, self.below), self.middle + np.maximum(between, self.above)
+        return np.minimum(low, self.lowest), np.maximum(high, self.highest)
+
+
+def processes_beyond(count: Any) -> Any:
+    """Return how many of so many processes lie beyond either end of their median's distribution-free 95 % interval.
+
+    It is the sign test's, in the normal approximation with correction for continuity (Conover, "Practical Nonparametric
+    Statistics", section 3.2); to be rounded down, below 1 for up to eight processes.
+    """
+    return count / 2 - 0.98 * count**0.5 - 0.5
 
 
 def common_spread(variances: Floats, processes: Floats) -> tuple[float, float]:
