@@ -195,14 +195,18 @@ def _arms(rows: pl.DataFrame) -> list[pl.Series]:
 def _processes(name: str) -> list[pl.Expr]:
     known = _COUNTS & (pl.col(name) > 0)
     value = pl.col(name).filter(known)
-    outside = processes_beyond(value.count()).clip(0).cast(pl.UInt32)
+    outside = processes_beyond(value.count()).clip(0)
+    share = outside - outside.floor()
+
+    def end(from_top: bool) -> pl.Expr:
+        two = value.log().sort(descending=from_top).slice(outside.cast(pl.UInt32), 2)
+        return two.first() * (1 - share) + two.last() * share
+
     return [
         value.count().cast(pl.Float64).alias(f"{name} count"),
         value.log().var().alias(f"{name} variance"),
-        *(
-            value.log().sort(descending=from_top).slice(outside, 1).first().alias(f"{name} {end}")
-            for end, from_top in (("lowest", False), ("highest", True))
-        ),
+        end(from_top=False).alias(f"{name} lowest"),
+        end(from_top=True).alias(f"{name} highest"),
         *(pl.col(f"{name} {arm}").filter(known).mean().alias(f"{name} {arm}") for arm in ("below", "above")),
     ]
 

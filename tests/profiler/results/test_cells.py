@@ -63,6 +63,14 @@ def test_no_call_is_faster_than_its_device(device: float | None, least: float) -
     assert found["latency_high_ms"].item() == pytest.approx(20.0, rel=1e-3)
 
 
+@pytest.mark.parametrize(("fast", "slow", "high"), [(1, 1, 2.0), (5, 3, 2.0), (6, 1, 1.51), (8, 1, 1.2)])
+def test_a_cell_holds_its_processes_figures_from_six_on_without_the_outermost(
+    fast: int, slow: int, high: float
+) -> None:
+    cell = only(cells(frame(*bases(*[1.0] * fast, *[2.0] * slow, variant="ort", latency_spread=0.001))), variant="ort")
+    assert cell["latency_high_ms"] == pytest.approx(high, rel=0.03)
+
+
 def test_a_price_is_of_the_rate_beside_it() -> None:
     found = cells(
         frame(*(row(replicate=n, usd_per_hour=3.6, throughput=rate) for n, rate in enumerate((100.0, 400.0))))

@@ -30,16 +30,15 @@ TRIALS = 2000
 def measured(log_medians: np.ndarray, sd: np.ndarray, free: np.ndarray, **more: np.ndarray) -> Processes:
     """Cells of processes with these log medians, shape (cells, processes), whose own intervals are no wider."""
     cells, count = log_medians.shape
-    nothing, beyond = np.zeros(cells), max(0, int(processes_beyond(count)))
-    ranked = np.sort(log_medians, axis=1)
+    nothing, at = np.zeros(cells), max(0.0, processes_beyond(count)) / max(1, count - 1)
     variance = log_medians.var(axis=1, ddof=1) if count > 1 else np.full(cells, np.nan)
     named = {"below": nothing, "above": nothing, "is_base": nothing, "common_sd": nothing, "common_free": nothing}
     return Processes(
         middle=np.median(log_medians, axis=1),
         count=np.full(cells, float(count)),
         variance=variance,
-        lowest=ranked[:, beyond],
-        highest=ranked[:, -1 - beyond],
+        lowest=np.quantile(log_medians, at, axis=1),
+        highest=np.quantile(log_medians, 1 - at, axis=1),
         sd=sd,
         free=free,
         **(named | more),
@@ -114,6 +113,16 @@ def test_processes_that_are_fast_or_slow_have_a_median_that_is_either(count: int
     held, told = shares(*sides, truth=1.0, within=0.03)
     assert held >= 0.93
     assert told <= 0.05
+
+
+def test_the_ranks_in_the_middle_are_the_sign_tests_and_more_processes_never_know_less() -> None:
+    exact = {n: sum(sum(math.comb(n, k) for k in range(r + 1)) / 2**n <= 0.025 for r in range(n)) for n in range(1, 41)}
+    left_out = {n: max(0, int(processes_beyond(n))) for n in exact}
+    assert {n: (left_out[n], most) for n, most in exact.items() if left_out[n] != max(0, most - 1)} == {17: (3, 5)}
+    rng, machine = np.random.default_rng(6), (np.full(TRIALS, 0.1), np.full(TRIALS, 10.0))
+    found = [measured(rng.normal(0, 0.1, (TRIALS, count)), *machine).interval() for count in range(3, 13)]
+    widths = [np.median(high - low) for low, high in found]
+    assert widths == sorted(widths, reverse=True)
 
 
 @pytest.mark.parametrize(
