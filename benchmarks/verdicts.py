@@ -2,7 +2,8 @@
 
 One job measures small models in several engines, each under many labels. Two labels of one configuration are a pair
 whose true ratio is 1: the interval should hold 1 in at least 93 % of the pairs, and at most 5 % may be called faster or
-slower. The job runs on the quiet machine and then next to a busy process. Exit code 1 if either share is missed.
+slower. The job runs on the quiet machine and then next to a busy process. With `--per-cell` labels are put together at
+random, as processes of one cell. Exit code 1 if either share is missed.
 
     PYTHONPATH=. python benchmarks/verdicts.py --pairs 200                    on a CPU
     PYTHONPATH=. python benchmarks/verdicts.py --pairs 60 --device cuda       on a GPU
@@ -45,11 +46,17 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=len(MODELS), help="use the last so many of the models")
     parser.add_argument("--seconds", type=float, default=0.3, help="sampling time of a case")
     parser.add_argument("--busy", type=int, nargs="*", default=[0, 1], help="numbers of busy processes to run next to")
+    parser.add_argument("--per-cell", type=int, nargs="*", default=[1], help="numbers of processes that make a cell")
     parser.add_argument("--output", type=Path, help="a folder for the runs; by default they are not kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
-        found = [(f"{busy} busy", judged(run(options, folder / f"busy-{busy}", busy))) for busy in options.busy]
+        runs = {busy: run(options, folder / f"busy-{busy}", busy) for busy in options.busy}
+        found = [
+            (f"{busy} busy, {number} a cell", judged(path, number))
+            for busy, path in runs.items()
+            for number in options.per_cell
+        ]
     rows = [row for what, pairs in found for row in summary(what, pairs)]
     fields = [
         name("Beside", "beside"),
@@ -109,9 +116,15 @@ def burning(number: int) -> Iterator[None]:
             process.wait()
 
 
-def judged(folder: Path) -> pl.DataFrame:
-    """Pair the labels of each configuration at random, and compare each pair."""
-    found = cells(load(folder)[0].collect()).filter(OK, pl.col("variant").str.contains(".", literal=True))
+def judged(folder: Path, per_cell: int = 1) -> pl.DataFrame:
+    """Put so many labels of each configuration together at random, pair such cells, and compare each pair."""
+    is_label, which = pl.col("variant").str.contains(".", literal=True), pl.col("variant").str.split(".").list.first()
+    drawn = pl.int_range(pl.len()).shuffle(seed=0).over("model", "batch_size", which, is_label)
+    label = pl.when(is_label).then(pl.format("{}.{}", which, drawn // per_cell))
+    replicate = pl.when(is_label).then(drawn % per_cell)
+    rows = load(folder)[0].collect().filter(~is_label | (pl.col("replicate") == 0))  # What may win has more processes.
+    rows = rows.with_columns(label.otherwise("variant").alias("variant"), replicate=replicate)
+    found = cells(rows).filter(OK, is_label, processes=per_cell)
     shuffled = random.Random(0).sample(range(found.height), found.height)
     found = found[shuffled].with_columns(which=pl.col("variant").str.split(".").list.first())
     place = pl.int_range(pl.len()).over("model", "batch_size", "which")

@@ -51,7 +51,7 @@ config.json has the options, the inputs and the figures. run.py is an example to
 """
 _USAGE = """: it times calls by the
 host's clock, and compares its first output with expected.npy, if that is there: the model's own at full precision on a
-CPU; `run.py --input {files}` takes inputs of your own"""
+CPU; `run.py --input {files}` takes inputs of your own, and `--seconds 10` times calls for longer"""
 NO_EXPORT = "{} cannot be exported; choose among others, such as --only engine=ort"
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
 

@@ -65,7 +65,8 @@ _METHOD = (
     "Every case runs in a process of its own, one at a time. Latency is the median time of one call: on a GPU between "
     "CUDA events, on a CPU by the host's clock; copies of inputs and outputs are not in it. fp32 is true fp32.",
     "An interval holds 95 %: the hull of sampling noise, the spread between processes on this machine, clocks that "
-    "contradict each other, movement while sampling, and other work. Factors and verdicts follow from these intervals.",
+    "contradict each other, movement while sampling, other work, and the figures of several processes. Factors and "
+    "verdicts follow from these intervals.",
 )
 _MARGIN = 16
 """Pixels above a chart's first row and below its last."""

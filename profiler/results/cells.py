@@ -195,7 +195,7 @@ def _arms(rows: pl.DataFrame) -> list[pl.Series]:
 def _processes(name: str) -> list[pl.Expr]:
     known = _COUNTS & (pl.col(name) > 0)
     value = pl.col(name).filter(known)
-    outside = processes_beyond(value.count()).clip(0)
+    outside: pl.Expr = processes_beyond(value.count()).clip(0)
     share = outside - outside.floor()
 
     def end(from_top: bool) -> pl.Expr:

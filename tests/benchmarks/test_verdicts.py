@@ -67,6 +67,8 @@ def test_labels_of_a_configuration_are_paired_and_shares_count_them(tmp_path: Pa
     assert every["width"] == pytest.approx(0.03 * 2**0.5, rel=0.05)
     shares = {str(row["which"]): (row["held"], row["wrong"]) for row in engines}
     assert shares == {"eager, batch 1": (1.0, 0.0), "ort, batch 1": (0.0, 1.0)}
+    two = verdicts.judged(tmp_path / "run", per_cell=2)
+    assert two.select("which", "factor").rows() == [("eager", 1.0)], "ort's labels make one cell, which has no partner"
 
 
 @pytest.mark.parametrize(("last", "code"), [(1.0, 0), (1.5, 1)])
