@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,23 +222,13 @@ class _InJax(torch.fx.Interpreter):
         return OPERATORS[_name(target)](*args, **kwargs)
 
 
-@contextlib.contextmanager
-def _attention_in_its_type() -> Iterator[None]:
-    """Keep torch from decomposing attention in 16 bits into products of float32, as it does by default."""
-    attention = torch.backends.cuda
-    was = attention.fp16_bf16_reduction_math_sdp_allowed()
-    attention.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        attention.allow_fp16_bf16_reduction_math_sdp(was)
-
-
 def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[TensorSpec] = ()) -> Program:
     """Trace `model` for inputs of these shapes. Raises Unsupported for an operator that is not in OPERATORS."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     example = typed(inputs, dtype)
-    with quiet(), _attention_in_its_type(), flattened(model, specs) as names:
+    # Else torch decomposes attention in 16 bits into products of float32.
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    with quiet(), flattened(model, specs) as names:
         # Functional: statistics that are updated in place become results.
         table = torch.export.default_decompositions()
         for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
