@@ -15,7 +15,7 @@ import re
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.layers import ITERATIONS, Trace, covered_nodes, record, steps_of
+from engines.layers import ITERATIONS, covered_nodes, record, steps_of
 from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
 from exporters.errors import text_of
@@ -162,37 +162,30 @@ class OrtSession:
         return dict(counts), {"operators": len(graph.node), "casts": sum(node.op_type == "Cast" for node in graph.node)}
 
     def layers(self) -> list[Layer]:
-        """Time the nodes of a twin session that ONNX Runtime profiles; a provider that compiles has none."""
+        """Time the nodes of a twin session that ONNX Runtime profiles; a provider that compiles has none.
+
+        The twin has no CUDA graph, whose replay runs no node.
+        """
         if self.provider.compiles:
             return []
-        traces: list[Trace] = []  # On the CPU torch.profiler sees nothing of it, and counts the iterations.
+        plain = replace(self.job.options, cuda_graph=False)
         with tempfile.TemporaryDirectory() as folder:
-            path, started = self._profile(
-                lambda twin: traces.append(record(lambda: twin.run(ignore), self.job.device)), Path(folder)
-            )
-            runs = read_runs(path, ITERATIONS)
-            steps = steps_of(read_onnx(Path(folder) / _OPTIMIZED).graph)
+            optimized = Path(folder) / _OPTIMIZED
+            options = session_options(self.job, optimized)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
+            # On the CPU torch.profiler sees nothing of it, and counts the iterations.
+            trace = record(lambda: twin.run(ignore), self.job.device)
+            started = twin.session.get_profiling_start_time_ns()  # In nanoseconds since 1970.
+            profile = Path(twin.session.end_profiling())
+            twin.close()
+            runs = read_runs(profile, ITERATIONS)
+            steps = steps_of(read_onnx(optimized).graph)
         covered = covered_nodes(read_onnx(self.job.graph).graph, steps)
         if self.job.device == "cpu":
             return host_layers(runs, steps, covered)
-        return device_layers(runs, started, traces[0], steps, covered)
-
-    def _profile(self, call: Callable[[OrtSession], object], folder: Path) -> tuple[Path, int]:
-        """Profile what `call` does with a twin without a CUDA graph, whose replay runs no node.
-
-        Returns the profile and when it started, in nanoseconds since 1970.
-        """
-        own = self.job.options
-        plain = replace(own, cuda_graph=False) if own.cuda_graph else own
-        options = session_options(self.job, None if self.provider.compiles else folder / _OPTIMIZED)
-        options.enable_profiling = True
-        options.profile_file_prefix = str(folder / "profile")
-        twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
-        call(twin)
-        started = twin.session.get_profiling_start_time_ns()
-        path = Path(twin.session.end_profiling())
-        twin.close()
-        return path, started
+        return device_layers(runs, started, trace, steps, covered)
 
     def close(self) -> None:
         """Free the session, after a run that waits for its results.
