@@ -203,7 +203,7 @@ class OrtSession:
         self.results.clear()
 
     def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-        providers = [(each.name, self._settings(each)) for each in self.provider.chain()]
+        providers = [(each.name, self._settings(each)) for each in (self.provider, *self.provider.behind)]
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         except Exception as error:  # Its own classes, which have no other base.
@@ -317,7 +317,7 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
     """Write model.onnx and the settings with which it gets the figures that were measured."""
     provider = PROVIDERS[job.engine, job.device]
     settings = {
-        "providers": [[each.name, each.settings(job)] for each in provider.chain()],
+        "providers": [[each.name, each.settings(job)] for each in (provider, *provider.behind)],
         "threads": job.options.threads,
         "optimize": job.options.optimize,
         "session": dict(provider.entries.get(job.precision, {})),

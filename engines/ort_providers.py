@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,8 @@ class Provider:
     """Return True if it may round to TF32, by the session's options and the log since it was opened."""
     prepare: Callable[[Job[Any]], object] = lambda job: None
     """Runs before the session is opened."""
-    behind: Provider | None = None
-    """The provider that gets the nodes it does not take."""
-
-    def chain(self) -> Iterator[Provider]:
-        """Yield the provider, and those behind it."""
-        yield self
-        if self.behind is not None:
-            yield from self.behind.chain()
+    behind: tuple[Provider, ...] = ()
+    """The providers that get the nodes it does not take, in this order."""
 
 
 def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
@@ -107,7 +101,7 @@ _CUDA = Provider(
     on_stream=True,
     graph_option="enable_cuda_graph",
     tf32=lambda options, log: options.get("use_tf32") == "1",
-    behind=_CPU,
+    behind=(_CPU,),
 )
 PROVIDERS: Mapping[tuple[str, Device], Provider] = {
     ("ort", "cpu"): _CPU,
@@ -121,7 +115,7 @@ PROVIDERS: Mapping[tuple[str, Device], Provider] = {
         graph_option="trt_cuda_graph_enable",
         tf32=lambda options, log: _TF32_IS_OFF not in log and torch.cuda.get_device_capability() >= (8, 0),
         prepare=load_tensorrt,
-        behind=replace(_CUDA, settings=lambda job: cuda_settings(job.precision, OrtOptions())),
+        behind=(replace(_CUDA, settings=lambda job: cuda_settings(job.precision, OrtOptions())), _CPU),
     ),
 }
 """By engine and device."""

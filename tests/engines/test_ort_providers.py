@@ -31,7 +31,7 @@ def test_the_tensorrt_provider_may_use_the_rows_type_and_keeps_nothing() -> None
     types = {"fp32": set(), "tf32": set(), "fp16": {"fp16"}, "bf16": {"bf16"}, "int8": {"int8"}}
     assert {precision: on(precision) for precision in types} == types
     assert on("fp32", cuda_graph=True) == {"cuda_graph"}
-    assert [each.name for each in TENSORRT.chain()][1:] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert [each.name for each in TENSORRT.behind] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
 def test_onnx_runtime_knows_the_options_of_its_tensorrt_provider() -> None:
