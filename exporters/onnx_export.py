@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.cache import Cache, CacheError, check_room, code_of
+from exporters.cache import Cache, check_room, code_of
 from exporters.errors import sentence
 from exporters.inputs import (
     BATCH,
@@ -26,7 +26,7 @@ from exporters.inputs import (
 )
 from exporters.onnx_files import check_onnx, external_tensors, file_inputs, graph_files, read_onnx
 from exporters.packages import versions
-from exporters.source import ModelError, ModelSource, digest
+from exporters.source import ModelSource, digest
 from exporters.weights import cached_state, checked, identified, source_key
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ OPSETS = {"fp32": 20, "fp16": 20, "bf16": 22}
 MAX_BATCH = 1024
 # protobuf's limit is 2 GiB for the whole file; the rest is room for the graph.
 INLINE_BYTES = 1_900_000_000
-_FAULT_CHARACTERS = 160
-"""Longest quotation of torch in a row; its log has all of it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,9 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 
         model = restore(source, cached_state(source, cache))
         start = time.perf_counter()
-        how = write_onnx(source.name, model, input_specs(source), precision, path, batch)
+        step = f"the export to ONNX in {precision}{f' at batch size {batch}' if batch else ''}"
+        with source.failing(step, "change that line, or give a graph of your own (`onnx: FILE`)"):
+            how = write_onnx(model, input_specs(source), precision, path, batch)
         note(path, time.perf_counter() - start, how)
 
     return Export.read(*cache.entry("onnx", export_key(source, precision, batch), ".onnx", checked(source, produce)))
@@ -100,49 +100,22 @@ def export_key(source: ModelSource, precision: str, batch: int | None = None) ->
 
 
 def write_onnx(
-    name: str, model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
+    model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
 ) -> str:
     """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
 
-    Raises ModelError.
+    Raises what torch and onnx raise.
     """
+    import onnx
     import torch
 
-    from exporters.calls import typed
+    from exporters.calls import flattened, typed
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     # Two items, since torch.export specializes dimensions of size 1.
     only = batch or fixed_batch(specs)
     example = typed(seeded_inputs(specs, only or 2), dtype)
-    named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
-    sizes = f"batch {only} only" if only else ", ".join(["any batch", *named])
-    try:
-        _write(model.to(dtype), example, specs, precision, path, batch)
-    except CacheError:
-        raise
-    except Exception as error:
-        at = f" at batch size {batch}" if batch else ""
-        raise ModelError(
-            f"model {name!r}: the export to ONNX in {precision}{at} failed: {sentence(error, _FAULT_CHARACTERS)}; "
-            "change that line, or give a graph of your own (`onnx: FILE`)"
-        ) from error
-    return f"torch.export, {sizes}"
-
-
-def _write(
-    model: nn.Module,
-    example: tuple[Any, ...],
-    specs: Sequence[TensorSpec],
-    precision: str,
-    path: Path,
-    batch: int | None,
-) -> None:
-    import onnx
-    import torch
-
-    from exporters.calls import flattened
-
-    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in model.state_dict().values())
+    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in model.to(dtype).state_dict().values())
     check_room(path, size)
     with quiet(), flattened(model, specs) as outputs:
         program = to_program(
@@ -167,6 +140,8 @@ def _write(
         onnx.checker.check_model(str(path), full_check=True)
         if batch is None:
             check_free(specs, path)
+    named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
+    return f"torch.export, batch {only} only" if only else f"torch.export, {', '.join(['any batch', *named])}"
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:

@@ -52,6 +52,5 @@ def export_ahead() -> None:
 
         tqdm.monitor_interval = 0
     with tempfile.TemporaryDirectory() as folder:
-        write_onnx(
-            "ahead", nn.Linear(1, 1), [TensorSpec("x", ("batch", 1), "float32")], "fp32", Path(folder) / "ahead.onnx"
-        )
+        specs = [TensorSpec("x", ("batch", 1), "float32")]
+        write_onnx(nn.Linear(1, 1), specs, "fp32", Path(folder) / "ahead.onnx")

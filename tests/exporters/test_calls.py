@@ -80,7 +80,7 @@ def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int |
     import onnxruntime
 
     model, specs = Tagged().eval(), SPECS
-    write_onnx("tagged", model, specs, "fp32", tmp_path / "m.onnx", batch)
+    write_onnx(model, specs, "fp32", tmp_path / "m.onnx", batch)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     assert [node.name for node in session.get_inputs()] == ["ids", "scale", "mask"]
     assert [node.name for node in session.get_outputs()] == ["output.ids", "logits"]  # `ids` is an input's name.
@@ -114,7 +114,7 @@ def test_attention_with_a_bias_is_exported(tmp_path: Path) -> None:
     import onnxruntime
 
     model, specs = Biased().eval(), input_specs(ModelSource("biased", factory="a:b", input_shape=(5, 8)))
-    write_onnx("biased", model, specs, "fp32", tmp_path / "m.onnx")
+    write_onnx(model, specs, "fp32", tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     (x,) = seeded_inputs(specs, 3)
     with torch.no_grad():
