@@ -199,12 +199,8 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
             yield {specs[0].name: np.ascontiguousarray(item)[None]}
     if not files:
         fixed = fixed_batch(specs)
-        arrays = seeded_inputs(specs, SEEDED_ITEMS if fixed is None else fixed)
         for item in range(SEEDED_ITEMS if fixed is None else 1):
-            yield {
-                spec.name: array if spec.batch_axis is None else np.take(array, [item], spec.batch_axis)
-                for spec, array in zip(specs, arrays, strict=True)
-            }
+            yield dict(zip((spec.name for spec in specs), seeded_inputs(specs, fixed or 1, first=item), strict=True))
 
 
 def write_quantized(
