@@ -366,16 +366,12 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
     dtype, specs = DTYPES[job.precision], input_specs(job.source)
     model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
     example = typed(seeded_inputs(specs, job.batch_size), dtype)
-    try:
-        with quiet(), torch.no_grad(), flattened(model, specs):
-            program = torch.export.export(model, example)
-            for node in program.graph.nodes:
-                node.meta.pop("stack_trace", None)  # It has the paths of the code that was traced.
-            torch.export.save(program, folder / "model.pt2")
-    except Exception as error:
-        raise job.source.error(
-            f"torch.export cannot take it, so no program can be written: {sentence(error)}"
-        ) from error
+    failing = job.source.failing("torch.export", "no program can be written: export another variant")
+    with failing, quiet(), torch.no_grad(), flattened(model, specs):
+        program = torch.export.export(model, example)
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # It has the paths of the code that was traced.
+        torch.export.save(program, folder / "model.pt2")
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))
     weights.chmod(0o644)  # It is made for its owner's eyes only.
