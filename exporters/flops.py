@@ -82,22 +82,19 @@ def cached_cost(
     `of_input` tells whether training computes the gradient of a network's input.
     """
     source, counted = identified(source), dict[str, int]()
-    passes: dict[str, tuple[Any, Callable[[], dict[str, int]]]] = {
-        "inference": (graph and graph.name, lambda: _inference(source, specs, source.onnx or graph))
-    }
-    if trains and source.onnx is None:
-        wrt_input = of_input or source.layer is not None
-        passes["training"] = [source.outputs, wrt_input], lambda: _count_module(source, specs, "training", wrt_input)
-    for name, (own, count) in passes.items():
 
-        def produce(path: Path, count: Callable[[], dict[str, int]] = count) -> None:
-            path.write_text(json.dumps(count()))
-
+    def add(name: str, own: object, count: Callable[[], dict[str, int]]) -> None:
         key = digest([source_key(source), code_of("flops.py", "inputs.py"), versions("torch", "onnx"), name, own])
+        produce = checked(source, lambda path: path.write_text(json.dumps(count())))
         try:
-            counted |= json.loads(cache.entry("cost", key, ".json", checked(source, produce))[0].read_text())
+            counted.update(json.loads(cache.entry("cost", key, ".json", produce)[0].read_text()))
         except Exception as error:
             print(f"model {source.name!r}: {name} not counted: {sentence(error)}", file=sys.stderr)
+
+    add("inference", graph and graph.name, lambda: _inference(source, specs, source.onnx or graph))
+    if trains and source.onnx is None:
+        wrt_input = of_input or source.layer is not None
+        add("training", [source.outputs, wrt_input], lambda: _count_module(source, specs, "training", wrt_input))
     return Cost(**counted)
 
 

@@ -226,7 +226,7 @@ def _imports(path: Path, module: str) -> Iterator[str]:
                 yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
-def checked(source: ModelSource, produce: Callable[[Path], None]) -> Callable[[Path], None]:
+def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[[Path], None]:
     """Return `produce` with a check afterwards that the model's files are still those of its identity.
 
     Preparing takes minutes, in which people edit. Raises ModelError where they have changed.
