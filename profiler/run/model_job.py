@@ -42,10 +42,6 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
 
 
-_Cell = tuple[str, str, Callable[[str], bool]]
-"""A pass, a precision, and what tells whether a preset or an engine of that name can do it."""
-
-
 def named_entry(word: str | Path) -> dict[str, Any]:
     """Make the entry of an .onnx file, a function "package.module:function", a network or a library's model.
 
@@ -99,40 +95,39 @@ class ModelJob:
             del usual["precisions"]
         usual |= self.usual.get(device, {})
         job = merged(usual, self.given, more)
-        cells = self._cells(job, device, hardware)
+        kind = "onnx" if self.is_onnx else "factory"
+        precisions = ["native"] if self._runs_as_it_is else job["precisions"]
+        cells = list(product(job.get("passes", ["inference"]), precisions))
+
+        def able(name: str) -> list[tuple[Any, str]]:
+            """Select the passes and precisions that a preset or an engine of that name can do."""
+            engine = ENGINES.get(PRESETS[name].engine if name in PRESETS else name)
+            return [
+                (pass_, precision)
+                for pass_, precision in cells
+                if engine is None or unsupported(engine, pass_, device, precision, kind, hardware) is None
+            ]
+
         if "engines" not in job:
-            job["engines"] = self._usual_engines(cells, device)
+            job["engines"] = _usual_engines(device, able)
         if not {"engines", "precisions"} <= self.given.keys():  # What nobody asked for is no row where it cannot run.
             job["exclude"] = [
                 {"variant": name, "pass": pass_, "precision": precision}
                 for name in job["engines"]
-                if any(can := [able(name) for _, _, able in cells]) and not all(can)
-                for pass_, precision, able in cells
-                if not able(name)
+                if (can := able(name))
+                for pass_, precision in cells
+                if (pass_, precision) not in can
             ]
         return config_of(job, self.typed)
 
-    def _cells(self, job: Mapping[str, Any], device: Device, hardware: str | None) -> list[_Cell]:
-        """List the job's passes and precisions, each with what tells whether a preset or an engine can do it."""
-        kind = "onnx" if self.is_onnx else "factory"
-        precisions = ["native"] if self._runs_as_it_is else job["precisions"]
 
-        def able(pass_: Any, precision: str) -> Callable[[str], bool]:
-            def can(name: str) -> bool:
-                engine = ENGINES.get(PRESETS[name].engine if name in PRESETS else name)
-                return engine is None or unsupported(engine, pass_, device, precision, kind, hardware) is None
-
-            return can
-
-        return [(*each, able(*each)) for each in product(job.get("passes", ["inference"]), precisions)]
-
-    def _usual_engines(self, cells: Sequence[_Cell], device: Device) -> list[str]:
-        """Select the installed presets that can do some of the job. Slow compilers come last."""
-        usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
-        usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
-        # Where an unknown word leaves none, the word is the mistake.
-        some = [preset for preset in usual if any(can(preset.name) for _, _, can in cells)] or usual
-        return [preset.name for preset in sorted(some, key=lambda preset: ENGINES[preset.engine].compiles)]
+def _usual_engines(device: Device, able: Callable[[str], Sequence[object]]) -> list[str]:
+    """Select the installed presets that can do some of the job. Slow compilers come last."""
+    usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
+    usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
+    # Where an unknown word leaves none, the word is the mistake.
+    some = [preset for preset in usual if able(preset.name)] or usual
+    return [preset.name for preset in sorted(some, key=lambda preset: ENGINES[preset.engine].compiles)]
 
 
 def model_job(word: str, options: Options) -> ModelJob:
