@@ -140,12 +140,8 @@ def own_cores(uuid: str | None) -> list[int]:
 
 
 def cpu_model() -> str:
-    return _cpuinfo("model name") or platform.machine()
-
-
-def _cpuinfo(key: str) -> str | None:
-    found = re.search(rf"^{key}\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found and found[1]
+    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
 
 
 def has_bf16() -> bool:
