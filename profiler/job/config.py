@@ -32,7 +32,6 @@ from profiler.job.mistakes import (
     EXPECTED,
     Location,
     Origin,
-    check_part_of_id,
     check_word,
     mistake,
     read,
@@ -47,7 +46,9 @@ def _word(valid: Iterable[str], what: str) -> BeforeValidator:
 
 
 def _part_of_id(what: str) -> AfterValidator:
-    return AfterValidator(lambda name: check_part_of_id(name, what))
+    """Require what ids, tables and names of files can have."""
+    rule = f"{what} is part of its rows' ids: '{{}}' must be printable, non-empty, and without '/' or ','"
+    return _must(lambda name: name and not {"/", ","} & set(name) and name.isprintable(), rule)
 
 
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:

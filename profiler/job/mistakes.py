@@ -132,14 +132,6 @@ def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: L
     return str(word)
 
 
-def check_part_of_id(name: str, what: str) -> str:
-    """Return the name if ids, tables and names of files can have it."""
-    if not name or set("/,") & set(name) or not name.isprintable():
-        rule = "printable, non-empty, and without '/' or ','"
-        raise mistake(f"{what} is part of its rows' ids: '{shown(name)}' must be {rule}")
-    return name
-
-
 def yaml_text(value: Any) -> str:
     """Write a value as a YAML has it."""
     if value is None:
