@@ -333,16 +333,12 @@ def _check_out(revision: str, folder: Path) -> None:
     if not revision or revision.startswith("-"):
         raise ConfigError(f"--against {REVISION}{revision}: is no revision")
     try:
-        done = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=False)
-    except OSError as error:
-        raise ConfigError(f"--against {REVISION}{revision}: git cannot be run: {error.strerror}") from None
-    if done.returncode:
-        raise ConfigError(f"--against {REVISION}{revision}: {done.stderr.decode(errors='replace').strip()}")
-    try:
+        done = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             archive.extractall(folder, filter="data")
-    except tarfile.TarError as error:
-        raise ConfigError(f"--against {REVISION}{revision}: {error}") from None
+    except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
+        why = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode()
+        raise ConfigError(f"--against {REVISION}{revision}: {why.decode(errors='replace').strip()}") from None
 
 
 def _alike(new: _Side, old: _Side) -> tuple[_Side, _Side]:
