@@ -72,7 +72,8 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
     notes, runs, seen = list[str](), list[Run](), set[str]()
     tables: dict[str, list[pl.LazyFrame]] = {name: [pl.LazyFrame(schema=schema)] for name, schema in _SCHEMAS.items()}
     folders = list(_folders(addresses, notes))
-    for folder, name in zip(folders, _names(folders), strict=True):
+    are_told_apart = len({folder.name for folder in folders}) == len(folders)
+    for folder in folders:
         results = read_results(folder)
         facts = results.group_by("run_id", maintain_order=True).agg(pl.col(_FACTS).drop_nulls().first())
         if facts.is_empty():
@@ -85,7 +86,7 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         seen |= {*run_ids}
         environment, columns = RunFolder(folder).read_environment(), facts.row(0, named=True)
         environment = flat_environment({**columns, **environment}, columns["machine"])
-        runs.append(Run(str(folder), name, run_ids, environment))
+        runs.append(Run(str(folder), folder.name if are_told_apart else str(folder), run_ids, environment))
         for table, frames in tables.items():
             frame = results.lazy() if table == "results" else _scan(folder, table)
             frames.append(frame.filter(pl.col("run_id").is_in(run_ids)))
@@ -210,9 +211,3 @@ def _scan(folder: Path, name: str) -> pl.LazyFrame:
 
 def _unreadable(path: Path, error: BaseException) -> ConfigError:
     return ConfigError(f"{path}: cannot be read: {first_line(error)}; {_GIVE}")
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the last part of each path, or the paths where that is not unique."""
-    names = [folder.name for folder in folders]
-    return names if len(set(names)) == len(names) else list(map(str, folders))
