@@ -145,7 +145,8 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
     if not known:
         (case,) = cell[:1]
         return [Layer(f"{own['kind']} {own['layer']}", None, {case.row["variant"]: own["ms"]}) for own in case.layers]
-    strangers = {case.row["variant"]: sum(layer["ms"] for layer in own) for case in cell if (own := case.without_nodes)}
+    alone = {case.row["variant"]: [own["ms"] for own in case.layers if not own["nodes"]] for case in cell}
+    strangers = {variant: sum(times) for variant, times in alone.items() if times}
     return known + ([Layer("no exported node", None, strangers)] if strangers else [])
 
 

@@ -34,11 +34,6 @@ class Profiled:
     def ms(self) -> float:
         return float(sum(layer["ms"] for layer in self.layers))
 
-    @property
-    def without_nodes(self) -> list[Mapping[str, Any]]:
-        """Return the layers that cover no exported node."""
-        return [layer for layer in self.layers if not layer["nodes"]]
-
 
 @dataclass
 class Group:
@@ -51,7 +46,8 @@ class Group:
 
     @property
     def name(self) -> str:
-        return names(self.nodes)
+        """Join the nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
+        return " + ".join(node.removeprefix(_PREFIX) for node in self.nodes)
 
     def ms(self, variant: str) -> float:
         return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
@@ -92,11 +88,6 @@ def groups(cases: Sequence[Profiled]) -> list[Group]:
     for group in found.values():
         group.modules = _modules(group.layers.get(namer, []))
     return list(found.values())
-
-
-def names(nodes: Iterable[str]) -> str:
-    """Join exported nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
-    return " + ".join(node.removeprefix(_PREFIX) for node in nodes)
 
 
 def _order(cases: Sequence[Profiled]) -> list[str]:
