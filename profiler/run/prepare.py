@@ -9,12 +9,12 @@ import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engines.catalog import ENGINES
 from exporters.cache import default_root
-from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import dimensions_of, why_fixed
 from exporters.int8 import DYNAMIC, PLACEMENTS, calibration_files
@@ -31,8 +31,8 @@ from profiler.results.run_folder import RunFolder
 from profiler.worker.task import Prepared, Step, graph_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
-Part = tuple[dict[Any, Call], Callable[[Any], None]]
-"""Calls, and what takes their outcomes."""
+Part = list[tuple[Call, Callable[[Outcome], None]]]
+"""Calls, each with what takes its outcome."""
 Tick = Callable[[str, int, int], None]
 """Called with what is being made, how many of it are done, and of how many."""
 _MIB_EACH = 4096
@@ -144,30 +144,28 @@ class Stages:
         return any(ENGINES[case.engine].needs == "onnx" for case in self.cases)
 
     def _run_parts(self, what: str, *parts: Part) -> None:
-        """Run the calls of several parts side by side, and give each the outcomes of its own."""
-        every = {(n, key): call for n, (calls, _) in enumerate(parts) for key, call in calls.items()}
-        outcomes = self._run(every, what)
-        for n, (calls, take) in enumerate(parts):
-            take({key: outcomes[n, key] for key in calls})
+        """Run the calls of several parts side by side, then take their outcomes."""
+        every = [pair for part in parts for pair in part]
+        outcomes = side_by_side({n: call for n, (call, _) in enumerate(every)}, self.tick, what)
+        for n, (_, take) in enumerate(every):
+            take(outcomes[n])
 
     def _references(self, names: Sequence[str], gpu: str | None) -> Part:
         calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in names}
-        calls = {name: replace(call, environment=_visible(gpu)) for name, call in calls.items()}
+        visible = _visible(gpu)
+        return [(replace(call, environment=visible), partial(self._take_model, name)) for name, call in calls.items()]
 
-        def take(outcomes: Mapping[str, Outcome]) -> None:
-            for name, outcome in outcomes.items():
-                made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
-                self.prepared[name] = made
-                self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
-
-        return calls, take
+    def _take_model(self, name: str, outcome: Outcome) -> None:
+        made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
+        self.prepared[name] = made
+        self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
 
     def identities(self) -> dict[str, Identity | str]:
         """Identify the models, or say why one cannot be had."""
         calls = {name: self._call("identify_model", f"identify-{name}", name) for name in self.sources}
         return {
             name: outcome.value if outcome.status == "ok" else str(failed(outcome).reason)
-            for name, outcome in self._run(calls, "models compared with the run's").items()
+            for name, outcome in side_by_side(calls, self.tick, "models compared with the run's").items()
         }
 
     def exports(self) -> None:
@@ -216,7 +214,8 @@ class Stages:
         )
         self.sources.update((name, replace(self.sources[name], varied={})) for name, *_ in needed)
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
-        for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
+        outcomes = side_by_side(calls, self.tick, "exports to ONNX, each for a batch size")
+        for (name, graph, batch), outcome in outcomes.items():
             if outcome.status != "ok":
                 why, free = failed(outcome).reason, self.prepared[name].failures[graph].reason
                 reason = f"no ONNX graph in {graph}, neither for any batch nor for batch {batch} only: {why}"
@@ -228,17 +227,16 @@ class Stages:
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
             sharing.setdefault((self.sources[name].name, graph), []).append(name)
-        calls = dict[tuple[str, ...], Call]()
+        part: Part = []
         for (_, graph), names in sharing.items():
             first = next(filter(self._is_calibrated, names), names[0]) if graph in PLACEMENTS else names[0]
-            calls[(*names, graph)] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
+            call = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
+            part.append((call, partial(self._take_export, names, graph)))
+        return part
 
-        def take(outcomes: Mapping[tuple[str, ...], Outcome]) -> None:
-            for (*names, graph), outcome in outcomes.items():
-                for name in names:
-                    self._keep(name, graph, failed(outcome))
-
-        return calls, take
+    def _take_export(self, names: Sequence[str], graph: str, outcome: Outcome) -> None:
+        for name in names:
+            self._keep(name, graph, failed(outcome))
 
     def _is_calibrated(self, name: str) -> bool:
         source = self.sources[name]
@@ -249,20 +247,19 @@ class Stages:
     def _costs(self) -> Part:
         """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.subject for case in self.cases if case.pass_ == "training"}
-        to_input, calls = self._to_input(), dict[str, Call]()
+        to_input, part = self._to_input(), Part()
         for name in (name for name in self.sources if "model" not in self.prepared[name].failures):
             arguments = self.prepared[name], name in trained, name in to_input
-            calls[name] = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
+            call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
+            part.append((call, partial(self._take_cost, name)))
+        return part
 
-        def take(outcomes: Mapping[str, Outcome]) -> None:
-            for name, outcome in outcomes.items():
-                cost: Cost = outcome.value if outcome.status == "ok" else Cost()
-                self.prepared[name] = replace(self.prepared[name], cost=cost)
-                if outcome.status != "ok":
-                    reason = f"{outcome.status}: {outcome.reason}"
-                    self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", len(calls), len(calls))
-
-        return calls, take
+    def _take_cost(self, name: str, outcome: Outcome) -> None:
+        if outcome.status == "ok":
+            self.prepared[name] = replace(self.prepared[name], cost=outcome.value)
+        else:
+            reason = f"{outcome.status}: {outcome.reason}"
+            self.tick(f"no roofline of {name}: its FLOPs were not counted: {reason}", 1, 1)
 
     def _gradients(self) -> Part:
         """Take the first training step in fp64; where that fails, the model is measured all the same."""
@@ -271,22 +268,18 @@ class Stages:
             if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:
                 key = case.subject, case.training.head, reference_items(case.batch_size)
                 needed.setdefault(key, []).append(case)
-        calls, to_input = dict[tuple[str, str, int], Call](), self._to_input()
+        to_input, part = self._to_input(), Part()
         for (name, head, items), own in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
             step, log = Step(head, items, name in to_input, precisions, batches), f"gradients-{name}-{head}-{items}"
-            calls[name, head, items] = self._call(
-                "prepare_gradients", log, name, self.prepared[name], step, most=_GRADIENT_SECONDS
-            )
+            call = self._call("prepare_gradients", log, name, self.prepared[name], step, most=_GRADIENT_SECONDS)
+            part.append((call, partial(self._take_gradients, name, (head, items))))
+        return part
 
-        def take(outcomes: Mapping[tuple[str, str, int], Outcome]) -> None:
-            for (name, head, items), outcome in outcomes.items():
-                why = f"{outcome.reason}{f'; see {calls[name, head, items].log}' if outcome.log else ''}"
-                known = self.prepared[name].gradients
-                gradients = {**known, (head, items): outcome.value if outcome.status == "ok" else why}
-                self.prepared[name] = replace(self.prepared[name], gradients=gradients)
-
-        return calls, take
+    def _take_gradients(self, name: str, key: tuple[str, int], outcome: Outcome) -> None:
+        why = f"{outcome.reason}{f'; see {outcome.log}' if outcome.log else ''}"
+        found = {key: outcome.value if outcome.status == "ok" else why}
+        self.prepared[name] = replace(self.prepared[name], gradients={**self.prepared[name].gradients, **found})
 
     def _to_input(self) -> set[str]:
         """Find the models whose training goes on to the gradient of the input."""
@@ -306,9 +299,6 @@ class Stages:
             option="budget.build_timeout" if limit <= most else None,
             origin=origin_of(self.logs, self.sources[model].name),
         )
-
-    def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
-        return side_by_side(calls, self.tick, what)
 
 
 def _visible(gpu: str | None) -> dict[str, str]:
