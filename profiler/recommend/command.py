@@ -175,7 +175,8 @@ def _export(folder: Path, choice: Choice, runs: Runs, trust_code: bool) -> int:
 
 def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
     """Print an answer as wide as the console, and how to export it from the `runs`; commands are never broken."""
-    machines = listed(dict.fromkeys(cell["machine"] for cell in _candidates(choice) if cell["machine"]))
+    candidates = [choice.winner, *(loser.cell for loser in choice.losers)]
+    machines = listed(dict.fromkeys(cell["machine"] for cell in candidates if cell and cell["machine"]))
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
@@ -222,10 +223,6 @@ def _print_export(console: Console, request: Request, choice: Choice, runs: Sequ
 
 def _aim(request: Request) -> str:
     return _AIMS.get(request.objective, f"lowest {request.objective}")
-
-
-def _candidates(choice: Choice) -> list[Row]:
-    return [*([choice.winner] if choice.winner else []), *(loser.cell for loser in choice.losers)]
 
 
 def headline(choice: Choice) -> str:
