@@ -27,7 +27,7 @@ from rich.text import Text
 from engines.options import DEVICES, Device
 from exporters.cache import check_root, default_root, most_bytes, trim
 from profiler.compare.command import parse_limit
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import ConfigError
 from profiler.job.case import Case, parse_only
 from profiler.job.config import Config, JobFile
 from profiler.machine import resolve_device
@@ -130,8 +130,6 @@ def execute(options: Options, console: Console) -> int:
     for name, given in (others | {"--search": options.search, "--profile": options.profile}).items():
         if given:
             raise ConfigError(f"{name} and --against exclude each other: a gate measures as often as it takes")
-    if options.config is None:
-        raise ConfigError(f"--against: give the new model or job, too: {PROGRAM} NEW --against OLD")
     limit = parse_limit("--limit", options.limit or _LIMIT)
     within = read_seconds("--within", options.within or _WITHIN)
     check_root(default_root())
