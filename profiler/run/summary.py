@@ -8,6 +8,8 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
+from rich.table import Column
+from rich.table import Table as Grid
 from rich.text import Text
 
 from profiler.job.case import Case, setting_words
@@ -21,7 +23,7 @@ from profiler.results.warning_kinds import is_rough
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, duration, grouped, times
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
-from profiler.tables.writers import print_pairs, print_table
+from profiler.tables.writers import print_table
 
 Row = Mapping[str, Any]
 
@@ -157,8 +159,10 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
         where = [*(", ".join(row[axis]) for axis in axes), sizes, counted(row["len"], "case")]
         where += [f"log: {row['log']}"] if row["log"] else []
         label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
-        reason, told = Text(str(row["reason"])), Text(" · ".join(where), style="dim")
-        print_pairs(console, [(label, reason), (Text(), told)], gap=1)
+        grid = Grid.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
+        grid.add_row(label, Text(str(row["reason"])))
+        grid.add_row(Text(), Text(" · ".join(where), style="dim"))
+        console.print(grid)
 
 
 def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -71,16 +71,6 @@ def print_table(console: Console, table: Table) -> None:
         console.print(Text(table.note, style="dim"))
     if lost:
         console.print(Text(f"Left out for the width: {', '.join(lost)}.", style="dim"))
-
-
-def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int = 2) -> None:
-    """Print labels and what they are of side by side; the latter folds."""
-    grid = Grid.grid(padding=(0, gap))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in pairs:
-        grid.add_row(label, text)
-    console.print(grid)
 
 
 class _Column:
