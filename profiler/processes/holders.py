@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import psutil
 
@@ -22,15 +22,12 @@ def origin_of(logs: Path, model: str) -> str:
     return f"{logs}/{model}"
 
 
-class Holders:
+class Holders(AbstractContextManager["Holders", None]):
     """The holders of a run, by the name that their calls have as `origin`; they end with it."""
 
     def __init__(self) -> None:
         self._children: dict[str, Child] = {}
         self._made: dict[str, Outcome] = {}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.give_up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from contextlib import AbstractContextManager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,7 +21,7 @@ _SILENT_SECONDS, _UNCHANGED_SECONDS = 5.0, 60.0
 _STYLES = {"ok": "green", "unsupported": "dim"}
 
 
-class Display:
+class Display(AbstractContextManager["Display", None]):
     """Show what is done, and how each case ended.
 
     On a terminal these are a few lines, redrawn at most once a second so as not to slow the case down; elsewhere a line
@@ -36,9 +36,6 @@ class Display:
         """What is measured now besides its case, such as the side of a comparison."""
         self._ended, self._so_far = Text(), Text()
         self._drawn, self._printed, self._said = 0.0, time.monotonic(), ""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:

@@ -14,8 +14,8 @@ import math
 import os
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from exporters.whole_file import whole_lines, write_whole
 from profiler import processor
@@ -44,7 +44,7 @@ def watch(argument: tuple[str, Path], report: Report) -> None:
             time.sleep(max(0.0, reading.seconds + 1 / _HERTZ - time.monotonic()))
 
 
-class Watcher:
+class Watcher(AbstractContextManager["Watcher", None]):
     """The process that reads a GPU all through a run; without a GPU there is none, and no readings."""
 
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
@@ -58,9 +58,6 @@ class Watcher:
             self._at = path.stat().st_size
             self._call = Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf)
             self._child = Child(self._call)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._child is not None:
@@ -90,7 +87,7 @@ def _parse(line: str) -> Reading | None:
     return Reading(seconds or 0.0, memory, power, clock, temperature, None if slowed is None else int(slowed))
 
 
-class DeviceLock:
+class DeviceLock(AbstractContextManager["DeviceLock", None]):
     """This run's claim on a device: a GPU's UUID, or "cpu".
 
     Where the lock cannot be made, as in a folder that is read-only, every run has the device to itself.
@@ -99,9 +96,6 @@ class DeviceLock:
     def __init__(self, device: str) -> None:
         self._path = lock_folder() / f"runtime-profiler-{device.replace('/', '-')}.lock"
         self._file: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
