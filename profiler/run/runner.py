@@ -175,8 +175,8 @@ class Runner:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
         families = {case.family for case in waiting}
-        ended = self._statuses() if searched else {}
-        searched = [c for c in searched if c.family in families or self._search(c, retry, ended).next_batch()]
+        known = self.run.results() if searched else {}
+        searched = [c for c in searched if c.family in families or self._search(c, retry, known).next_batch()]
         if not waiting and not searched and not self.config.search and not self.lacking():
             return
         with self.supervised() as (measure, holders):
@@ -443,13 +443,10 @@ class Runner:
             result = self.run.append(result)
         self.display.ended(result, counts)
 
-    def _statuses(self) -> dict[str, Status]:
-        return {id_: result.status for id_, result in self.run.results().items()}
-
-    def _search(self, case: Case, retry: bool, ended: Mapping[str, Status]) -> Search:
-        planned = [other for other in self.plan if other.family == case.family and other.id in ended]
+    def _search(self, case: Case, retry: bool, known: Mapping[str, Result]) -> Search:
+        planned = [other for other in self.plan if other.family == case.family and other.id in known]
         limits = self.config.largest_batch or LargestBatch()
-        search = Search(case, limits, {other.batch_size: ended[other.id] for other in planned})
+        search = Search(case, limits, {other.batch_size: known[other.id].status for other in planned})
         axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
         for row in self.run.largest_batches().filter(**axes, **{"pass": case.pass_}).iter_rows(named=True):
             if row["status"] == "ok" or not retry:
@@ -458,9 +455,9 @@ class Runner:
 
     def _search_all(self, tasks: Sequence[Task], retry: bool, measure: Supervisor) -> None:
         """Search the largest batch of each task's configuration, try after try."""
-        ended = self._statuses() if tasks else {}
+        known = self.run.results() if tasks else {}
         for number, task in enumerate(tasks):
-            search = self._search(task.case, retry, ended)
+            search = self._search(task.case, retry, known)
             while not self.is_over() and (batch := search.next_batch()) is not None:
                 case = replace(task.case, batch_size=batch)
                 if failure(case, task.prepared) is not None:
