@@ -139,11 +139,6 @@ def yaml_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else shown(repr(value))
 
 
-def expected(error: ErrorDetails) -> str:
-    """Say what was expected in place of the value."""
-    return EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
-
-
 def _location(error: ErrorDetails) -> Location:
     return tuple(error["loc"]) + tuple(error.get("ctx", {}).get("at", ()))
 
@@ -153,7 +148,8 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location
     at = _location(error)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown key '{at[-1]}'{nearest(str(at[-1]), _keys_at(at[:-1], model))}", at[:-1], at[-1]
-    message = f"{expected(error)}, got {yaml_text(error['input'])}"
+    expected = EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
+    message = f"{expected}, got {yaml_text(error['input'])}"
     if error["type"] == "missing":
         message = f"this {'entry' if isinstance(at[-1], int) else 'key'} is missing"
     elif error["type"] == "value_error":
