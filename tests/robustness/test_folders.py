@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -52,20 +51,10 @@ def execute(reader: str, run: Path) -> None:
     getattr(import_module(module), function)(kind(**runs, **given), Console(file=io.StringIO()))
 
 
-SPOILS: dict[str, Callable[[Path], object]] = {
-    "no results yet|lacks results.parquet": Path.unlink,
-    r"results\.parquet: cannot be read": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "latency_ms": lambda path: pl.read_parquet(path).with_columns(latency_ms=pl.lit("fast")).write_parquet(path),
-    r"results\.parquet: .*column run_id": lambda path: pl.DataFrame({"a": [1]}).write_parquet(path),
-}
-
-
-@pytest.mark.parametrize(
-    ("reader", "said"), [*[(reader, next(iter(SPOILS))) for reader in READERS], *[("report", said) for said in SPOILS]]
-)
-def test_a_table_that_cannot_be_used_is_one_sentence(run: Path, reader: str, said: str) -> None:
-    SPOILS[said](run / "results.parquet")
-    with pytest.raises(ConfigError, match=said) as caught:
+@pytest.mark.parametrize("reader", READERS)
+def test_a_table_that_cannot_be_used_is_one_sentence(run: Path, reader: str) -> None:
+    (run / "results.parquet").unlink()
+    with pytest.raises(ConfigError, match=r"no results yet|lacks results.parquet") as caught:
         execute(reader, run)
     assert "\n" not in str(caught.value)
 
