@@ -48,7 +48,7 @@ JOB = """
 models: [{name: net, factory: "nets:net", input: [16]}]
 engines: [eager]
 devices: [red, {kind: blue, usd_per_hour: 2}]
-batch_sizes: [1, 2, 4]
+batch_sizes: [1, 2]
 replicates: 4
 budget: {seconds: 0.02, min_samples: 3, repeats: 0}
 """
