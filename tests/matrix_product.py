@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def write_product(path: Path, weight: Any, names: str = "x y", batch: str = "n", beside: str | None = None) -> Path:
+def write_product(path: Path, weight: Any, names: str = "x y", batch: Any = "n", beside: str | None = None) -> Path:
     """From an input (batch, rows) to an output (batch, columns), of these names; `beside` is a file for the weight."""
     ends = names.split()
     shapes = zip(ends, weight.shape, strict=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-HANGING_SECONDS = 10
+HANGING_SECONDS = 4
 START = "from robustness.command_runs import end_soon; end_soon({}); from profiler.__main__ import start; start()"
 
 

@@ -71,9 +71,12 @@ def test_each_gets_its_status_and_its_sentence(rows, name, variant, status, says
     assert row["status"] == status
     assert re.search(says, row["said"]), row["said"]
     assert (row["latency_ms"] is not None) == (status == "ok")
+    assert "\n" not in row["said"]
 
 
 def test_the_log_of_a_failed_export_says_what_was_tried(rows):
     assert "y.sum() > 0" in rows["control_flow", "ort"]["printed"]
+    assert rows["raises", "eager"]["log"] == "logs/prepare-raises.log"
+    assert all(word in rows["raises", "eager"]["printed"] for word in ("Traceback", "bad_models.py"))
     assert rows["good", "ort"]["graph"] == "torch.export, any batch"
     assert rows["good", "eager"]["graph"] is None

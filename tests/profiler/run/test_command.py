@@ -20,20 +20,19 @@ from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnx
 import polars as pl
 import pytest
-from hanging import end_once
-from onnx import TensorProto, helper, numpy_helper
+from matrix_product import write_product
+from onnx import TensorProto, helper
 from runs import Profiler, on_console
 
-from engines.base import Phase
 from profiler.job import plan
 from profiler.job.config import LargestBatch, load_config
 from profiler.machine import has_bf16
 from profiler.nvml import visible_gpus
 from profiler.options import Run as Options
-from profiler.processes.process import Child
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import ends_of
 from profiler.results.run_folder import RunFolder, append_line
@@ -44,12 +43,9 @@ OPENVINO = importlib.util.find_spec("openvino") is not None
 COMPILER = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
 
 TINY = """
-import os
-import signal
 import time
 from pathlib import Path
 
-import torch
 from torch import nn
 
 
@@ -62,57 +58,6 @@ def good(width=8):
 
 def raising():
     raise ValueError("no luck with this one")
-
-
-class Second(nn.Module):
-    '''Does what it is there for in the second call of few items: a first one makes the reference outputs, in another
-    process, and further ones of 7 items.'''
-
-    def __init__(self, what):
-        super().__init__()
-        self.model, self.what, self.calls = good(), what, 0
-
-    def forward(self, x):
-        self.calls += len(x) < 7
-        if self.calls > 1:
-            self.what()
-        return self.model(x)
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def hang():
-    time.sleep(600)
-
-
-def eat():
-    return torch.empty(1 << 50)
-
-
-def dying():
-    return Second(die)
-
-
-def hanging():
-    return Second(hang)
-
-
-def hungry():
-    return Second(eat)
-
-
-def dying_at_once():
-    die()
-
-
-def hanging_at_once():
-    hang()
-
-
-def hungry_at_once():
-    eat()
 
 
 class Flaky(nn.Module):
@@ -384,101 +329,6 @@ def test_second_run_prepares_nothing(full: Finished, run: Run, workplace: Path, 
     assert again.row(case_id)["export_s"] == full.row(case_id)["export_s"]
 
 
-# Broken models beside a good one.
-
-
-def write_onnx(path: Path, batch: int | str = "batch", external: str | None = None) -> None:
-    """x (batch, 3) times a weight (3, 2), which lies in the file `external` if that is given."""
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 2], [float(i) for i in range(6)])
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 2])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    if external is not None:
-        data = numpy_helper.to_array(weight).tobytes()
-        (path.parent / external).write_bytes(data)
-        stored = model.graph.initializer[0]
-        stored.ClearField("float_data")
-        stored.data_location = TensorProto.EXTERNAL
-        stored.external_data.add(key="location", value=external)
-        stored.external_data.add(key="length", value=str(len(data)))
-    path.write_bytes(model.SerializeToString())
-
-
-BROKEN: dict[str, tuple[str, list[str]]] = {
-    "raising": ("failed", ["ValueError", "no luck with this one", "tiny:raising"]),
-    "dying": ("crashed", ["SIGSEGV", "warm-up"]),
-    "hanging": ("timeout", ["600 s", "warm-up"]),
-    "hungry": ("oom", ["allocate"]),
-    "dying_at_once": ("crashed", ["SIGSEGV"]),
-    "hanging_at_once": ("timeout", ["500 s"]),
-    "hungry_at_once": ("oom", ["allocate"]),
-    "truncated": ("failed", ["truncated.onnx", "no ONNX model, or a truncated one"]),
-    "outside": ("failed", ["outside.onnx", "outside the model's folder"]),
-}
-ONNX = ("whole", "truncated", "outside")
-
-
-def case_of(model: str) -> str:
-    own = "native" if model == "truncated" else "fp32"  # Of a file that cannot be read the types are not known.
-    return f"{model}/{'ort' if model in ONNX else 'eager'}/inference/{own}/b1/r0"
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
-    folder = with_factories(tmp_path_factory.mktemp("broken"))
-    (folder / "models").mkdir()
-    write_onnx(folder / "models" / "whole.onnx")
-    whole = (folder / "models" / "whole.onnx").read_bytes()
-    (folder / "models" / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
-    write_onnx(folder / "models" / "outside.onnx", external="../weights.bin")
-    factories = ["good", *(name for name in BROKEN if name not in ONNX)]
-    models = [f'{{name: {name}, factory: "tiny:{name}", input: [3, 16, 16]}}' for name in factories]
-    models += [f"{{name: {name}, onnx: models/{name}.onnx}}" for name in ONNX]
-    job = f"""
-models: [{", ".join(models)}]
-engines: [eager, ort]
-device: cpu
-budget: {{seconds: 0.05, min_samples: 3, timeout: 600, build_timeout: 500}}
-exclude:
-  - {{engine: ort, model: [{", ".join(factories)}]}}
-"""
-    hangs: dict[str, Callable[[Child], bool]] = {
-        "hanging_at_once": lambda child: child.phase == Phase.BUILD,
-        "hanging": lambda child: child.phase == Phase.WARM_UP or child.call.function.endswith("prepare_cost"),
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        end_once(lambda child: any(name in child.call.log.name and hangs[name](child) for name in hangs), patch)
-        return run(folder, job)
-
-
-@pytest.mark.parametrize("model", BROKEN)
-def test_broken_model_is_a_row_with_its_reason(broken: Finished, model: str) -> None:
-    status, words = BROKEN[model]
-    row = broken.row(case_of(model))
-    assert row["status"] == status, row["reason"]
-    for word in words:
-        assert word in row["reason"], row["reason"]
-    assert "\n" not in row["reason"]
-    assert row["latency_ms"] is None
-    if model in ("raising", "hungry"):
-        case = case_of(model).replace("/", "-")
-        assert row["log"] == ("logs/prepare-raising.log" if model == "raising" else f"logs/{case}.log")
-        log = (broken.folder / row["log"]).read_text()
-        assert "Traceback" in log and "tiny.py" in log
-        # As the case ends, and below the tables.
-        assert "".join(broken.done.stdout.split()).count(f"log:{row['log']}") == 2
-
-
-def test_good_models_beside_broken_ones_are_measured(broken: Finished) -> None:
-    assert [broken.row(case_of(name))["status"] for name in ("good", "whole")] == ["ok", "ok"]
-    assert "Traceback" not in broken.done.stdout + broken.done.stderr
-
-
 def test_exit_codes_of_failed_rows(run: Run, workplace: Path, tmp_path: Path) -> None:
     job = f"models: [{RAISING}, {GOOD}]\nengines: [eager, ort-tuned]\ndevice: cpu\nbudget: {FAST}\n"
     finished = run(workplace, job, "--strict", code=1)
@@ -523,15 +373,16 @@ def twice(times=2):
     model.weight = nn.Parameter(times * torch.arange(6.0).reshape(3, 2).T)
     return nn.Sequential(model, nn.Dropout())
 """
-# Gives twice what write_onnx's graph does.
+# Gives twice what free.onnx does.
 
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
     folder = tmp_path_factory.mktemp("users")
     write_two_inputs(folder / "two.onnx")
-    write_onnx(folder / "fixed.onnx", batch=2)
-    write_onnx(folder / "free.onnx")
+    weight = np.arange(6, dtype=np.float32).reshape(3, 2)
+    write_product(folder / "fixed.onnx", weight, batch=2)
+    write_product(folder / "free.onnx", weight)
     (folder / "nets.py").write_text(TWICE)
     job = f"""
 models:
