@@ -165,6 +165,9 @@ exclude:
   - {{engine: compiled, batch_size: 2}}
   - {{engine: compiled, precision: bf16}}
   - {{variant: [eager-tuned, openvino], batch_size: 1}}
+  - {{variant: eager-tuned, precision: bf16}}
+  - {{variant: eager, batch_size: 1, pass: training}}
+  - {{variant: eager, batch_size: 1, precision: bf16}}
 """
 
 
@@ -184,9 +187,10 @@ def test_what_can_run_on_a_cpu_ran(full: Finished) -> None:
     bad = full.rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
     assert bad.is_empty(), bad.select("case_id", "status", "reason").rows()
     expected = {
-        *(f"eager/{pass_}/{p}/b{b}" for pass_ in ("inference", "training") for p in ("fp32", "bf16") for b in (1, 2)),
-        *(f"eager-tuned/{pass_}/{p}/b2" for pass_ in ("inference", "training") for p in ("fp32", "bf16")),
-        *(f"ort/inference/fp32/b{b}" for b in (1, 2)),
+        *(f"eager/{pass_}/{p}/b2" for pass_ in ("inference", "training") for p in ("fp32", "bf16")),
+        *(f"eager-tuned/{pass_}/fp32/b2" for pass_ in ("inference", "training")),
+        *(f"{variant}/inference/fp32/b1" for variant in ("eager", "ort")),
+        "ort/inference/fp32/b2",
         *(["openvino/inference/fp32/b2"] if OPENVINO else []),
         *(["openvino/inference/bf16/b2"] if OPENVINO and has_bf16() else []),
         *(["compiled/inference/fp32/b1"] if COMPILER else []),
@@ -388,7 +392,6 @@ def users(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
 models:
   - {{name: two, onnx: two.onnx, dimensions: {{length: 5}}, inputs: {{ids: {{range: [0, 2]}}}}}}
   - {{name: fixed, onnx: fixed.onnx}}
-  - {{name: mine, factory: "nets:twice", input: [3]}}
   - {{name: pair, factory: "nets:twice", options: {{times: 1}}, input: [3], onnx: free.onnx}}
   - {{name: unlike, factory: "nets:twice", input: [3], onnx: free.onnx}}
 engines: [eager, ort{", openvino" if OPENVINO else ""}]
@@ -397,10 +400,9 @@ batch_sizes: [1, 2]
 device: cpu
 budget: {FAST}
 exclude:
-  - {{model: mine, engine: [ort, openvino]}}
-  - {{model: mine, precision: bf16}}
-  - {{model: [mine, pair, unlike], batch_size: 1}}
+  - {{model: [two, pair, unlike], batch_size: 1}}
   - {{model: [pair, unlike], precision: bf16}}
+  - {{model: [pair, unlike], engine: openvino}}
 """
     return run(folder, job)
 
@@ -428,7 +430,7 @@ def test_onnx_files_run_as_they_are_where_graphs_run(users: Finished) -> None:
 def test_factors_of_files_are_over_ort(users: Finished) -> None:
     table = pl.read_csv(users.folder / "tables" / "speedup.csv")
     own = table.filter(pl.col("model").is_in(["two", "fixed"]), variant="ort")
-    assert own["factor"].to_list() == [1.0] * 3
+    assert own["factor"].to_list() == [1.0] * 2
 
 
 def test_a_module_and_its_hand_made_graph_have_one_reference(users: Finished) -> None:
@@ -441,7 +443,7 @@ def test_a_module_and_its_hand_made_graph_have_one_reference(users: Finished) ->
 
 # Interrupted, resumed, retried.
 
-CASES = [f"{model}/eager/inference/fp32/b{batch}/r0" for model in ("flaky", "good") for batch in (1, 2, 4)]
+CASES = [f"{model}/eager/inference/fp32/b{batch}/r0" for model in ("flaky", "good") for batch in (1, 2)]
 
 
 @dataclass
@@ -515,7 +517,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> 
         for name, factory, marker in (("flaky", "Flaky", "marker"), ("good", "Waiting", "until-interrupted"))
     ]
     (folder / "job.yaml").write_text(
-        f"models: [{', '.join(models)}]\nengines: [eager, ort-tuned]\nbatch_sizes: [1, 2, 4]\ndevice: cpu\n"
+        f"models: [{', '.join(models)}]\nengines: [eager, ort-tuned]\nbatch_sizes: [1, 2]\ndevice: cpu\n"
         f"budget: {FAST}\nexclude: [{{replicate: [1, 2]}}]\n"
     )
     key = uuid.uuid4().hex
@@ -537,7 +539,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> 
 def test_a_terminal_that_closes_gives_130_and_what_there_is_is_written(resumed: Resumed) -> None:
     state = resumed.interrupted
     assert (state.code, state.output) == (130, "")
-    assert 4 <= len(state.of_eager) < len(CASES)
+    assert 3 <= len(state.of_eager) < len(CASES)
     assert sorted(state.rows["case_id"]) == sorted(line["case_id"] for line in state.journal)
     assert (resumed.folder / "tables" / "latency.csv").exists()
     assert (resumed.folder / "report.html").exists()
@@ -548,7 +550,7 @@ def test_resume_measures_what_is_missing_and_that_alone(resumed: Resumed) -> Non
     assert after.journal[: len(before.journal)] == before.journal
     assert sorted(after.of_eager) == sorted(CASES), "one line a case"
     status = dict(after.rows.select("case_id", "status").rows())
-    assert [status[case] for case in CASES] == ["failed"] * 3 + ["ok"] * 3
+    assert [status[case] for case in CASES] == ["failed"] * 2 + ["ok"] * 2
     assert len({line["case_id"] for line in after.journal}) == len(after.journal) == 2 * len(CASES)
     assert [case for case in after.rows["case_id"] if "/eager/" in case] == CASES, "in the plan's order"
     assert set(before.rows["suite"]) == set(after.rows["suite"]) == {"job"}
@@ -557,9 +559,9 @@ def test_resume_measures_what_is_missing_and_that_alone(resumed: Resumed) -> Non
 def test_retry_measures_what_failed_again_and_that_alone(resumed: Resumed) -> None:
     before, after = resumed.resumed, resumed.retried
     assert after.journal[: len(before.journal)] == before.journal
-    again = after.of_eager[len(CASES) :]
+    again, failed = after.of_eager[len(CASES) :], CASES[:2]
     # What was measured before the interrupt may have been disturbed, and may be less so now.
-    assert {*CASES[:3]} <= {*again} <= {*CASES[:3], *resumed.interrupted.of_eager}
+    assert {*failed} <= {*again} <= {*failed, *resumed.interrupted.of_eager}
     assert len({*again}) == len(again)
     eager = after.rows.filter(pl.col("variant") == "eager")
     assert sorted(eager["case_id"]) == sorted(CASES)
