@@ -46,11 +46,6 @@ class Branches(Net):
         return y if y.sum() > 0 else -y
 
 
-class InPlace(Net):
-    def forward(self, x):
-        return super().forward(x.add_(1))
-
-
 class Remembers(Net):
     def __init__(self):
         super().__init__()
@@ -81,10 +76,6 @@ def wrong_shape():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
 
 
-def wrong_type():
-    return nn.Sequential(nn.Flatten(), nn.Embedding(10, 5))
-
-
 def missing_input():
     return TwoInputs()
 
@@ -111,14 +102,6 @@ def control_flow():
 
 def operator():
     return Net(torch.special.bessel_j0)
-
-
-def in_place():
-    return InPlace()
-
-
-def random():
-    return Net(torch.randn_like)  # Of ten outputs dropout would leave all as they were every now and then.
 
 
 def remembers():
