@@ -79,8 +79,6 @@ def test_a_batch_beyond_the_main_memory_is_not_tried() -> None:
 # Whole runs.
 
 FACTORIES = """
-import os
-import signal
 from pathlib import Path
 
 import torch
@@ -109,10 +107,6 @@ class Bounded(nn.Module):
 
 def hungry(**options):
     return Bounded(lambda: torch.empty(1 << 50), **options)
-
-
-def crashing(**options):
-    return Bounded(lambda: os.kill(os.getpid(), signal.SIGSEGV), **options)
 
 
 def short(**options):
@@ -176,7 +170,7 @@ def largest(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finis
     """A run of networks that fit up to some batch."""
     folder = tmp_path_factory.mktemp("largest")
     job = f"""
-models: [{bounded("hungry", folder, 20)}, {bounded("short", folder, 18)}, {bounded("crashing", folder, 30)}]
+models: [{bounded("hungry", folder, 20)}, {bounded("short", folder, 18)}]
 engines: [eager]
 passes: [inference, training]
 training: {{optimizers: [sgd]}}
@@ -184,7 +178,7 @@ batch_sizes: [1, 16]
 largest_batch: {{limit: 24, resolution: 0.001}}
 device: cpu
 budget: {FAST}
-exclude: [{{model: [short, crashing], pass: training}}]
+exclude: [{{model: short, pass: training}}, {{model: short, batch_size: 1}}, {{pass: training, batch_size: 1}}]
 """
     return start(folder, job)
 
@@ -199,7 +193,6 @@ def test_the_largest_batch_is_found_to_the_item(largest: Finished) -> None:
     assert found[("hungry", "inference", "")].items() <= same.items()
     assert found[("hungry", "training", "optimizer=sgd")] == found[("hungry", "inference", "")]
     assert found[("short", "inference", "")].items() >= {18: "ok", 19: "failed"}.items()
-    assert found[("crashing", "inference", "")] == {16: "ok", 24: "ok"}
     for row in tries.to_dicts():
         assert (row["peak_memory_mib"] is not None) == (row["status"] == "ok"), row
         assert row["status"] == "ok" or row["reason"]
@@ -207,9 +200,9 @@ def test_the_largest_batch_is_found_to_the_item(largest: Finished) -> None:
 
 def test_tries_are_no_cases_and_have_a_table_of_their_own(largest: Finished) -> None:
     assert set(pl.read_parquet(largest.folder / "results.parquet")["batch_size"]) == {1, 16}
-    assert len(largest.lines("journal")) == 8
+    assert len(largest.lines("journal")) == 4
     table = pl.read_csv(largest.folder / "tables" / "largest-batch.csv")
-    assert table.filter(pl.col("model") != "crashing").select("model", "pass", "largest", "refused").rows() == [
+    assert table.select("model", "pass", "largest", "refused").rows() == [
         *(("hungry", pass_, 20, 21) for pass_ in ("inference", "training")),
         ("short", "inference", 18, 19),
     ]
@@ -255,7 +248,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finis
     (folder / "marker").touch()
     (folder / "job.yaml").write_text(
         f"models: [{bounded('hungry', folder, 20, 'marker')}]\nengines: [eager]\n"
-        "batch_sizes: [1, 2, 4, 8, 16, 32]\nlargest_batch: {limit: 40, resolution: 0.001}\ndevice: cpu\n"
+        "batch_sizes: [1, 16, 32]\nlargest_batch: {limit: 40, resolution: 0.001}\ndevice: cpu\n"
         "budget: {seconds: 0.3, min_samples: 3, repeats: 0}\n"
     )
     interrupt(start, folder, "journal.jsonl", "job.yaml")
@@ -275,10 +268,10 @@ def test_interrupted_cases_and_searches_go_on_and_retry_tries_what_did_not_fit_a
     resumed: list[tuple[Rows, Rows]],
 ) -> None:
     (first, none), (second, some), (whole, tries), (all_cases, all_tries) = resumed
-    assert (1 <= len(first) < 6, none) == (True, []), "it was interrupted before the search"
+    assert (1 <= len(first) < 3, none) == (True, []), "it was interrupted before the search"
     assert second[: len(first)] == first
-    assert [line["case_id"].split("/")[4] for line in whole] == ["b1", "b2", "b4", "b8", "b16", "b32"]
-    assert [line["status"] for line in whole] == [*["ok"] * 5, "oom"], [line["reasons"] for line in whole]
+    assert [line["case_id"].split("/")[4] for line in whole] == ["b1", "b16", "b32"]
+    assert [line["status"] for line in whole] == ["ok", "ok", "oom"], [line["reasons"] for line in whole]
     assert 1 <= len(some) < len(tries)
     assert tries[: len(some)] == some
     sizes = [row["batch_size"] for row in tries]
