@@ -61,22 +61,17 @@ class Branching(nn.Module):
 
 def branching():
     return Branching()
-
-
-def unloaded():
-    return nn.Linear(4, 4)
 """
 JOB = f"""
 models:
   - {{name: good, factory: "tiny:good", input: [3, 16, 16]}}
   - {{name: branching, factory: "tiny:branching", input: [4]}}
   - {{name: theirs, onnx: parts/theirs.onnx}}
-  - {{name: unloaded, factory: "tiny:unloaded", input: [4]}}
 engines: [eager, ort{", openvino" if OPENVINO else ""}]
 batch_sizes: [{BATCH}]
 device: cpu
 budget: {{seconds: 0.05, min_samples: 3}}
-exclude: [{{model: branching, engine: [ort, openvino]}}, {{model: unloaded, engine: [ort, openvino]}}]
+exclude: [{{model: branching, engine: [ort, openvino]}}, {{model: theirs, engine: openvino}}]
 """
 RUNTIMES = ("onnxruntime", "openvino", "torch", "numpy")
 """torch's folder may hold an ONNX Runtime for the CPU: the one that was measured comes first."""
@@ -86,9 +81,9 @@ import os, runpy, sys
 sys.dont_write_bytecode = True
 others = ("exporters", "engines", "profiler", "onnx", "onnxscript", "polars", "pydantic", "rich", "safetensors")
 sys.modules.update(dict.fromkeys(others))  # None is a module that cannot be imported.
-scripts, given = sys.argv[1].split(":"), sys.argv[2:]
+scripts, own, given = sys.argv[1].split(":"), int(sys.argv[2]), sys.argv[3:]
 for number, script in enumerate(scripts):
-    sys.argv = [script, *given, "--output", f"y{number}.npy"]
+    sys.argv = [script, "--seconds", "0", *(given if number >= own else ()), "--output", f"y{number}.npy"]
     sys.path.insert(0, os.path.dirname(script))  # As where it is run by its name.
     sys.modules.pop("frame", None)
     runpy.run_path(script, run_name="__main__")
@@ -157,12 +152,15 @@ def run_example(
 
 
 def run_examples(
-    artifacts: list[Path], place: Path, *inputs: NDArray[Any], python: str = sys.executable
+    artifacts: list[Path], place: Path, *inputs: NDArray[Any], python: str = sys.executable, own: int = 0
 ) -> list[tuple[str, NDArray[Any]]]:
-    """Those of one runtime, one after another in one process: what each prints, a line, and its first output."""
+    """Those of one runtime, one after another in one process: what each prints, a line, and its first output.
+
+    The first `own` of them run on the inputs that were saved with them.
+    """
     for number, array in enumerate(inputs):
         np.save(place / f"{number}.npy", array)
-    given = ["--seconds", "0", *(["--input", *(f"{number}.npy" for number in range(len(inputs)))] if inputs else [])]
+    given = ["--input", *(f"{number}.npy" for number in range(len(inputs)))] if inputs else []
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     folders = []
     if python == sys.executable:
@@ -173,7 +171,7 @@ def run_examples(
         environment["LD_LIBRARY_PATH"] = os.pathsep.join([*cuda, environment.get("LD_LIBRARY_PATH", "")]).strip(":")
     code = f"import sys\nsys.path[:0] = {folders!r}\n{WITHOUT_US}"
     done = subprocess.run(
-        [python, "-I", "-c", code, ":".join(str(artifact / "run.py") for artifact in artifacts), *given],
+        [python, "-I", "-c", code, ":".join(str(artifact / "run.py") for artifact in artifacts), str(own), *given],
         cwd=place,
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -236,10 +234,10 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
     x = seeded(BATCH, 3, 16, 16)
     for artifact in artifacts:
         assert not paths_in(artifact, workplace)
-    assert all("the output is right" in said for said, _ in run_examples(artifacts, tmp_path))
-    for (variant, artifact), (said, y) in zip(
-        zip(variants, artifacts, strict=True), run_examples(artifacts, tmp_path, x), strict=True
-    ):
+    count = len(artifacts)
+    found = run_examples(artifacts * 2, tmp_path, x, own=count)
+    assert all("the output is right" in said for said, _ in found[:count])
+    for variant, artifact, (said, y) in zip(variants, artifacts, found[count:], strict=True):
         papers = {"config.json", "run.py", "frame.py", "requirements.txt", "README.txt"}
         assert {path.name for path in artifact.iterdir()} == papers | files | {"inputs.npz", "expected.npy"}
         assert f"good: output ({BATCH}, 10), median latency " in said
