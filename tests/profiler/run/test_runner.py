@@ -275,6 +275,10 @@ def test_only_what_is_impossible_on_a_quiet_machine_fails(run: Run, ms: float, q
     result.samples = {"host": [ms] * 3}
     folder, _, _ = run({"a": [result]}, environment={"roofs": LOW, "roofs_quiet": quiet})
     assert folder.results()[case().id].status == status
+    (row,) = folder.write_parquet("suite", [case()], {"roofs": LOW})[0].to_dicts()
+    if not quiet:
+        kinds = [warning.partition(":")[0] for warning in row["warnings"]]
+        assert (kinds, row["fraction_of_peak"]) == (["below-floor"], None)
 
 
 class Watched:
