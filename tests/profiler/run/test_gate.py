@@ -147,11 +147,3 @@ def test_what_does_not_run_any_more_fails(tmp_path: Path, profiler: Profiler) ->
     done = profiler("net:broken", "--against", "net:make", "--input", "256", "--within", "9s", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no weights" in done.stdout
-
-
-def test_a_run_keeps_to_its_time_and_says_what_it_left_out(tmp_path: Path, profiler: Profiler) -> None:
-    (tmp_path / "net.py").write_text(NET.format(2))
-    given = ["net:make", "--input", "256", "--engine", "eager", "--batch", "1,2,4,8,16,32,64,128"]
-    done = profiler(*given, "--seconds", "0.5", "--within", "9s", cwd=tmp_path)
-    assert "did not fit in 9s" in done.stdout, done.stdout + done.stderr
-    assert "--resume" in done.stdout
