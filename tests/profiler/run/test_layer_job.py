@@ -20,6 +20,7 @@ JOB = """
 layers: [L4, {name: L5, batch_sizes: [2]}]
 engines: [eager, eager-channels-last, eager-nocudnn, ort]
 passes: [inference, training]
+exclude: [{model: L4, variant: [eager-channels-last, eager-nocudnn, ort]}]
 batch_sizes: [3]
 device: cpu
 profile: true
@@ -45,11 +46,8 @@ def only(results: pl.DataFrame, **equal: str) -> list[dict[str, Any]]:
 
 def test_training_pass_of_a_layer_is_measured_and_checked(results: pl.DataFrame) -> None:
     rows = only(results, engine="eager", status="ok", **{"pass": "training"})
-    assert {row["case_id"] for row in rows} == {
-        f"{layer}/{variant}/training/fp32/b{batch}/r0"
-        for layer, batch in (("L4", 3), ("L5", 2))
-        for variant in ("eager", "eager-channels-last")
-    }
+    ran = {row["case_id"].replace("/training/fp32", "").removesuffix("/r0") for row in rows}
+    assert ran == {"L4/eager/b3", "L5/eager/b2", "L5/eager-channels-last/b2"}
     for row in rows:
         assert row["model_kind"] == "layer"
         assert all(row[f"{part}_ms"] > 0 for part in PARTS), row["case_id"]
@@ -75,13 +73,13 @@ def test_work_of_a_layer_is_its_three_parts(results: pl.DataFrame) -> None:
 def test_inference_pass_is_the_forward_part_of_every_engine(results: pl.DataFrame) -> None:
     for variant in ("eager", "eager-channels-last", "ort"):
         rows = only(results, variant=variant, **{"pass": "inference"})
-        assert [row["status"] for row in rows] == ["ok"] * 2
+        assert [row["status"] for row in rows] == ["ok"] * (2 if variant == "eager" else 1)
         assert all(row["rel_l2_error"] < 1e-5 for row in rows)
 
 
 def test_table_has_all_that_was_measured_and_why_the_rest_was_not(results: pl.DataFrame) -> None:
     rows = layer_rows(results)
-    assert len(rows) == 2 * 4
+    assert len(rows) == 1 + 4
     for row in only(rows, engine="eager", status="ok"):
         assert row["total_ms"] > 0
         assert row["backward_ms"] == row["grad_input_ms"] + row["grad_weight_ms"]
