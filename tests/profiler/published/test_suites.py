@@ -105,7 +105,7 @@ def test_the_listing_names_every_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 JOB = """
 published: convnet-benchmarks
-layers: [L4, L5]
+layers: [L5]
 engines: [eager]
 passes: [training]
 batch_sizes: [1]
