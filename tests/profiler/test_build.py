@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from robustness.command_runs import Run
 
 from engines.catalog import ENGINES, Requirement
 from profiler import build as build_module
@@ -152,43 +150,18 @@ def test_ctrl_c(workplace: Path) -> None:
     """It ends the parent with 130 and takes the child along."""
     log = workplace / "cache" / "logs" / "build-trt-rtx-heavy-fp32-batch-64.log"
     arguments = ["build", "--engine", "trt-rtx", "--model", "heavy.onnx", "--batch", "64", "--target", "all"]
-    variables = {"PROFILER_CACHE": str(workplace / "cache"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "profiler", *arguments],
-        cwd=workplace,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A shell's background job ignores it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert process.stdout is not None
-    while "build: heavy" not in process.stdout.readline():
-        assert process.poll() is None
-    deadline = time.monotonic() + 400
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
+    try:
+        run = Run(*arguments, cwd=workplace, PROFILER_CACHE=str(workplace / "cache"), CUDA_VISIBLE_DEVICES="")
+    finally:
+        signal.signal(signal.SIGINT, handler)
     while not log.exists():
-        assert time.monotonic() < deadline
+        assert run.code is None, run.err
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    deadline = time.monotonic() + 400
-    while ours := started_with(f"PROFILER_CACHE={workplace / 'cache'}"):
-        assert time.monotonic() < deadline, f"they live on: {ours}"
-        time.sleep(0.05)
-
-
-def started_with(variable: str) -> list[str]:
-    """The processes in whose environment that stands."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if variable.encode() in path.read_bytes().split(b"\0"):
-                found.append(path.parent.name)
-    return found
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait(400) == 130, run.err
+    assert "Traceback" not in run.err
+    assert run.left_behind() == []
 
 
 # What is asked of the machine before anything is started.
