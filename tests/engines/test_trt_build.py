@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
-from engines.base import Unsupported, Warning
+from engines.base import Unsupported
 from engines.trt import library
 from engines.trt_build import (
     BuildRequest,
@@ -38,7 +38,6 @@ from exporters.source import ModelError, ModelSource
 pytestmark = pytest.mark.slow
 
 MIB = 2**20
-DAMAGED = Warning("engine-cache", "a damaged or foreign file was built again")
 
 
 @pytest.fixture(scope="session")
@@ -256,16 +255,6 @@ NONE_LEFT = "Error Code 10: Internal Error (Could not find any implementation fo
 
 
 # The cache.
-
-
-def test_damaged_engine_is_built_again(rtx: Any, small: BuildRequest, cache: Cache) -> None:
-    first = built(rtx, small, cache)
-    content = first.path.read_bytes()
-    first.path.write_bytes(content[:1000])
-    second = built(rtx, small, cache)
-    assert (second.cached, second.warnings, second.path) == (False, (DAMAGED,), first.path)
-    assert len(second.path.read_bytes()) == len(content)
-    assert built(rtx, small, cache) == replace(second, cached=True, warnings=())
 
 
 def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: Path) -> None:
