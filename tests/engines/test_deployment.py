@@ -98,8 +98,6 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
     ("given", "says"),
     [
         (["x=nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
-        (["x=four.npy"], "four.npy has shape (4, 3), float64; x of this export takes (2, 3), float32"),
-        (["nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
         (["four.npy"], "four.npy has shape (4, 3), float64; x of this export takes (2, 3), float32"),
         (["i=float.npy"], "float.npy has shape (2,), float64; i of this export takes (2,), int64"),
         (["text.npy"], "--input: "),
