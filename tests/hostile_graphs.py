@@ -101,7 +101,11 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     "data at a NUL": (of(lambda: external("a\0b")), "failed", "embedded null byte"),
     "data in a pipe": (a_pipe, "failed", "keeps its data in 'w.bin', which is missing"),
     "data nowhere": (of(lambda: external("nowhere.bin")), "failed", "in 'nowhere.bin', which is missing"),
-    "data past the end": (past_the_end, "failed", "up to byte 64, and that file has 8: truncated"),
+    "data past the end": (
+        past_the_end,
+        "failed",
+        "byte 64, and that file has 8: truncated; copy or save it again",
+    ),
     "a weight with too few bytes": (of(lambda: weight_of(5, 5)), "failed", "onnx.checker refuses it .*too small"),
     "texts": (of(texts), "failed", "input 'x' of .* is no tensor of numbers"),
     "larger than protobuf's limit": (too_large, "failed", "larger than protobuf's limit of 2 GiB"),

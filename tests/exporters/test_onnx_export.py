@@ -225,25 +225,15 @@ def test_check_tells_good_files_from_others(tmp_path: Path) -> None:
     check_onnx(path)
     onnx.save(onnx.load(path), beside, save_as_external_data=True, location="w.bin", size_threshold=0)
     check_onnx(beside)
-    (tmp_path / "w.bin").write_bytes((tmp_path / "w.bin").read_bytes()[:7])
     torch.save({"weight": torch.zeros(3)}, tmp_path / "own.pt")
-    content = path.read_bytes()
-    files = {"half.onnx": content[: len(content) // 2], "empty.onnx": b"", "page.onnx": b"<html>not found</html>"}
-    files |= {"operator.onnx": content.replace(b"Relu", b"Rexu")}
-    for name, written in files.items():
-        (tmp_path / name).write_bytes(written)
+    (tmp_path / "operator.onnx").write_bytes(path.read_bytes().replace(b"Relu", b"Rexu"))
     for name, says in (
         ("absent.onnx", "no such file"),
-        ("n.onnx", "keeps its data in 'w.bin' up to byte .* truncated; copy or save it again"),
         ("own.pt", "own.pt is a PyTorch file: give it as weights"),
-        *((name, "no ONNX model, or a truncated one") for name in list(files)[:3]),
         ("operator.onnx", r"onnx\.checker refuses it .*Rexu"),
     ):
         with pytest.raises(ModelError, match=says):
             check_onnx(tmp_path / name)
-    (tmp_path / "w.bin").unlink()
-    with pytest.raises(ModelError, match="is missing"):
-        check_onnx(beside)
 
 
 def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
