@@ -23,7 +23,6 @@ from exporters.build_model import (
     calibrate,
     initialize,
     load,
-    read_weights,
     restore,
     vary_constants,
 )
@@ -91,11 +90,6 @@ def test_weights_file(tmp_path: Path, suffix: str, googlenet: dict[str, Tensor])
     model = load_model("googlenet", weights=path)
     assert torch.equal(model.get_parameter("fc.bias"), state["fc.bias"])
     assert torch.equal(model.get_parameter("fc.weight"), state["fc.weight"])
-
-
-def test_weights_of_torch_before_1_6_are_read(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    assert torch.equal(read_weights(tmp_path / "old.pth")["w"], torch.ones(3))
 
 
 def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path, googlenet: dict[str, Tensor]) -> None:
