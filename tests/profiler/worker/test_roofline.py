@@ -124,6 +124,7 @@ def prepared(forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_branch_that_no_engine_computes_is_not_counted(prepared: Prepare) -> None:
+    """Counted, it would put rows far above the roofline."""
     made = prepared("Auxiliary", ("ort", "inference"))
     assert made.cost.flops("inference") == CONVOLUTION
     assert made.cost.weight_bytes("fp32") == 4 * (2 * 27 + 2)
