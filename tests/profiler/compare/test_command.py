@@ -87,10 +87,7 @@ def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Prof
 @pytest.mark.parametrize(
     ("names", "options", "said"),
     [
-        (["main"], {}, "only one side"),
         (["main", "missing"], {}, "missing: no run's folder"),
-        (["main", "slow"], {"fail_on_regression": "5"}, "expected a percentage such as 5%"),
-        (["main", "slow"], {"only": ("modle=resnet50",)}, "did you mean 'model'"),
         (["main", "slow"], {"only": ("model=resnet18,batch_size=7",)}, "no row of these runs matches"),
         (["main", "slow"], {"only": ("model=resnet50,model=resnet5",)}, "model=resnet5: .* did you mean 'resnet50'"),
         (["main", "slow"], {"format": "jsonn"}, "did you mean 'json'"),
