@@ -226,7 +226,7 @@ def ends_the_forkserver(environment, report):
 '''
 
 Calls = Callable[..., Call]
-ENDS = ("SIGABRT", "SIGSEGV", "hang")
+ENDS = ("SIGSEGV", "hang")
 
 
 @pytest.fixture(scope="module")
