@@ -156,21 +156,6 @@ def test_a_blank_of_ours_says_why_once_and_without_advice(page: Path) -> None:
             assert cells.count("not measured") <= 1 or "is not installed" in str(cells)
 
 
-@pytest.mark.parametrize(
-    ("suite", "row", "network"),
-    [
-        ("cloud-gpus", "▸ 2-core EPYC | PyTorch 2.13 eager fp32", "ResNet-200"),
-        ("convnet-benchmarks", "▸ H100 | PyTorch 2.11 fp16, cuDNN 9.19 | compiled", "OxfordNet \\[Model-A]"),
-        ("gpu-study", "▸ 2-core EPYC | JAX 0.10 jax fp32", "forward"),
-        ("gpu-study", "▸ 2-core EPYC | PyTorch 2.13 eager fp32", "forward + backward"),
-    ],
-)
-def test_what_a_run_lacks_is_said_in_its_row(suite: str, row: str, network: str) -> None:
-    table = page_text(suite).partition(f"**{network}**\n")[2].partition("\n**")[0]
-    (line,) = [line for line in table.splitlines() if row in line]
-    assert "| not measured |" in line
-
-
 def test_own_figures_in_a_note_are_those_of_the_rows() -> None:
     def per_image(suite: str, model: str) -> float:
         rows = own_times(rows_of(suite)).filter(machine="H200", model=model, variant="eager-benchmark")

@@ -202,10 +202,3 @@ def test_a_published_run_names_nothing_private(folder: Path) -> None:
         *("results.parquet", "environment.json", "bench.yaml", "README.md"),
         *("seconds.parquet", "layers.md", "verification.md", "verification.csv"),
     }
-
-
-def test_no_link_on_a_published_page_is_dead() -> None:
-    for page in RESULTS.rglob("*.md"):
-        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-        dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
-        assert dead == [], page
