@@ -56,7 +56,7 @@ def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
     assert tab.errors == []
 
 
-@pytest.mark.parametrize(("name", "width"), [("hostile", 390), ("h200", 1280), ("cpu", 390), ("h200", 390)])
+@pytest.mark.parametrize(("name", "width"), [("hostile", 390), ("h200", 1280), ("h200", 390)])
 def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int) -> None:
     tab.open(pages[name], width)
     assert [address for address in tab.requests if not address.startswith("data:")] == [pages[name].as_uri()]
