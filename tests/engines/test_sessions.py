@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from able_engines import if_able
@@ -103,21 +102,6 @@ def test_a_graph_with_other_inputs_than_the_model_is_an_error() -> None:
 def test_channels_last_and_half_precision_give_the_same_outputs(open_session: Open, expected: Any) -> None:
     assert error(outputs(open_session("eager", channels_last=True)), expected) < 1e-5
     assert 1e-4 < error(outputs(open_session("eager", "bf16")), expected) < 5e-2
-
-
-def test_training_marks_its_parts_and_leaves_gradients(open_session: Open) -> None:
-    session: Any = open_session("eager", pass_="training")
-    for _ in range(2):
-        marks: list[str] = []
-        session.run(marks.append)
-        assert marks == ["forward", "backward"]
-    gradients = [parameter.grad for parameter in session.model.parameters()]
-    assert all(g is not None and torch.isfinite(g).all() for g in gradients)
-    assert any(g.abs().sum() > 0 for g in gradients)
-    (loss,) = session.outputs()
-    assert loss.shape == ()
-    assert np.isfinite(loss)
-    assert session.model.training
 
 
 def test_channels_last_really_is(open_session: Open) -> None:
