@@ -293,7 +293,7 @@ def kinds(result: Result) -> set[str]:
 
 STRANGE = {"unproven", "no-parity", "inaccurate", "unchecked-outputs", "static-graph", "unchecked-gradients"}
 ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
-    *[(case(source("Attention"), engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
+    (case(source("Attention")), "", set(), {}),
     *[(case(source("Pooling"), engine=engine), "", {"unproven"}, {}) for engine in ("eager", "ort")],
     *[(case(source("Masked"), engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
     *[(case(TEXT, engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
@@ -499,15 +499,6 @@ def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure: Measure, m
     assert peak() < before + 200 and taken
 
 
-def test_on_the_cpu_a_row_has_the_parts_of_memory_that_are_known(measure: Measure) -> None:
-    parameters = 3 * 8 * 9 + 8 + 8 + 8 + 392 * 10 + 10
-    memory = measure(trained(image("net"), "adamw")).figures
-    assert memory["gradients_mib"] == pytest.approx(4 * parameters / MIB)
-    assert memory["weights_mib"] == pytest.approx((4 * (parameters + 16) + 8) / MIB)
-    assert memory["optimizer_mib"] == pytest.approx((8 * parameters + 6 * 4) / MIB)
-    assert memory["peak_memory_mib"] == memory["host_peak_mib"]
-
-
 @pytest.mark.parametrize(
     ("readings", "declared", "expected"),
     [
@@ -577,11 +568,9 @@ def test_a_reference_of_fewer_items_is_compared_with_these_and_named(
 @pytest.mark.parametrize(
     ("precision", "training", "batch"),
     [
-        ("fp32", (), 1),
         ("bf16", ("sgd",), 4),
         ("amp-bf16", ("adamw",), 1),
-        ("fp32", ("sgd", "logits"), 4),
-        ("amp-bf16", ("none", "logits"), 1),
+        ("fp32", ("none", "logits"), 4),
     ],
 )
 def test_a_row_says_how_far_its_gradients_are_off(measure: Measure, precision: str, training: Any, batch: int) -> None:
@@ -612,12 +601,10 @@ def test_masked_logits_that_the_reference_has_not_fail_the_row(measure: Measure,
 @pytest.mark.parametrize(
     ("how", "place", "says"),
     [
-        ("zeros", 4, "wrong gradients"),
         ("noise", 4, "wrong gradients"),
         ("nan", 4, "finite"),
         ("coarse", 4, None),
         ("zeros", 0, "worst is input"),
-        ("noise", 0, "worst is input"),
     ],
 )
 def test_a_row_whose_gradients_are_wrong_is_failed(
