@@ -85,9 +85,6 @@ def test_every_cell_of_the_matrix_is_there_once_and_the_same_every_time(planned:
     [
         "models: [alexnet]\nengines: [eager, eager]\n",
         "models: [alexnet]\nengines: [{name: ort, label: m, threads: 1}, {name: ort, label: m, threads: 2}]\n",
-        "models: [alexnet, {name: alexnet, options: {}}]\nengines: [eager]\n",
-        "models: [alexnet]\nengines: [eager]\nbatch_sizes: [4, 4]\n",
-        "models: [alexnet]\nengines: [eager]\npasses: [inference, inference]\n",
     ],
 )
 def test_two_cases_with_one_id_are_an_error(planned: Planned, job: str) -> None:
