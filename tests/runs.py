@@ -1,8 +1,9 @@
-"""Run jobs and look at what goes to a console."""
+"""Run jobs, wait for what they do, and look at what goes to a console."""
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -22,6 +23,15 @@ def run_job(profiler: Profiler, folder: Path, job: str, **variables: str) -> Pat
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (folder / "results").iterdir()
     return run
+
+
+def until(holds: Callable[[], Any], seconds: float = 600) -> Any:
+    """Wait for what must come true; return it."""
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
 
 
 def on_console(show: Callable[..., object], *arguments: Any, width: int = 120, **options: Any) -> str:

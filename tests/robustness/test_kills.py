@@ -13,7 +13,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import polars as pl
 import pytest
 from robustness.command_runs import Run
+from runs import until
 
 pytestmark = pytest.mark.slow
 JOB = """
@@ -203,22 +203,14 @@ def test_whatever_is_killed_no_row_is_lost(soak, tmp_path: Path) -> None:
 # Side by side.
 
 
-def waited(found: Callable[[], Any]) -> Any:
-    end = time.monotonic() + SECONDS
-    while not (value := found()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return value
-
-
 def test_one_run_writes_into_a_folder(soak, tmp_path: Path) -> None:
     tried, wrong, twice = 0, list[str](), 0
     for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))
         variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
         first, count = Run("job.yaml", cwd=place, **variables), rng.randint(0, 1)
-        path = waited(lambda: [*place.glob("results/*/bench.yaml")])[0].parent  # noqa: B023
-        waited(lambda: len(journal(path)) >= count)  # noqa: B023
+        path = until(lambda: [*place.glob("results/*/bench.yaml")])[0].parent  # noqa: B023
+        until(lambda: len(journal(path)) >= count)  # noqa: B023
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(SECONDS)
         both = [Run("--resume", str(path), cwd=place, **variables) for _ in range(2)]

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from robustness.command_runs import Run
+from runs import until
 
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
@@ -65,15 +64,6 @@ def cluster() -> Iterator[tuple[str, list[psutil.Process]]]:
     finally:
         own.stdin.close()
         own.wait(SECONDS)
-
-
-def until(holds: Callable[[], Any]) -> Any:
-    """Wait for what must come true; return it."""
-    end = time.monotonic() + SECONDS
-    while not (found := holds()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
 
 
 def measures(raylet: psutil.Process) -> bool:

@@ -26,7 +26,7 @@ import polars as pl
 import pytest
 from matrix_product import write_product
 from onnx import TensorProto, helper
-from runs import Profiler, on_console
+from runs import Profiler, on_console, until
 
 from profiler.job import plan
 from profiler.job.config import LargestBatch, load_config
@@ -139,15 +139,6 @@ def with_factories(folder: Path) -> Path:
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     return with_factories(tmp_path)
-
-
-def poll(happened: Callable[[], object], seconds: float = 600) -> bool:
-    end = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 # One run with everything that can be measured on a CPU.
@@ -314,7 +305,7 @@ def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None
             return False
 
     # The forkserver notices that its parent has gone, and leaves by itself.
-    assert poll(lambda: not any(map(carries_mark, Path("/proc").glob("[0-9]*"))))
+    until(lambda: not any(map(carries_mark, Path("/proc").glob("[0-9]*"))))
 
 
 def test_second_run_prepares_nothing(full: Finished, run: Run, workplace: Path, cache: Path) -> None:
@@ -499,7 +490,7 @@ def close_terminal_after_first_ok(folder: Path, cache: Path, key: str) -> Comple
         def has_measured() -> bool:
             return any('"status": "ok"' in file.read_text() for file in folder.glob("results/*/journal.jsonl"))
 
-        assert poll(lambda: has_measured() or process.poll() is not None)
+        until(lambda: has_measured() or process.poll() is not None)
         for _ in range(2):
             process.send_signal(signal.SIGHUP)
             time.sleep(0.05)
