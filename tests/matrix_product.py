@@ -1,4 +1,4 @@
-"""A matrix product as an ONNX file, the smallest model that has weights."""
+"""A matrix product as an ONNX file, the smallest model that has weights, and graphs as ONNX writes them in words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
 
 
@@ -19,6 +20,12 @@ def write_product(path: Path, weight: Any, names: str = "x y", batch: Any = "n",
     graph = helper.make_graph([node], "product", [x], [y], [numpy_helper.from_array(weight, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, path, save_as_external_data=beside is not None, location=beside, size_threshold=0)
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a graph of opset 20, such as "g (float[n, 4] x) => (float[n, 4] y) { y = Relu (x) }"."""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}'), path)
     return path
 
 

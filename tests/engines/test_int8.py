@@ -7,12 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 import torch
 from able_engines import if_able
-from onnx import TensorProto, helper, numpy_helper
+from matrix_product import write_text
 from sessions import cache_beside, error, outputs
 
 import engines
@@ -103,26 +101,17 @@ def test_weights_take_a_quarter(open_session: Open) -> None:
 
 def test_proof_of_products_of_integers_that_a_users_file_may_hold(tmp_path: Path) -> None:
     """As dynamic quantization makes them: ONNX Runtime fuses some into operators of its own."""
-    weights = [
-        numpy_helper.from_array(np.ones((4, 4), dtype=np.uint8), "w"),
-        numpy_helper.from_array(np.array(0.5, dtype=np.float32), "w_scale"),
-    ]
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "q_scale", "q_zero"]),
-        helper.make_node("MatMulInteger", ["q", "w", "q_zero"], ["i"]),
-        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["q_scale", "w_scale"], ["scale"]),
-        helper.make_node("Mul", ["f", "scale"], ["h"]),
-        helper.make_node("DynamicQuantizeLinear", ["h"], ["r", "r_scale", "r_zero"]),
-        helper.make_node("MatMulInteger", ["r", "w", "r_zero"], ["y"]),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])
-    y = helper.make_tensor_value_info("y", TensorProto.INT32, ["N", 4])
-    path = tmp_path / "theirs.onnx"
-    opsets = [helper.make_opsetid("", 20)]
-    onnx.save(
-        helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=opsets, ir_version=10), path
-    )
+    text = f"""
+    theirs (float[N, 4] x) => (int32[N, 4] y) <uint8[4, 4] w = {{{", ".join("1" * 16)}}}, float w_scale = {{0.5}}> {{
+        q, q_scale, q_zero = DynamicQuantizeLinear (x)
+        i = MatMulInteger (q, w, q_zero)
+        f = Cast <to = 1> (i)
+        scale = Mul (q_scale, w_scale)
+        h = Mul (f, scale)
+        r, r_scale, r_zero = DynamicQuantizeLinear (h)
+        y = MatMulInteger (r, w, r_zero)
+    }}"""
+    path = write_text(tmp_path / "theirs.onnx", text)
     source = ModelSource("theirs", onnx=path)
     inputs = tuple(seeded_inputs(input_specs(source), 2))
     job = Job(source, "inference", "native", 2, "cpu", OrtOptions(), inputs, onnx=path)

@@ -15,11 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnx
 import polars as pl
 import pytest
+from matrix_product import write_text
 from not_installed import hide
-from onnx import TensorProto, helper
 from torch import nn
 
 import profiler
@@ -217,11 +216,8 @@ def test_a_script_that_guards_nothing_without_onnx_runtime(tmp_path: Path, every
 
 def onnx_file(folder: Path) -> Path:
     """A sum of two inputs, each a batch of `n` items of `width` floats."""
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "width"]) for name in ("a", "b")]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "width"])
-    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "sum", inputs, [output])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / "sum.onnx")
-    return folder / "sum.onnx"
+    text = "sum (float[n, width] a, float[n, width] b) => (float[n, width] y) { y = Add (a, b) }"
+    return write_text(folder / "sum.onnx", text)
 
 
 FLOATS = np.ones((2, 3), np.float32)

@@ -21,11 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import polars as pl
 import pytest
-from matrix_product import write_product
-from onnx import TensorProto, helper
+from matrix_product import write_product, write_text
 from runs import Profiler, on_console, until
 
 from profiler.job import plan
@@ -338,27 +336,16 @@ def test_exit_codes_of_failed_rows(run: Run, workplace: Path, tmp_path: Path) ->
 # A user's ONNX files.
 
 
-def write_two_inputs(path: Path) -> None:
-    """(x + table[ids]) times a weight: x (n, length, 4) of floats, ids (n, length) of int64; n and length are free."""
-    table = helper.make_tensor("table", TensorProto.FLOAT, [2, 4], [0.5 * i for i in range(8)])
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], [0.1 * i for i in range(12)])
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "ids"], ["e"]),
-            helper.make_node("Add", ["x", "e"], ["s"]),
-            helper.make_node("MatMul", ["s", "w"], ["y"]),
-        ],
-        "two",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length", 4]),
-            helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "length"]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length", 3])],
-        [table, weight],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+def listed(count: int, step: float) -> str:
+    return ", ".join(str(step * number) for number in range(count))
 
 
+TWO = f"""
+two (float[n, length, 4] x, int64[n, length] ids) => (float[n, length, 3] y)
+<float[2, 4] table = {{{listed(8, 0.5)}}}, float[4, 3] w = {{{listed(12, 0.1)}}}>
+{{ e = Gather (table, ids) s = Add (x, e) y = MatMul (s, w) }}
+"""
+"""Inputs of floats and of indices; n and length are free."""
 TWICE = """
 import torch
 from torch import nn
@@ -374,7 +361,7 @@ def twice(times=2):
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
     folder = tmp_path_factory.mktemp("users")
-    write_two_inputs(folder / "two.onnx")
+    write_text(folder / "two.onnx", TWO)
     weight = np.arange(6, dtype=np.float32).reshape(3, 2)
     write_product(folder / "fixed.onnx", weight, batch=2)
     write_product(folder / "free.onnx", weight)

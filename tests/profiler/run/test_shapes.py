@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import polars as pl
 import pytest
-from onnx import TensorProto, helper
+from matrix_product import write_text
 from runs import Profiler
 
 from engines.trt_build import batch_shapes
@@ -60,11 +59,8 @@ IMAGE = {"name": "conv", "factory": "nets:conv", "input": [3, 32, 32]}
 
 @pytest.fixture(autouse=True)
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "sequence"]) for name in "xy")
-    made = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "words", [x], [y])
-    onnx.save(
-        helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "words.onnx"
-    )
+    text = "words (float[n, sequence] x) => (float[n, sequence] y) { y = Relu (x) }"
+    write_text(tmp_path / "words.onnx", text)
     monkeypatch.chdir(tmp_path)
 
 
