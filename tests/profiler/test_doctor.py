@@ -107,6 +107,8 @@ def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_a_real_run(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PRESETS", {name: PRESETS[name] for name in ("eager", "ort", "trt")})
+    in_fp32 = {"precisions": ["fp32"]}
+    monkeypatch.setattr(doctor, "tiny_job", lambda *given: tiny_job(*given).model_copy(update=in_fp32))
     done = command("doctor", "--device", "cpu", "--output", str(tmp_path / "kept"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"ok +eager ", done.stdout)
