@@ -179,13 +179,6 @@ def test_each_objective_has_its_own_best(objective: str, batch: int) -> None:
     assert (len(answer.losers) == 1) == (objective == "latency"), "of single calls the smallest batch that will do"
 
 
-def test_a_larger_batch_serves_where_the_smallest_misses_a_limit() -> None:
-    rows = [row("ort", ms=1.0), row("ort", ms=2.0, batch_size=16), row("ort", ms=9.0, batch_size=64)]
-    answer = ask(*rows, limits=(Limit("throughput", 5000.0),))
-    assert answer.winner and answer.winner["batch_size"] == 16
-    assert codes(answer) == {"ort fp16, batch 1": [("under", "throughput")]}
-
-
 def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_differ() -> None:
     runs = [row("ort", ms=ms, run_id=f"run{n}", torch_version="2.11") for n, ms in enumerate((1.0, 1.2, 1.1))]
     bases = [row("eager", "fp32", 4.0, run_id=r["run_id"], torch_version="2.11", is_base=True) for r in runs]
