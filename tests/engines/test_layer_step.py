@@ -98,13 +98,6 @@ def test_each_part_is_compiled(layer: Conv2d, engine: str, open_layer: Open, cac
     assert (proof.details["compiled_graphs"], proof.graph_breaks) == (3, 0)
 
 
-@layers
-def test_proof_counts_one_operator_a_part(layer: Conv2d, open_layer: Open) -> None:
-    session = open_layer("eager", layer)
-    session.run(lambda name: None)
-    assert session.proof().compute_types == {"float32": 3}
-
-
 def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache: Cache) -> None:
     """As a run does it: the reference's two items fill the batch, and the gradients are the same."""
     layer = LAYERS["square"]
