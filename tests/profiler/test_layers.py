@@ -24,7 +24,6 @@ from profiler.processes.messages import Outcome
 from profiler.results.columns import LAYERS
 from profiler.results.result import Kept, Result, Stage, result_of
 from profiler.results.run_folder import RunFolder
-from profiler.worker.measure_case import _profile
 
 TINY = """
 import os
@@ -186,7 +185,10 @@ def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
     assert (lost.status, lost.reason) == ("timeout", reason)
 
 
+@pytest.mark.slow
 def test_a_runtime_that_tells_no_layers_says_so() -> None:
+    from profiler.worker.measure_case import _profile
+
     measured = result(case("eager"), [])
     _profile(SimpleNamespace(layers=list), measured)  # type: ignore[arg-type]
     assert [warning.kind for warning in measured.warnings] == ["no-layers"]
