@@ -41,13 +41,13 @@ _NOT_MERGED = {"run_id", "case_id", "replicate", "warnings"}
 CELLS: dict[str, pl.DataType] = {
     **{name: dtype for name, dtype in RESULTS.items() if name not in _NOT_MERGED},
     **dict.fromkeys(DERIVED, pl.Float64()),
-    **dict.fromkeys(("processes", "failures"), pl.Int64()),
+    **dict.fromkeys(("processes", "measured", "failures"), pl.Int64()),
     **dict.fromkeys(("run_ids", "case_ids", "footnotes"), pl.List(pl.String())),
     "base": pl.String(),
     **dict.fromkeys(("factor", "factor_low", "factor_high"), pl.Float64()),
     "verdict": pl.String(),
 }
-"""The columns of `cells`: those of a row, merged; how many processes count and how many failed; the kinds of
+"""The columns of `cells`: those of a row, merged; how many processes count, gave figures and failed; the kinds of
 their warnings; and how the cell compares with its base."""
 
 
@@ -68,6 +68,7 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
         *(pl.col(f"{n}_id").filter(OK | ~OK.any()).unique(maintain_order=True).alias(f"{n}_ids") for n in _IDS),
         *(part for name in WITH_ENDS for part in _processes(name)),
         processes=_COUNTS.sum().cast(pl.Int64),
+        measured=OK.sum().cast(pl.Int64),
         failures=(~OK).sum().cast(pl.Int64),
         footnotes=kinds.unique(maintain_order=True),
     )

@@ -334,9 +334,11 @@ def _check_out(revision: str, folder: Path) -> None:
         done = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             archive.extractall(folder, filter="data")
-    except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
-        why = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode()
-        raise ConfigError(f"--against {REVISION}{revision}: {why.decode(errors='replace').strip()}") from None
+    except subprocess.CalledProcessError as error:
+        why = error.stderr.decode(errors="replace").strip()
+        raise ConfigError(f"--against {REVISION}{revision}: {why}") from None
+    except (OSError, tarfile.TarError) as error:
+        raise ConfigError(f"--against {REVISION}{revision}: git cannot check it out: {error}") from None
 
 
 def _alike(new: _Side, old: _Side) -> tuple[_Side, _Side]:

@@ -172,7 +172,7 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
-    if wide := [len(cell["case_ids"]) for cell in factors if cell["factor_high"] > _WIDE * cell["factor_low"]]:
+    if wide := [cell["measured"] for cell in factors if cell["factor_high"] > _WIDE * cell["factor_low"]]:
         more = "--replicates 5 narrows them; " if min(wide) < ENOUGH else ""
         lines.append(f"Some span a factor of two: {more}on a busy machine --wait-for-idle 10.")
     if printed:

@@ -40,6 +40,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("zzz: 1"), 3, "'zzz' models batch_sizes cpu cuda"),
     (more("budget:\n  second: 3"), 4, "budget: 'second' mean 'seconds'?"),
     (more("budget: 3"), 3, "budget: seconds got 3"),
+    (more("batch_sizes: 16"), 3, "batch_sizes: put it in got 16"),
     (more("budget: {build_timeout: 1e999}"), 3, "budget.build_timeout: less"),
     (more("budget: {min_samples: 1}"), 3, "budget.min_samples: 3, got 1"),
     (more("batch_sizes: [1, -4]"), 3, "batch_sizes[1]: greater got -4"),
