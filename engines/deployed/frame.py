@@ -25,7 +25,7 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     )
     parser.add_argument("--output", help="a .npy file for the first output")
     parser.add_argument(
-        "--seconds", type=float, default=2, help="how long to time calls, of which at least 20; default: 2"
+        "--seconds", type=float, default=2, help="time calls for so long, at least 20 calls; default: 2"
     )
     arguments = parser.parse_args()
     config = json.loads((HERE / "config.json").read_text())

@@ -242,9 +242,7 @@ def comparison(choice: Choice) -> str:
         return ""
     if choice.tied:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
-        quiet, measured = choice.winner["processes"], choice.winner["measured"]
-        beside = f"; {quiet} of its {measured} processes ran without other work" if quiet < measured else ""
-        more = "; --replicates 5 may part them" if measured < ENOUGH else beside
+        more = "; --replicates 5 may part them" if choice.winner["measured"] < ENOUGH else ""
         sign, own = -1 if choice.figure in HIGHER else 1, choice.winner[choice.figure]
         rule = "the best figure leads" if sign * own <= sign * choice.tied[0][choice.figure] else TIES
         return f"A tie of {len(cells)}: {_some(cells)}; {rule}{more}"

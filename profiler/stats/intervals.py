@@ -174,8 +174,8 @@ class Processes:
         One or two processes lean on the machine's spread. From three on their own counts, moderated by what the
         configurations of the run have in common (Smyth, "Linear models and empirical Bayes methods for assessing
         differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
-        3, 2004); a base also leans on the machine's, which was measured on bases. A median of processes that are either
-        fast or slow is either, too, and Student's t is no bound for it: the interval holds the ranks in the middle.
+        3, 2004); a base also leans on the machine's, which was measured on bases. Processes may be
+        either fast or slow, and then so is their median. Student's t does not bound it; the ranks in the middle do.
         """
         several = (self.count >= 3) & (self.common_free > 0)
         own = (self.count >= 3) & ~several & (self.is_base == 0)
@@ -193,8 +193,8 @@ def processes_beyond(count: Any) -> Any:
     """Return how many of so many processes lie beyond either end of their median's distribution-free 95 % interval.
 
     It is the sign test's, in the normal approximation with correction for continuity (Conover, "Practical Nonparametric
-    Statistics", section 3.2). A fraction stands for a place between two processes, so that more of them never widen
-    what they know. Negative of up to five, whose extremes hold less: 75 % of medians of three, 94 % of five.
+    Statistics", section 3.2). A fraction stands for a place between two processes: whole ranks would widen from five
+    processes to eight. Negative for up to five, whose extremes hold less: 75 % of medians of three, 94 % of five.
     """
     return count / 2 - 0.98 * count**0.5 - 0.5
 
