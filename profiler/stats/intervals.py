@@ -174,8 +174,8 @@ class Processes:
         One or two processes lean on the machine's spread. From three on their own counts, moderated by what the
         configurations of the run have in common (Smyth, "Linear models and empirical Bayes methods for assessing
         differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
-        3, 2004); a base also leans on the machine's, which was measured on bases. Processes may be
-        either fast or slow, and then so is their median. Student's t does not bound it; the ranks in the middle do.
+        3, 2004); a base also leans on the machine's, which was measured on bases. Processes may be either fast or slow,
+        and then so is their median. Student's t does not bound it; the ranks in the middle do.
         """
         several = (self.count >= 3) & (self.common_free > 0)
         own = (self.count >= 3) & ~several & (self.is_base == 0)
