@@ -4,6 +4,7 @@
 # make verify-gpu       our clocks beside NVBench's           make verify-cpu  beside plain loops
 # make verify-verdicts  how often an interval holds the truth, on pairs of equal configurations
 # make verify-gate      how often --against calls a model slower: itself, and one with a known share more work
+# make test-tensorrt    TensorRT 8.5's names and flags, in a Python 3.10 of its own
 # make bench-tables     compare and report over 100,000 cases
 # make soak             faults and kills, 25 times as many as the tests try; SOAK=N for another size
 #
@@ -24,7 +25,7 @@ TEST_READY := $(VENV)/.ready-test
 VERIFY_READY := $(VENV)/.ready-verify
 endif
 
-.PHONY: bench test test-fast test-gpu lint types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu test-tensorrt lint types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -38,6 +39,9 @@ test-fast: $(TEST_READY)
 
 test-gpu: $(TEST_READY)
 	$(RUN) -m pytest -m gpu --require-gpu
+
+test-tensorrt: $(VENV)-tensorrt/.ready # without a GPU
+	$(VENV)-tensorrt/bin/python -m pytest tests/engines/test_tensorrt_8_5.py
 
 lint: $(TEST_READY)
 	$(RUN) -m ruff check .
@@ -67,6 +71,12 @@ verify-gpu: $(VERIFY_READY) # 10 minutes on an H200
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+
+# 2 GB of downloads, and the last Python that TensorRT 8.5 has bindings for.
+$(VENV)-tensorrt/.ready: pyproject.toml constraints.txt
+	python3.10 -m venv $(VENV)-tensorrt
+	$(VENV)-tensorrt/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,tensorrt]'
+	touch $@
 
 # TensorRT's libraries come from NVIDIA's own servers: where that fails, the job runs without.
 $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from engines.options import PLAIN, Device, Options, Pass, Training
 from exporters.inputs import TensorSpec
+from exporters.python310 import StrEnum
 from exporters.source import ModelSource
 
 Array = NDArray[Any]

@@ -5,6 +5,7 @@ A new engine is one module in this package and one row in ENGINES; see docs/exte
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -97,7 +98,7 @@ class Engine:
     shares_kernels: bool = False
     """What it compiles is kept by content, so that several cases can be compiled side by side before they run."""
     uses_cudnn: bool = False
-    quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
+    quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _QUANTIZER})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
     int8_graph: Literal["int8", "int8-operands", "int8-dynamic"] = "int8"
     """The graph of exporters/int8.py that it runs at int8."""
@@ -107,6 +108,8 @@ class Engine:
     """Its profiled layers are named by the paths of PyTorch's modules."""
     capabilities: tuple[str, ...] = ()
     """Compute capabilities of GPUs that it runs on; empty where the library decides."""
+    uses_pycuda: bool = False
+    """Its stream and buffers are pycuda's where that is installed."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Machine on which `python -m profiler build` can build an engine ahead of time."""
     deployment: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
@@ -153,8 +156,10 @@ _TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", each) fo
 
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", least="2.11")
 _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
-# Since 1.24 it says where each node runs.
-_ORT: Requirement = Requirement("onnxruntime", "pip install 'onnxruntime>=1.24'", least="1.24", packages=_ORT_PACKAGES)
+# Since 1.24 it says where each node runs; 1.23 is Python 3.10's last.
+_INSTALL_ORT = "pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
+_ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT, least="1.24", packages=_ORT_PACKAGES)
+_QUANTIZER: Requirement = replace(_ORT, install="pip install 'onnxruntime>=1.22'", least="1.22")
 _INSTALL_ORT_GPU = "pip install 'onnxruntime-gpu>=1.31'"
 _ORT_ON_CUDA = replace(_ORT, install=_INSTALL_ORT_GPU, devices=CUDA)
 
@@ -167,7 +172,11 @@ def _provider(name: str) -> Requirement:
 
 # libonnxruntime_providers_tensorrt.so of 1.31 needs libnvinfer.so.10 and was compiled against 10.14.1, for CUDA 13.
 _INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
-_INSTALL_TRT = "pip install 'tensorrt-cu13>=10.13' (tensorrt-cu12 where torch is for CUDA 12)"
+_INSTALL_TRT = (
+    "pip install 'tensorrt-cu13>=10.13' (tensorrt-cu12 where torch is for CUDA 12)"
+    if sys.version_info >= (3, 11)
+    else "pip install tensorrt==8.5.3.1"
+)
 _INSTALL_RTX = (
     "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7' (-cu12- where torch is for CUDA 12)"
 )
@@ -214,6 +223,7 @@ _trt_engine = partial(
     reasons=_TRT_REASONS,
     options=TrtOptions,
     int8_graph="int8-operands",
+    uses_pycuda=True,
 )
 
 ENGINES: dict[str, Engine] = {
@@ -297,11 +307,12 @@ ENGINES: dict[str, Engine] = {
             summary="TensorRT: an engine built for this GPU",
             requirements=(
                 Requirement(
-                    "tensorrt", _INSTALL_TRT, least="10.13", packages=("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+                    "tensorrt", _INSTALL_TRT, least="8.5", packages=("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
                 ),
             ),
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
+            packages=("pycuda",),
             builds="with a GPU",
             deployment={"cuda": ("tensorrt{release}", "cuda-python")},
         ),
@@ -320,7 +331,7 @@ ENGINES: dict[str, Engine] = {
             ),
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
-            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs"),
+            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "pycuda"),
             capabilities=_RTX_CARDS,
             builds="anywhere",
             deployment={

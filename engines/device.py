@@ -1,13 +1,24 @@
-"""Record CUDA graphs on torch's current stream."""
+"""Record CUDA graphs on torch's current stream; take streams, device memory and pinned memory."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from engines.base import Array
+from engines.options import Device
+from exporters.packages import installed_version
+
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
+_STREAMS: list[Any] = []
+"""pycuda's, which live as long as the process."""
 
 
 def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -32,3 +43,119 @@ def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
         raise
     return graph
+
+
+@functools.cache
+def pycuda() -> Any:
+    """Return pycuda's driver module, None where it is not installed or does not load."""
+    try:
+        driver = importlib.import_module("pycuda.driver")
+    except ImportError:
+        return None
+    driver.init()
+    return driver
+
+
+@contextlib.contextmanager
+def _primary_context(driver: Any) -> Iterator[None]:
+    """Make the GPU's primary context, which torch works in, pycuda's current one.
+
+    pycuda ends a process that ends while one of its own is current.
+    """
+    _retained(driver, torch.cuda.current_device()).push()
+    try:
+        yield
+    finally:
+        driver.Context.pop()
+
+
+@functools.cache
+def _retained(driver: Any, number: int) -> Any:
+    return driver.Device(number).retain_primary_context()
+
+
+def new_stream(by_pycuda: bool = False) -> torch.cuda.Stream:
+    """Make a stream; `by_pycuda` asks for pycuda's where it is installed."""
+    driver = pycuda() if by_pycuda else None
+    if driver is None:
+        return torch.cuda.Stream()
+    with _primary_context(driver):
+        own = driver.Stream()
+    stream = torch.cuda.ExternalStream(own.handle)
+    _STREAMS.append(own)  # torch does not hold it.
+    return stream
+
+
+class _Block:
+    """Device memory of pycuda's that torch takes for a tensor (numba.readthedocs.io, CUDA Array Interface)."""
+
+    def __init__(self, driver: Any, size: int) -> None:
+        try:
+            with _primary_context(driver):
+                self._allocation = driver.mem_alloc(size)
+        except driver.MemoryError as error:
+            raise torch.OutOfMemoryError(f"out of memory: pycuda could not allocate {size} bytes") from error
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (int(self._allocation), False),
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor that an engine reads or writes, and its pinned twin on the host, through which it is copied."""
+
+    bound: torch.Tensor
+    twin: torch.Tensor
+
+    def upload(self, array: Array) -> None:
+        """Enqueue a copy of the array, cast to the buffer's type. The last one must have ended."""
+        # torch reads neither bfloat16 nor float8 from numpy, whose ml_dtypes are of kind "V".
+        self.twin.copy_(torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array))
+        self.bound.copy_(self.twin, non_blocking=True)
+
+    def download(self) -> Array:
+        """Return the tensor: floats as float32, integers and bools as they are."""
+        self.twin.copy_(self.bound)
+        return (self.twin.float() if self.twin.is_floating_point() else self.twin).numpy().copy()
+
+
+class Allocator:
+    """Takes device memory, and pinned memory on the host, from pycuda where it is installed, else from torch."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._driver = pycuda() if device == "cuda" else None
+        self.name = f"pycuda {installed_version('pycuda')}" if self._driver else f"torch {torch.__version__}"
+        self.size = 0
+        """Bytes of device memory that were taken."""
+
+    def block(self, size: int) -> torch.Tensor:
+        """Return `size` bytes of device memory, aligned to 256. Raises torch.OutOfMemoryError."""
+        if self._driver is None:
+            block = torch.empty(size, dtype=torch.uint8, device=self._device)
+        else:
+            block = torch.as_tensor(_Block(self._driver, size), device=self._device)
+        self.size += size
+        return block
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype, on_host: bool = False) -> Buffer:
+        """Return a contiguous tensor of unknown values with its twin; `on_host` leaves the tensor there, too."""
+        size = math.prod(shape) * dtype.itemsize
+        # An empty tensor needs an address, too.
+        twin = self._pinned(max(size, 1))
+        memory = twin if on_host else self.block(max(size, 1))
+        return Buffer(*(each[:size].view(dtype).view(shape) for each in (memory, twin)))
+
+    @property
+    def slack(self) -> int:
+        """Return the bytes that torch's allocator holds beyond what was taken here."""
+        return max(torch.cuda.memory_reserved() - (0 if self._driver else self.size), 0)
+
+    def _pinned(self, size: int) -> torch.Tensor:
+        if self._driver is None:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._device == "cuda")
+        with _primary_context(self._driver):
+            return torch.from_numpy(self._driver.pagelocked_empty(size, "uint8"))

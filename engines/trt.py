@@ -1,7 +1,7 @@
 """Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
 
 The one module that imports their bindings, and only where it needs them: none of them has to be installed.
-Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are torch's and thus known exactly;
+Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here and thus known exactly;
 weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields
@@ -21,10 +20,11 @@ import torch
 from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
 from engines.catalog import ENGINES
 from engines.deployment import Deployed, copy_graph, copy_run
-from engines.device import capture
+from engines.device import Allocator, Buffer, capture
 from engines.options import TrtOptions
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
+from engines.trt_releases import auxiliary_streams, create_context, give_scratch, scratch_bytes, weight_bytes
 from engines.trt_reports import (
     EngineLayer,
     forget,
@@ -104,6 +104,7 @@ class TrtSession:
         self.specs = graph_specs(job.source, job.graph)
         graph = read_onnx(job.graph).graph
         self.results = [value.name for value in graph.output]
+        self.nodes = {node.name for node in graph.node}
         self.products = [node.name for node in graph.node if computes(node) and node.name]
         self.warnings: list[Warning] = []
         self.runtime: Any = None
@@ -112,8 +113,9 @@ class TrtSession:
         self.context: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None
-        self.buffers: dict[str, torch.Tensor] = {}
-        """Inputs and outputs, in memory of torch's allocator, and so is the scratch memory."""
+        self.allocator = Allocator(job.device)
+        self.buffers: dict[str, Buffer] = {}
+        """Inputs and outputs."""
         self.scratch: torch.Tensor | None = None
         self.logger = logger_of(self.library)
         # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
@@ -140,26 +142,21 @@ class TrtSession:
         _wait()
         own = [spec.name for spec in self.specs]
         for name, array in zip(own, self.job.named_inputs(own, inputs), strict=True):
-            self.buffers[name].copy_(_tensor(array))
+            self.buffers[name].upload(array)
 
     def outputs(self) -> list[Array]:
         torch.cuda.current_stream().synchronize()  # What is on the host already is not waited for.
-        results = [self.buffers[name].cpu() for name in self.results]
-        return [(result.float() if result.is_floating_point() else result).numpy() for result in results]
+        return [self.buffers[name].download() for name in self.results]
 
     def output_names(self) -> list[str]:
         return list(self.results)
 
     def memory(self) -> Memory:
-        statistics = getattr(self.library, "EngineStat", None)  # TensorRT 10 has none.
-        if statistics is not None and hasattr(self.engine, "get_engine_stat"):
-            weights = self.engine.get_engine_stat(statistics.TOTAL_WEIGHTS_SIZE)
-        else:
+        weights = weight_bytes(self.library, self.engine)
+        if weights is None:
             elements = graph_weights(read_onnx(self.request.onnx))
             weights = sum(count * dtype.itemsize for dtype, count in elements.items())
-        taken = [each for each in (*self.buffers.values(), self.scratch) if each is not None]
-        size = sum(each.nbytes for each in taken if each.device.type == self.job.device)
-        return Memory(weights, size, max(torch.cuda.memory_reserved() - size, 0))
+        return Memory(weights, self.allocator.size, self.allocator.slack)
 
     def proof(self) -> Proof:
         """Report what the engine's inspector says of its layers, and what this session did."""
@@ -179,23 +176,21 @@ class TrtSession:
             details=summary
             | {
                 "layers": self.engine.num_layers,
-                "auxiliary_streams": self.engine.num_aux_streams,
+                "auxiliary_streams": auxiliary_streams(self.engine),
+                "memory_by": self.allocator.name,
             },
         )
 
     def layers(self) -> list[Layer]:
         """Time each layer by TensorRT's own profiler, outside of any CUDA graph."""
         stream, profiler = torch.cuda.current_stream(), _profiler(self.library)
-        self.context.profiler = profiler
+        self.context.profiler = profiler  # For good: 8.5 takes no None.
         self.context.enqueue_emits_profile = False
-        try:
-            for _ in range(_PROFILED_ITERATIONS):
-                self._enqueue()
-                stream.synchronize()
-                if not self.context.report_to_profiler():
-                    raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
-        finally:
-            self.context.profiler = None
+        for _ in range(_PROFILED_ITERATIONS):
+            self._enqueue()
+            stream.synchronize()
+            if not self.context.report_to_profiler():
+                raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
         known = {layer.name: (layer.kind, layer.nodes) for layer in self._layers()}
         times = {name: ms / _PROFILED_ITERATIONS for name, ms in profiler.ms.items()}
         return [Layer(name, *known.get(name, ("unknown", ())), ms) for name, ms in times.items()]
@@ -217,23 +212,10 @@ class TrtSession:
         self.runtime = open_with_plugins(self.library, self.library.Runtime, "runtime")
         self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         self._check(self.engine, f"cannot load the engine {self.built.path}")
-        self.context = self.engine.create_execution_context(self._context_config())
+        self.context, self.runtime_config = create_context(self.library, self.engine)
         self._check(self.context, "cannot create an execution context")
         # An engine of detailed verbosity would mark every layer's launch for a profiler, which takes the host's time.
         self.context.nvtx_verbosity = self.library.ProfilingVerbosity.NONE
-
-    def _context_config(self) -> Any:
-        """Leave memory to us, and have TensorRT for RTX compile its kernels at once."""
-        strategy = self.library.ExecutionContextAllocationStrategy.USER_MANAGED
-        kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
-        if kernels is None:
-            return strategy
-        # By default it runs, and a CUDA graph would record, fallback kernels until others are compiled next to them.
-        self.runtime_config = self.engine.create_runtime_config()
-        self.runtime_config.set_execution_context_allocation_strategy(strategy)
-        assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
-        self.runtime_config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
-        return self.runtime_config
 
     def _bind(self) -> None:
         names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
@@ -245,7 +227,7 @@ class TrtSession:
             shape = arrays[name].shape
             self._check(self.context.set_input_shape(name, shape), f"refuses the shape {shape} of input {name!r}")
             self._allocate(name, shape)
-            self.buffers[name].copy_(_tensor(arrays[name]))
+            self.buffers[name].upload(arrays[name])
         lacking = self.context.infer_shapes()
         self._check(not lacking, f"cannot infer shapes: {', '.join(lacking)} lack theirs")
         for name in (n for n in names if n not in inputs):
@@ -253,12 +235,10 @@ class TrtSession:
             if any(size < 0 for size in shape):
                 raise Unsupported(f"the shape of output {name!r}, {shape}, depends on values: no buffer can be made")
             self._allocate(name, shape)
-        # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
-        scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2
-        if scratch:
+        if scratch := scratch_bytes(self.engine, self.context):
             forget(self.logger)
-            self.scratch = torch.empty(scratch, dtype=torch.uint8, device=self.job.device)
-            self.context.set_device_memory(self.scratch.data_ptr(), scratch)  # It tells a misfit in the log.
+            self.scratch = self.allocator.block(scratch)
+            give_scratch(self.context, self.scratch.data_ptr(), scratch)
             self._check(not self.logger.errors, f"refuses {scratch} bytes of scratch memory")
 
     def _allocate(self, name: str, shape: tuple[int, ...]) -> None:
@@ -266,11 +246,8 @@ class TrtSession:
         if kind not in _DTYPES:
             raise Unsupported(f"{name!r} is of TensorRT's type {kind}; inputs and outputs can be {', '.join(_DTYPES)}")
         on_host = self.engine.get_tensor_location(name) == self.library.TensorLocation.HOST
-        dtype, device = _DTYPES[kind], "cpu" if on_host else self.job.device
-        size = math.prod(shape) * dtype.itemsize
-        memory = torch.empty(max(size, 1), dtype=torch.uint8, device=device)  # An empty tensor needs an address, too.
-        self.buffers[name] = memory[:size].view(dtype).view(shape)
-        accepted = self.context.set_tensor_address(name, memory.data_ptr())
+        self.buffers[name] = self.allocator.buffer(shape, _DTYPES[kind], on_host)
+        accepted = self.context.set_tensor_address(name, self.buffers[name].bound.data_ptr())
         self._check(accepted, f"refuses the address of {name!r}")
 
     def _enqueue(self) -> None:
@@ -298,7 +275,8 @@ class TrtSession:
         inspector = self.engine.create_engine_inspector()
         inspector.execution_context = self.context  # For the shapes at this batch size.
         try:
-            return read_layers(inspector.get_engine_information(self.library.LayerInformationFormat.JSON))
+            text = inspector.get_engine_information(self.library.LayerInformationFormat.JSON)
+            return read_layers(text, self.nodes)
         except ValueError as error:
             self.warnings.append(Warning("unproven", f"the engine's description cannot be read ({error})"))
             return []
@@ -338,11 +316,6 @@ def _profiler(library: Any) -> Any:
             self.ms[layer_name] = self.ms.get(layer_name, 0.0) + ms
 
     return Profiler()
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    """Hand an array to torch, which reads neither bfloat16 nor float8 from numpy: their kind is "V"."""
-    return torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array)
 
 
 def _wait() -> None:

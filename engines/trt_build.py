@@ -1,8 +1,8 @@
 """Build an ONNX graph with TensorRT, and keep the serialized engine in the cache.
 
-The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. Networks are strongly typed: the types
-are the graph's, and the TF32 flag is the one switch of precision. TensorRT times kernels on the GPU while it builds, so
-an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that it is given.
+The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. TensorRT times kernels on the GPU
+while it builds, so an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that
+it is given.
 """
 
 from __future__ import annotations
@@ -17,10 +17,22 @@ from typing import Any
 
 from engines.base import Building, Unsupported, Warning
 from engines.catalog import ENGINES
-from engines.trt_reports import forget, logged, logger_of, new_monitor, reasons
-from exporters.cache import Cache, check_room, file_sha256
+from engines.trt_releases import (
+    USUAL_LEVEL,
+    configure,
+    create_network,
+    is_weakly_typed,
+    place,
+    product,
+    resize_memory_with_shapes,
+    targets,
+    watch,
+)
+from engines.trt_reports import forget, logged, logger_of, reasons
+from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.inputs import TensorSpec
-from exporters.onnx_files import graph_files
+from exporters.onnx_files import graph_files, types_of
+from exporters.opset17 import lowered
 from exporters.source import ModelError, digest
 
 Shape = tuple[int, ...]
@@ -43,15 +55,14 @@ class BuildRequest:
 
     onnx: Path
     precision: str
-    """tf32 sets the TF32 flag, every other clears it."""
+    """A flag of the builder for tf32, and for every other in TensorRT 8, whose networks are weakly typed."""
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     """By input: the least, the most likely and the largest shape that the engine is for."""
     target: str | None = None
     """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
     """TensorRT: the current GPU's name and compute capability."""
-    level: int = 3
-    """The builder's optimization level; 3 is the library's own."""
+    level: int = USUAL_LEVEL
 
 
 @dataclass(kw_only=True)
@@ -109,7 +120,7 @@ def engine_key(library: Any, request: BuildRequest) -> str:
             "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
             "precision": request.precision,
             "level": request.level,
-            "code": file_sha256(Path(__file__)),
+            "code": code_of("opset17.py", "../engines/trt_build.py", "../engines/trt_releases.py"),
         }
     )
 
@@ -122,16 +133,14 @@ def _build(library: Any, request: BuildRequest, progress: Callable[[str], None],
     started = time.perf_counter()
     logger = logger_of(library)
     builder = open_with_plugins(library, library.Builder, "builder")
-    # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
-    flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    network = builder.create_network(0 if flag is None else 1 << int(flag))
+    network = create_network(library, builder)
     # Kept until the engine is built: the network's weights lie in it.
     parser = library.OnnxParser(network, logger)
     _parse(library, parser, request.onnx)
     config = builder.create_builder_config()
     _configure(library, config, request)
     _add_profile(builder, network, config, request)
-    config.progress_monitor = new_monitor(library, progress)
+    watch(library, config, progress)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         why = logged(logger, 2 * _ERROR_CHARACTERS)
@@ -146,30 +155,28 @@ def _build(library: Any, request: BuildRequest, progress: Callable[[str], None],
 
 
 def _parse(library: Any, parser: Any, onnx: Path) -> None:
-    # From the file, so that data next to it is read.
-    if parser.parse_from_file(str(onnx)):
+    nodes: Sequence[Any] = ()
+    if is_weakly_typed(library):
+        model = lowered(onnx, parser.supports_operator)
+        nodes = model.graph.node
+        parsed = parser.parse(model.SerializeToString(), str(onnx))
+    else:  # From the file, so that data next to it is read.
+        parsed = parser.parse_from_file(str(onnx))
+    if parsed:
         return
-    told = []
-    for refusal in [parser.get_error(number) for number in range(min(parser.num_errors, _SHOWN_ERRORS))]:
-        node = f"node {refusal.node()} '{refusal.node_name()}' ({refusal.node_operator()}): "
-        told.append((node if refusal.node() >= 0 else "") + reasons([refusal.desc()], _ERROR_CHARACTERS))
-    why = "; ".join(told)
-    raise ModelError(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
+    errors = [parser.get_error(number) for number in range(min(parser.num_errors, _SHOWN_ERRORS))]
+    why = "; ".join(place(refusal, nodes) + reasons([refusal.desc()], _ERROR_CHARACTERS) for refusal in errors)
+    raise Unsupported(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
 
 
 def _configure(library: Any, config: Any, request: BuildRequest) -> None:
-    config.profiling_verbosity = library.ProfilingVerbosity.DETAILED
-    config.builder_optimization_level = request.level
-    if request.precision == "tf32":
-        config.set_flag(library.BuilderFlag.TF32)
-    else:
-        config.clear_flag(library.BuilderFlag.TF32)
+    types = types_of(request.onnx) if request.precision == "native" else frozenset()
+    configure(library, config, request.precision, types, request.level)
     own_memory = getattr(library.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
     if own_memory is not None:  # Without it TensorRT for RTX allocates while it runs: no CUDA graph could hold that.
         config.set_flag(own_memory)
     if any(least != largest for least, _, largest in request.shapes.values()):
-        # Else a context wants the largest batch's memory at every batch (NvInfer.h, PreviewFeature).
-        config.set_preview_feature(library.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
+        resize_memory_with_shapes(library, config)
     if targets(library):
         _set_targets(library, config, request)
     elif request.target is not None:
@@ -229,14 +236,3 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> An
                 f"and install the one for torch's CUDA: {install}"
             ) from error
         raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
-
-
-def targets(library: Any) -> tuple[str, ...]:
-    """List the compute capabilities that the library builds for without such a GPU ("sm75"); none for TensorRT."""
-    known = getattr(library, "ComputeCapability", None)
-    return () if known is None else tuple(name.lower() for name in known.__members__ if name.startswith("SM"))
-
-
-def product(library: Any) -> str:
-    """Name the library and its version for errors."""
-    return f"TensorRT{' for RTX' if targets(library) else ''} {library.__version__}"

@@ -66,6 +66,9 @@ _COMPUTING_KERNEL = re.compile(r"fprop|dgrad|gemm|winograd|cutlass|_mha_")
 _COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
 """Words of Myelin's generated kernels, whose names list what was fused: __myl_FcAddRelu_…"""
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\s\x1e\x1f\[]|$)")
+_PARTS = re.compile(r" \+ | \|\| |[(){}\[\],]\s*|\.\.\.")
+"""Between the nodes in a layer's name: node_Conv_292 + node_relu, PWN(node_sigmoid), {ForeignNode[node_a...node_b]}."""
+_REFORMATS = "Reformatting CopyNode"
 _ANY_OPERAND = {"float32", "float16", "bfloat16", "float64", "float8", "float4", "int8", "int4"}
 
 
@@ -164,10 +167,11 @@ class EngineLayer:
     tf32: bool = False
 
 
-def read_layers(text: str) -> list[EngineLayer]:
+def read_layers(text: str, nodes: Collection[str] = ()) -> list[EngineLayer]:
     """Read EngineInspector's JSON, in running order. Raises ValueError for another text.
 
-    The format is documented by examples; TensorRT 11 split "Format/Datatype" in two and renamed the list of inputs:
+    `nodes` are the graph's: TensorRT 8.5 tells a layer's nodes by its name alone. The format is documented by examples;
+    TensorRT 11 split "Format/Datatype" in two and renamed the list of inputs:
     https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-IEngineInspector.html
     """
     # Not strict: the separators between the nodes of "Metadata" are control characters, not always escaped.
@@ -175,7 +179,7 @@ def read_layers(text: str) -> list[EngineLayer]:
     layers = document.get("Layers") if isinstance(document, dict) else None
     if not isinstance(layers, list):
         raise ValueError('the engine\'s information has no list "Layers"')
-    return [_layer(entry) for entry in layers]
+    return [_layer(entry, nodes) for entry in layers]
 
 
 def compute_types(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, int]:
@@ -202,7 +206,7 @@ def summarize(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[
     }
 
 
-def _layer(entry: Any) -> EngineLayer:
+def _layer(entry: Any, nodes: Collection[str]) -> EngineLayer:
     if not isinstance(entry, dict):
         return EngineLayer(str(entry), "")
     kind, tactic = str(entry.get("LayerType", "")), str(entry.get("TacticName", ""))
@@ -213,10 +217,17 @@ def _layer(entry: Any) -> EngineLayer:
     return EngineLayer(
         name=str(entry.get("Name", "")),
         kind=kind,
-        nodes=tuple(dict.fromkeys(_NODE.findall(str(entry.get("Metadata", ""))))),
+        nodes=tuple(dict.fromkeys(_nodes(entry, nodes))),
         compute_type=_compute_type(entry, tactic) if computes else None,
         tf32=computes and "tf32" in tactic,
     )
+
+
+def _nodes(entry: Mapping[str, Any], nodes: Collection[str]) -> list[str]:
+    if "Metadata" in entry:
+        return _NODE.findall(str(entry["Metadata"]))
+    name = str(entry.get("Name", ""))
+    return [] if name.startswith(_REFORMATS) else [part for part in _PARTS.split(name) if part in nodes]
 
 
 def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
@@ -227,7 +238,7 @@ def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
     for pattern in _TACTICS:
         if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:
             return _OPERANDS[operand[1]]
-    weights = entry.get("Weights")
+    weights = entry.get("Weights") or entry.get("ConvWeights")  # The latter in 8.5's CaskConvActPool.
     candidates = [_type(weights.get("Type"))] if isinstance(weights, dict) else []
     candidates += _tensor_types(entry.get("Constants"))
     return next((name for name in candidates if name in _ANY_OPERAND), "unknown")

@@ -98,8 +98,8 @@ def seed() -> None:
     np.random.seed(SEED)
 
 
-def call_factory(source: ModelSource) -> tuple[nn.Module, *tuple[Any, ...]]:
-    """Return the module, and the example inputs and dynamic shapes that the factory returns. Raises ModelError."""
+def call_factory(source: ModelSource) -> tuple[Any, ...]:
+    """Return the module, then the factory's example inputs and dynamic shapes. Raises ModelError."""
     assert source.factory is not None
     seed()
     if source.library is not None:

@@ -128,7 +128,8 @@ def _count_module(
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs in parts, which torch would run as one kernel each.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
-        with warnings.catch_warnings(action="ignore"), parts[0], parts[1], counter:  # mkldnn warns of Intel's GPUs.
+        with warnings.catch_warnings(), parts[0], parts[1], counter:
+            warnings.simplefilter("ignore")  # mkldnn warns of Intel's GPUs.
             result = call(model.train(trains), specs, items)
             if trains:
                 trained_output(result, source.outputs).float().square().mean().backward()

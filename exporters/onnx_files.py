@@ -149,6 +149,21 @@ def _is_float32(path: Path, changed: int) -> bool:
     return TensorProto.FLOAT in types and types <= {TensorProto.FLOAT, *exact}
 
 
+def types_of(path: Path) -> frozenset[str]:
+    """Name the types of a graph's tensors as torch does; "int8" stands for a graph that quantizes.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    from onnx import TensorProto
+
+    model = read_onnx(path)
+    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    types |= {tensor.data_type for tensor in _tensors(model)}
+    graphs = (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer))
+    quantizes = any(node.op_type.startswith(_INTEGER_OPERATORS) for graph in graphs for node in graph.node)
+    return frozenset([TensorProto.DataType.Name(kind).lower() for kind in types] + ["int8"] * quantizes)
+
+
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
     """Return the precisions at which a model is measured: those requested, and those of files of its own.
 

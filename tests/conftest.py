@@ -107,11 +107,11 @@ def _run_here(*arguments: str, cwd: Path, **variables: str) -> subprocess.Comple
     os.environ.update(variables)
     try:
         with (
-            contextlib.chdir(cwd),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(errors),
             pytest.MonkeyPatch.context() as patch,
         ):
+            patch.chdir(cwd)
             patch.setattr(JobFile, "config", _without_repeats)
             cli.main()
     except SystemExit as end:

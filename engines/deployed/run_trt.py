@@ -1,21 +1,98 @@
 """Run model.engine in TensorRT with the options of config.json. Needs only requirements.txt."""
 
+import ctypes
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cuda.bindings import runtime as cuda
 from frame import HERE, Array, main
 
 KINDS = "FLOAT f4, HALF f2, BF16 u2, INT8 i1, UINT8 u1, INT32 i4, INT64 i8, BOOL ?"
 TYPES = dict(kind.split() for kind in KINDS.split(", "))
 
 
-def check(answer: tuple[Any, ...]) -> Any:
-    """Return a CUDA function's result; exit on an error."""
-    if answer[0] != cuda.cudaError_t.cudaSuccess:
-        raise SystemExit(f"CUDA: {answer[0]}")
-    return answer[1] if len(answer) > 1 else None
+class PyCuda:
+    """Memory, a stream and a CUDA graph by pycuda, in the GPU's primary context."""
+
+    def __init__(self) -> None:
+        importlib.import_module("pycuda.autoprimaryctx")
+        self.driver = importlib.import_module("pycuda.driver")
+        self.stream = self.driver.Stream()
+        self.handle = int(self.stream.handle)
+        self.blocks: list[Any] = []
+
+    def allocate(self, size: int) -> int:
+        self.blocks.append(self.driver.mem_alloc(size))
+        return int(self.blocks[-1])
+
+    def upload(self, address: int, array: Array) -> None:
+        self.driver.memcpy_htod(address, array)
+
+    def download(self, array: Array, address: int) -> None:
+        self.driver.memcpy_dtoh(array, address)
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], object]:
+        """Record what `enqueue` enqueues; return what replays it. pycuda has no CUDA graphs, its driver has."""
+        driver, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(self.handle)
+        graph, replay = ctypes.c_void_p(), ctypes.c_void_p()
+        codes = [driver.cuStreamBeginCapture_v2(stream, 1)]  # Other threads may go on.
+        enqueue()
+        codes.append(driver.cuStreamEndCapture(stream, ctypes.byref(graph)))
+        codes.append(driver.cuGraphInstantiateWithFlags(ctypes.byref(replay), graph, ctypes.c_ulonglong(0)))
+        if any(codes):
+            raise SystemExit(f"CUDA could not record the engine as a graph: {codes}")
+        return lambda: driver.cuGraphLaunch(replay, stream)
+
+
+class CudaPython:
+    """Memory, a stream and a CUDA graph by cuda-python."""
+
+    def __init__(self) -> None:
+        self.cuda = importlib.import_module("cuda.bindings.runtime")
+        self.handle = int(self.ask("StreamCreate"))
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Return a CUDA function's result; exit on an error."""
+        answer = getattr(self.cuda, f"cuda{function}")(*arguments)
+        if answer[0] != self.cuda.cudaError_t.cudaSuccess:
+            raise SystemExit(f"CUDA: cuda{function}: {answer[0]}")
+        return answer[1] if len(answer) > 1 else None
+
+    def allocate(self, size: int) -> int:
+        return int(self.ask("Malloc", size))
+
+    def upload(self, address: int, array: Array) -> None:
+        self.ask("Memcpy", address, array.ctypes.data, array.nbytes, self.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice)
+
+    def download(self, array: Array, address: int) -> None:
+        self.ask("Memcpy", array.ctypes.data, address, array.nbytes, self.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+
+    def synchronize(self) -> None:
+        self.ask("StreamSynchronize", self.handle)
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], object]:
+        """Record what `enqueue` enqueues; return what replays it."""
+        self.ask("StreamBeginCapture", self.handle, self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
+        enqueue()
+        graph = self.ask("GraphInstantiate", self.ask("StreamEndCapture", self.handle), 0)
+        return lambda: self.ask("GraphLaunch", graph, self.handle)
+
+
+def open_cuda() -> PyCuda | CudaPython:
+    """Open pycuda, or cuda-python where that is what is installed."""
+    try:
+        return PyCuda()
+    except ImportError:
+        try:
+            return CudaPython()
+        except ImportError as error:
+            raise SystemExit(
+                f"Neither pycuda nor cuda-python is installed: pip install cuda-python ({error})"
+            ) from error
 
 
 def to_bf16(array: Array) -> Array:
@@ -26,6 +103,7 @@ def to_bf16(array: Array) -> Array:
 
 class Model:
     def __init__(self, config: dict[str, Any], arrays: list[Array]) -> None:
+        self.cuda = open_cuda()
         self.library = importlib.import_module(config["settings"]["module"])
         logger = self.library.Logger(self.library.Logger.WARNING)
         self.library.init_libnvinfer_plugins(logger, "")
@@ -33,39 +111,39 @@ class Model:
         self.engine = self.runtime.deserialize_cuda_engine((HERE / "model.engine").read_bytes())
         if self.engine is None:  # TensorRT has printed why.
             raise SystemExit("The engine does not load: it is for the GPU and the version of TensorRT in config.json")
-        self.context = self.engine.create_execution_context(self.context_config())
+        self.context = self.open_context()
         if self.context is None:
             raise SystemExit("TensorRT could not create an execution context")
-        self.stream = check(cuda.cudaStreamCreate())
         for spec, array in zip(config["inputs"], arrays, strict=True):
             self.upload(spec["name"], to_bf16(array) if spec["dtype"] == "bfloat16" else array)
         self.first = config["outputs"][0]
         self.address, self.host = self.bind_outputs()
-        self.graph = None
+        self.replay: Callable[[], object] = self.enqueue
         self.call()
         if config["options"].get("cuda_graph"):
-            mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-            check(cuda.cudaStreamBeginCapture(self.stream, mode))
-            self.enqueue()
-            self.graph = check(cuda.cudaGraphInstantiate(check(cuda.cudaStreamEndCapture(self.stream)), 0))
+            self.replay = self.cuda.record(self.enqueue)
 
-    def context_config(self) -> Any:
-        strategy = self.library.ExecutionContextAllocationStrategy.USER_MANAGED
+    def open_context(self) -> Any:
+        """Make a context that leaves its memory to us, in the words of this release."""
+        strategies = getattr(self.library, "ExecutionContextAllocationStrategy", None)
+        if strategies is None:  # TensorRT 8.
+            return self.engine.create_execution_context_without_device_memory()
         kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
         if kernels is None:
-            return strategy
+            return self.engine.create_execution_context(strategies.USER_MANAGED)
         # TensorRT for RTX: the kernels are to be compiled now, not next to the first calls.
         self.runtime_config = self.engine.create_runtime_config()
-        self.runtime_config.set_execution_context_allocation_strategy(strategy)
+        self.runtime_config.set_execution_context_allocation_strategy(strategies.USER_MANAGED)
         assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
         self.runtime_config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
-        return self.runtime_config
+        return self.engine.create_execution_context(self.runtime_config)
 
     def upload(self, name: str, array: Array) -> None:
         if not self.context.set_input_shape(name, array.shape):
             raise SystemExit(f"The engine takes no {name} of shape {array.shape}")
-        address = self.allocate(name, array.nbytes)
-        check(cuda.cudaMemcpy(address, array.ctypes.data, array.nbytes, cuda.cudaMemcpyKind.cudaMemcpyHostToDevice))
+        kind = TYPES.get(self.engine.get_tensor_dtype(name).name, array.dtype)  # TensorRT 8 takes int64 as int32.
+        array = np.ascontiguousarray(array, kind)
+        self.cuda.upload(self.allocate(name, array.nbytes), array)
 
     def bind_outputs(self) -> tuple[int, Array]:
         """Place outputs and scratch memory; return the first output's address and an array for it."""
@@ -79,27 +157,32 @@ class Model:
                     raise SystemExit(f"NumPy has no type for the engine's {name}, {kind}")
                 host = np.empty(tuple(shape), TYPES[kind])
                 outputs[name] = self.allocate(name, host.nbytes), host
-        if scratch := self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2:
-            self.context.set_device_memory(check(cuda.cudaMalloc(scratch)), scratch)
+        self.give_scratch()
         return outputs[self.first]
 
+    def give_scratch(self) -> None:
+        if hasattr(self.context, "set_device_memory"):
+            if size := self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2:
+                self.context.set_device_memory(self.cuda.allocate(size), size)
+        elif self.engine.device_memory_size:
+            self.context.device_memory = self.cuda.allocate(self.engine.device_memory_size)
+
     def allocate(self, name: str, size: int) -> int:
-        address: int = check(cuda.cudaMalloc(max(size, 1)))
+        address = self.cuda.allocate(max(size, 1))
         if not self.context.set_tensor_address(name, address):
             raise SystemExit(f"TensorRT refuses the address of {name}")
         return address
 
     def enqueue(self) -> None:
-        if not self.context.execute_async_v3(int(self.stream)):
+        if not self.context.execute_async_v3(self.cuda.handle):
             raise SystemExit("TensorRT could not enqueue the engine")
 
     def call(self) -> None:
-        check(cuda.cudaGraphLaunch(self.graph, self.stream)) if self.graph else self.enqueue()
-        check(cuda.cudaStreamSynchronize(self.stream))
+        self.replay()
+        self.cuda.synchronize()
 
     def output(self) -> Array:
-        kind = cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        check(cuda.cudaMemcpy(self.host.ctypes.data, self.address, self.host.nbytes, kind))
+        self.cuda.download(self.host, self.address)
         is_bf16 = self.engine.get_tensor_dtype(self.first).name == "BF16"
         return (self.host.astype("u4") << 16).view("f4") if is_bf16 else self.host
 

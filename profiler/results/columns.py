@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from functools import partial
 from typing import Any, Literal
 
 import polars as pl
 
+from exporters.python310 import StrEnum
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.tables.numbers import UNITS, factors
 from profiler.tables.table import Field, figure, words

@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 from engines.base import Proof, Warning
+from exporters.python310 import StrEnum
 from profiler.processes.messages import Outcome, Status
 from profiler.results.warning_kinds import HOST_BOUND
 from profiler.stats import samples as statistics

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class RunFolder:
     def create(cls, output: Path) -> RunFolder:
         """Make a folder in `output`, named <UTC time>-<host>-<4 hex>. Raises ConfigError if it cannot be made."""
         host = socket.gethostname().partition(".")[0]
-        run = cls(output / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{host}-{secrets.token_hex(2)}")
+        run = cls(output / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{host}-{secrets.token_hex(2)}")
         try:
             run.logs.mkdir(parents=True)
         except OSError as error:

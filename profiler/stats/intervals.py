@@ -11,12 +11,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from exporters.python310 import StrEnum
 from profiler.stats.samples import Floats, Interval, effective_size, median_interval, student
 
 MARGINS = {"event": 0.01, "host": 0.03}

@@ -127,11 +127,11 @@ class CudaClock(Clock):
     headline = "event"
     returns_when_done = False
 
-    def __init__(self) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         import torch
 
         self._torch = torch
-        self.stream = torch.cuda.Stream()
+        self.stream = stream or torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         self._events: list[torch.cuda.Event] = []
         self._marks: list[tuple[str, torch.cuda.Event]] = []

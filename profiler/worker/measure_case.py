@@ -14,6 +14,7 @@ import torch
 import engines
 from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES
+from engines.device import new_stream
 from engines.options import Options, float_part
 from exporters import build_model
 from exporters.errors import sentence
@@ -53,7 +54,7 @@ class Bench:
             torch.cuda.synchronize()
             self.device.context_created()
             self.card.opened()
-            self.clock = CudaClock()
+            self.clock = CudaClock(new_stream(ENGINES[task.case.engine].uses_pycuda))
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase, and tell the parent."""

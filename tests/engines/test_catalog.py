@@ -114,7 +114,7 @@ def test_versions_that_are_too_old_are_said_with_what_is_not_there(monkeypatch) 
     lacking = [*missing(ENGINES["eager"], "cpu"), *missing(ENGINES["ort"], "cpu")]
     assert explain(lacking) == (
         "torch 2.9.1+cpu is too old (2.11 or later is needed): pip install 'torch>=2.11,<2.14'; "
-        "onnxruntime is not installed: pip install 'onnxruntime>=1.24'"
+        "onnxruntime is not installed: pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
     )
     installed |= {"torch": "2.11.0rc1", "onnxruntime": "1.24.1"}
     assert missing(ENGINES["eager"], "cpu") + missing(ENGINES["ort"], "cpu") == []

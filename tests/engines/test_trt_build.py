@@ -216,7 +216,7 @@ def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, c
     nodes += [helper.make_node("Wobble", [f"t{n}"], [f"t{n + 1}"], name=name) for n, name in enumerate(names)]
     nodes[-1].output[0] = "y"
     path = write_graph(tmp_path / "unknown.onnx", nodes, {})
-    with pytest.raises(ModelError) as raised:
+    with pytest.raises(Unsupported) as raised:
         built(rtx, BuildRequest(path, "native", at_batch(4), target="sm89"), cache)
     message = str(raised.value)
     assert message.startswith(f"{path}: refused by TensorRT for RTX ")
@@ -313,7 +313,7 @@ def test_no_builder_outlives_its_build(
     odd = write_graph(tmp_path / "odd.onnx", [helper.make_node("Wobble", ["x"], ["y"])], {})
     for request, error in (
         (small, None),
-        (replace(small, onnx=odd), ModelError),
+        (replace(small, onnx=odd), Unsupported),
         (replace(small, target="current"), RuntimeError),
     ):
         with pytest.raises(error) if error else contextlib.nullcontext():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,3 +202,24 @@ def test_products_in_an_opaque_layer_are_unknown() -> None:
 def test_an_engine_without_origins_is_taken_at_its_layers_word() -> None:
     layers = described(changed(CONVOLUTION, Metadata=""), changed(GEMM, Metadata=None))
     assert compute_types(layers, PRODUCTS) == {"float16": 2}
+
+
+REAL = json.loads((Path(__file__).parents[1] / "data" / "tensorrt-8.5-layers.json").read_text())
+"""Layers of ResNet-18 at batch 4, as TensorRT 8.5.3.1 described them on an H200."""
+
+
+def test_layers_of_tensorrt_8_5_have_types_and_nodes() -> None:
+    def read(precision: str) -> list[EngineLayer]:
+        nodes = {"node_Conv_292", "node_relu", "node_max_pool2d", "node_linear"}
+        return read_layers(json.dumps({"Layers": REAL[precision]}), nodes)
+
+    layers = read("fp16")
+    assert [layer.compute_type for layer in layers] == [None, "float16", None, "float16", "float16"]
+    assert [layer.nodes for layer in layers[:3]] == [(), ("node_Conv_292", "node_relu"), ("node_max_pool2d",)]
+    (tf32,) = read("tf32")
+    assert (tf32.compute_type, tf32.tf32) == ("float32", True)
+    quantized = read("int8")
+    fused = ("node_Conv_292", "node_relu", "node_max_pool2d")
+    assert quantized[1] == EngineLayer(REAL["int8"][1]["Name"], "CaskConvActPool", fused, "int8")
+    assert {layer.compute_type for layer in quantized} == {None, "int8"}
+    assert any("node_linear" in layer.nodes for layer in quantized)

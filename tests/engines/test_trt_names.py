@@ -1,8 +1,7 @@
-"""Every name that engines/ uses exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
+"""Every name that engines/ uses exists in TensorRT 11.4 and in TensorRT for RTX, or is one of 8.5's.
 
-TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made of the bindings in their
-wheels as `names_of` does); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
-getattr or hasattr, with its name as a string.
+A name that a release lacks must be asked for by getattr or hasattr, with its name as a string. `make test-tensorrt`
+compares 8.5's with the real module.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import ast
 import contextlib
 import functools
 import hashlib
-import inspect
 import os
 import re
 import threading
@@ -21,18 +19,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
 import pytest
 import torch
-
-from engines.trt import library
+from tensorrt_names import OF_8_5, versions
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = Path(__file__).parent / "tensorrt_names"
-SOURCES = [ROOT / "engines" / f"{name}.py" for name in ("trt", "trt_build", "trt_reports", "deployed/run_trt")]
+MODULES = ("trt", "trt_build", "trt_releases", "trt_reports", "deployed/run_trt")
+SOURCES = [ROOT / "engines" / f"{name}.py" for name in MODULES]
 LIBRARY = {"library", "module"}
 OBJECTS = {
     "builder": "Builder",
@@ -47,11 +43,16 @@ OBJECTS = {
     "engine": "ICudaEngine",
     "runtime_config": "IRuntimeConfig",
     "kernels": "DynamicShapesKernelSpecializationStrategy",
+    "strategies": "ExecutionContextAllocationStrategy",
+    "flags": "NetworkDefinitionCreationFlag",
+    "capabilities": "ComputeCapability",
     "context": "IExecutionContext",
     "inspector": "EngineInspector",
     "statistics": "EngineStat",
 }
 """Types of variables and attributes by name, in these files."""
+CUDA = {"driver", "cuda"}
+"""Variables and attributes that hold CUDA's own functions."""
 OTHERS = (
     *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, re.Pattern, Counter, deque),
     *(Exception, ImportError, OSError, threading.Event, threading.Thread, contextlib.ExitStack),
@@ -62,29 +63,13 @@ PROTOS = (onnx.ModelProto, onnx.GraphProto, onnx.NodeProto, onnx.ValueInfoProto,
 """Other types that they work with."""
 
 
-def names_of(module: ModuleType) -> set[str]:
-    """List `Class`, `Class.member`, `function`: what a program may write after the module's name."""
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    found = {name for name, value in public.items() if not inspect.ismodule(value)}
-    kinds = {name: value for name, value in public.items() if inspect.isclass(value)}
-    return found | {f"{name}.{each}" for name, kind in kinds.items() for each in dir(kind) if not each.startswith("_")}
-
-
-@pytest.fixture(scope="session")
-def versions() -> dict[str, set[str]]:
-    """The names of each version: `Class`, `Class.member`, `function`."""
-    lists = {path.stem: path.read_text().splitlines() for path in sorted(NAMES.glob("*.txt"))}
-    found = {f"TensorRT {stem}": {line for line in lines if not line.startswith("#")} for stem, lines in lists.items()}
-    return {**found, "TensorRT for RTX": names_of(library("trt-rtx"))}
-
-
-def test_the_lists_are_whole(versions: dict[str, set[str]]) -> None:
-    assert list(versions) == ["TensorRT 10.13", "TensorRT 11.4", "TensorRT for RTX"]
-    for names in versions.values():
+def test_the_names_are_whole() -> None:
+    assert list(versions()) == ["TensorRT 11.4", "TensorRT for RTX"]
+    for names in versions().values():
         assert len(names) > 1500
         assert {"Builder.create_network", "BuilderFlag.TF32", "ICudaEngine.num_io_tensors", "Runtime"} <= names
-    assert "BuilderFlag.FP16" in versions["TensorRT 10.13"] - versions["TensorRT 11.4"]
-    assert "ComputeCapability.SM89" in versions["TensorRT for RTX"] - versions["TensorRT 11.4"]
+    assert "ComputeCapability.SM89" in versions()["TensorRT for RTX"] - versions()["TensorRT 11.4"]
+    assert not {"BuilderFlag.FP16", "ICudaEngine.device_memory_size"} & versions()["TensorRT 11.4"]
 
 
 @dataclass
@@ -108,7 +93,7 @@ def uses_of(source: str, own: set[str]) -> Uses:
                 uses.names.append((node.attr, node.lineno))
             elif owner is not None:
                 uses.names.append((f"{owner}.{node.attr}", node.lineno))
-            elif path.partition(".")[0] not in imported and node.attr not in own:
+            elif path.partition(".")[0] not in imported and node.attr not in own and not CUDA & {*path.split(".")}:
                 uses.strangers.append((path, node.lineno))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
             owner, name = owner_of(node.args[0]), node.args[1]
@@ -148,7 +133,7 @@ def owner_of(node: ast.expr) -> str | None:
 def own_attributes() -> set[str]:
     """Return the attributes of this project's classes and of other libraries."""
     found = {name for kind in OTHERS for name in dir(kind)} | {f.name for p in PROTOS for f in p.DESCRIPTOR.fields}
-    found.add("cuda_stream")  # Of torch.cuda.Stream, where torch was built with CUDA.
+    found |= {"cuda_stream", "SerializeToString"}  # The first of torch.cuda.Stream, where torch was built with CUDA.
     for path in (*(ROOT / "engines").rglob("*.py"), *(ROOT / "exporters").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
@@ -160,24 +145,26 @@ def own_attributes() -> set[str]:
     return found
 
 
-def problems(source: str, versions: dict[str, set[str]]) -> list[str]:
+def problems(source: str) -> list[str]:
     """The names in `source` that some version does not have, and that are not asked for."""
-    uses, told = uses_of(source, own_attributes()), []
+    uses, told, found = uses_of(source, own_attributes()), [], versions()
     for name, line in uses.names:
-        lacking = [version for version, names in versions.items() if name not in names]
-        if len(lacking) == len(versions):
+        lacking = [version for version, names in found.items() if name not in names]
+        if name in OF_8_5:
+            continue
+        if len(lacking) == len(found):
             told.append(f"line {line}: {name} is in no version")
         elif lacking and not {name, name.partition(".")[0]} & uses.optional:
             told.append(f"line {line}: {name} is not in {', '.join(lacking)}: ask for it by getattr or hasattr")
-    known = set().union(*versions.values())
+    known = OF_8_5.union(*found.values())
     told += [f"{name}, which is asked for, is in no version" for name in sorted(uses.optional - known)]
     told += [f"line {line}: {name}: of what? A name in OBJECTS tells" for name, line in uses.strangers]
     return told
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_every_name_is_in_every_version_or_asked_for(path: Path, versions: dict[str, set[str]]) -> None:
-    assert problems(path.read_text(), versions) == []
+def test_every_name_is_in_every_version_or_asked_for(path: Path) -> None:
+    assert problems(path.read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -185,13 +172,13 @@ def test_every_name_is_in_every_version_or_asked_for(path: Path, versions: dict[
     [
         ("library.Bulider(logger)", "Bulider is in no version"),
         ("config.set_falg(1)", "IBuilderConfig.set_falg is in no version"),
-        ("config.get_flag(library.BuilderFlag.FP16)", "BuilderFlag.FP16 is not in TensorRT 11.4, TensorRT for RTX"),
-        ("library.ComputeCapability.SM89", "ComputeCapability.SM89 is not in TensorRT 10.13, TensorRT 11.4"),
+        ("config.get_flag(library.BuilderFlag.BF16)", "BuilderFlag.BF16 is in no version"),
+        ("library.ComputeCapability.SM89", "ComputeCapability.SM89 is not in TensorRT 11.4"),
         ("getattr(library, 'ComputeCapabilty', None)", "ComputeCapabilty, which is asked for, is in no version"),
         ("class P(library.IProfiler):\n    def report_time(self): pass", "IProfiler.report_time is in no version"),
         ("thing = builder.create_builder_config()\nthing.set_flag(1)", "thing.set_flag: of what?"),
         ("builder.create_builder_config().bulid()", "(…).bulid: of what?"),
     ],
 )
-def test_a_name_that_does_not_exist_shows(source: str, wrong: str, versions: dict[str, set[str]]) -> None:
-    assert any(wrong in told for told in problems(source, versions)), problems(source, versions)
+def test_a_name_that_does_not_exist_shows(source: str, wrong: str) -> None:
+    assert any(wrong in told for told in problems(source)), problems(source)

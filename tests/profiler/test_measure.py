@@ -209,7 +209,7 @@ def test_a_script_that_guards_nothing_without_onnx_runtime(tmp_path: Path, every
     rows = pl.read_parquet(tmp_path / "rows.parquet").sort("variant", "precision").to_dicts()
     assert (rows[0]["model"], rows[0]["variant"], rows[0]["status"]) == ("Sequential", "eager", "ok"), rows[0]["reason"]
     assert rows[0]["rel_l2_error"] is not None
-    why = "onnxruntime is not installed: pip install 'onnxruntime>=1.24'"
+    why = "onnxruntime is not installed: pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
     found = {(row["variant"], row["precision"]): (row["status"], row["reason"]) for row in rows}
     assert found["ort", "fp32"] == found["ort", "int8"] == ("unsupported", why)
 

@@ -85,7 +85,7 @@ def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder: 
         for candidate in (answer.winner, *(loser.cell for loser in answer.losers)):
             if candidate is None or not candidate["processes"]:
                 continue
-            known = of_run[*keys.values(), candidate["variant"], candidate["precision"]]
+            known = of_run[(*keys.values(), candidate["variant"], candidate["precision"])]
             for columns in (LATENCY, FACTOR):
                 assert of(candidate, columns) == (
                     pytest.approx(of(known, columns), rel=1e-9) if known[columns[0]] else [None] * 3

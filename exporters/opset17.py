@@ -1,0 +1,85 @@
+"""Rewrite a graph for a parser of 2022, which knows the operators of opset 17.
+
+PyTorch's exporter, asked for opset 17, leaves operators of 18 where its converter gives up (torch 2.13), and onnx's
+converter refuses a whole graph for one operator, so a graph is lowered here, operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporters.onnx_files import every_graph, read_onnx
+from exporters.source import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 17
+_AXES = {
+    # Operators with their axes as an input since opset 18, and its place (https://onnx.ai/onnx/operators/).
+    **{f"Reduce{name}": 1 for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")},
+}
+
+
+def lowered(path: Path, knows: Callable[[str], bool]) -> onnx.ModelProto:
+    """Return the file's graph in operators of opset 17, its data in other files left there.
+
+    An operator that the parser does not know is replaced by its parts where ONNX defines it by such, as
+    LayerNormalization; one without parts stays, for the parser to refuse. Raises ModelError for axes that are computed.
+    """
+    from onnx.inliner import inline_selected_functions
+
+    model = read_onnx(path)
+    tried: set[str] = set()
+    # The parts of one may be unknown, too, as CastLike.
+    while unknown := {node.op_type for node in model.graph.node if not node.domain and not knows(node.op_type)} - tried:
+        model = inline_selected_functions(_typed(model), [("", name) for name in unknown], inline_schema_functions=True)
+        tried |= unknown
+    for graph in every_graph(model.graph):
+        _lower(graph, path)
+    for own in model.opset_import:
+        if own.domain in ("", "ai.onnx"):
+            own.version = min(own.version, OPSET)
+    return model
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write every tensor's type into the graph, constants' too: the parts of an operator depend on them."""
+    from onnx import helper, shape_inference
+
+    model = shape_inference.infer_shapes(model)
+    known = {value.name for value in (*model.graph.input, *model.graph.value_info)}
+    constants = [tensor for tensor in model.graph.initializer if tensor.name not in known]
+    infos = [helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in constants]
+    model.graph.value_info.extend(infos)
+    return model
+
+
+def _lower(graph: Any, path: Path) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    made = [node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
+    constants |= {node.output[0]: node.attribute[0].t for node in made}
+    for node in graph.node:
+        if node.op_type == "Split":  # Which of 17 divides evenly by its number of outputs.
+            _forget(node, "num_outputs")
+        axes_at = _AXES.get(node.op_type)
+        if axes_at is None or len(node.input) <= axes_at:
+            continue
+        axes = node.input.pop(axes_at)
+        if axes not in constants:
+            raise ModelError(f"{path}: node '{node.name}' ({node.op_type}) computes its axes, as no opset 17 can")
+        values = numpy_helper.to_array(constants[axes], str(path.parent)).tolist()
+        _forget(node, "noop_with_empty_axes")
+        if values:
+            node.attribute.append(onnx.helper.make_attribute("axes", values))
+
+
+def _forget(node: Any, name: str) -> None:
+    kept = [attribute for attribute in node.attribute if attribute.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)
