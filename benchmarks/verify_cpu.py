@@ -143,7 +143,7 @@ def _parity(task: Task, session: Any, outputs: Any) -> float | None:
     from profiler.results.result import Result
     from profiler.worker import checks
 
-    result, reference = Result(task.case.id, "ok"), task.prepared.reference
+    result, reference = Result(task.case.id, "ok"), task.prepared.reference(task.case)
     checks.verify(task, session, session.outputs(), result)
     if task.case.engine not in ("eager", "compiled") or reference is None:
         return None

@@ -211,7 +211,7 @@ def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, floa
 
 def functions_of(task: Task) -> Sequence[str]:
     """Name the functions that run for a cell, each in its own process; the script needs a module to time."""
-    plain = task.case.engine in ("eager", "compiled") and task.prepared.reference is not None
+    plain = task.case.engine in ("eager", "compiled") and task.prepared.reference(task.case) is not None
     return ("time_plain", "time_cell") if plain else ("time_cell",)
 
 
@@ -259,7 +259,7 @@ def time_plain(task: Task, report: Report) -> dict[str, float]:
 
     from profiler.worker.task import make_job
 
-    reference = task.prepared.reference
+    reference = task.prepared.reference(task.case)
     assert reference is not None
     report(Entered("plain"))
     # All of the script on one stream, as a case is: replays are slower once two have been used (docs/verification.md).

@@ -8,6 +8,7 @@ enqueues. Nothing here goes through a session or a clock of the profiler's.
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -44,8 +45,7 @@ def engine_of(row: dict[str, Any]) -> str:
 
 def timed(path: str) -> tuple[float, float]:
     """Return the median milliseconds of a replayed graph, and of a plain enqueue."""
-    import tensorrt
-
+    tensorrt = importlib.import_module("tensorrt")
     logger = tensorrt.Logger(tensorrt.Logger.ERROR)
     engine = tensorrt.Runtime(logger).deserialize_cuda_engine(Path(path).read_bytes())
     context = engine.create_execution_context()

@@ -22,7 +22,7 @@ from engines.training import LayerStep, TrainingStep
 from exporters import settings
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import Watch, call, flattened, named_outputs, typed
+from exporters.calls import Flattened, Watch, call, cast, named_outputs, typed
 from exporters.errors import sentence
 from exporters.inputs import arguments, first_items, input_specs, seeded_inputs
 from exporters.onnx_export import quiet
@@ -167,9 +167,17 @@ class EagerSession:
                 # algorithms, of seconds, where the batch itself has just run as it does here.
                 has_run = self.job.device == "cuda" and self.call is self.model and self.graph is None
                 items = self.job.batch_size if self.quantized or has_run else _PROOF_ITEMS
-                with torch.inference_mode():
-                    call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
+                try:
+                    self._look(items)
+                except RuntimeError:  # It runs at its own batch alone.
+                    seen.clear()
+                    types.clear()
+                    self._look(self.job.batch_size)
         return types, len(seen)
+
+    def _look(self, items: int) -> None:
+        with torch.inference_mode():
+            call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
         """Make the proof of the process's switches and the session's state, with the types that were seen."""
@@ -253,9 +261,9 @@ class EagerSession:
             dtype = self.dtype if thing.is_floating_point() else thing.dtype
             order = self.formats.get(thing.dim(), torch.contiguous_format)
             return thing.to(self.job.device, dtype, memory_format=order)
-        module: nn.Module = thing.to(self.job.device, self.dtype)
+        module: nn.Module = cast(thing.to(self.job.device), self.dtype)
         for tensor in (*module.parameters(), *module.buffers()):  # Module.to takes one order, for images alone.
-            if tensor.dim() in self.formats:
+            if tensor.dim() in self.formats and tensor.layout == torch.strided:
                 tensor.data = tensor.data.contiguous(memory_format=self.formats[tensor.dim()])
         return module
 
@@ -364,11 +372,11 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
             "torchao.quantization.quantize_ and the configuration in the row's proof (`quantized_by`)"
         )
     dtype, specs = DTYPES[job.precision], input_specs(job.source)
-    model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
+    model = cast(restore(job.source, cached_state(job.source, Cache())), dtype)
     example = typed(seeded_inputs(specs, job.batch_size), dtype)
     failing = job.source.failing("torch.export", "no program can be written: export another variant")
-    with failing, quiet(), torch.no_grad(), flattened(model, specs):
-        program = torch.export.export(model, example)
+    with failing, quiet(), torch.no_grad():
+        program = torch.export.export(Flattened(model, specs), example)
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # It has the paths of the code that was traced.
         torch.export.save(program, folder / "model.pt2")

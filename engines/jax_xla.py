@@ -21,7 +21,7 @@ from engines.eager import DTYPES
 from engines.jax_operators import DECOMPOSED, OPERATORS, products
 from engines.options import Options
 from exporters.build_model import restore
-from exporters.calls import chosen, flattened, prepare_to_train, seeded_target, typed
+from exporters.calls import Flattened, chosen, prepare_to_train, seeded_target, typed
 from exporters.gradients import input_names, is_input, of_reference_items, positions
 from exporters.inputs import TensorSpec
 from exporters.onnx_export import quiet
@@ -228,13 +228,14 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
     example = typed(inputs, dtype)
     # Else torch decomposes attention in 16 bits into products of float32.
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    with quiet(), flattened(model, specs) as names:
+    flat = Flattened(model, specs)
+    with quiet():
         # Functional: statistics that are updated in place become results.
         table = torch.export.default_decompositions()
         for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
             table.pop(packet)
         table.update(DECOMPOSED)
-        exported = torch.export.export(model, example).run_decompositions(table)
+        exported = torch.export.export(flat, example).run_decompositions(table)
     names_called = {_name(node.target) for node in exported.graph.nodes if node.op == "call_function"}
     if lacking := sorted(names_called - OPERATORS.keys()):
         raise Unsupported(f"not translated to JAX: {', '.join(lacking)}")
@@ -254,7 +255,7 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
         frozenset(own[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
         [(spec.kind, own.get(spec.target or "", spec.target or "")) for spec in signature.input_specs],
         [(spec.kind, spec.target) for spec in signature.output_specs],
-        names,
+        flat.names,
     )
 
 

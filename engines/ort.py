@@ -24,13 +24,13 @@ import onnx
 import onnxruntime
 import torch
 
-from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Warning, ignore
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.layers import ITERATIONS, covered_nodes, record, steps_of
 from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
 from exporters.errors import text_of
-from exporters.inputs import BATCH
+from exporters.inputs import BATCH, batch_symbols, symbolic_shapes
 from exporters.onnx_files import file_inputs, read_onnx
 
 _TYPES = {
@@ -78,14 +78,19 @@ class OrtSession:
         self.log_loaded = _log_size()
         self.binding = self.session.io_binding()
         self.inputs = self._bind_inputs()
+        self.nodes, self.left_out = _tensors(self.session.get_outputs())
         outputs = self._output_shapes()
-        self.results = [self._bind(self.binding.bind_output, node, None, shape) for node, shape in outputs]
+        self.anew: list[str] = []
+        """Outputs that ONNX Runtime allocates in every run, since it takes no buffer for them."""
+        self.results = [self._bind_output(node, shape) for node, shape in outputs]
         self.run_options = run_options(self.provider)
         if self.provider.compiles:  # Of an unknown shape the first run, which told those of the outputs.
             job.phase(Phase.LOAD)
 
     def run(self, mark: Mark) -> None:
         """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
+        for name in self.anew:
+            self.binding.bind_output(name, self.job.device)
         self.session.run_with_iobinding(self.binding, self.run_options)
 
     def feed(self, inputs: Sequence[Array]) -> None:
@@ -100,10 +105,12 @@ class OrtSession:
                 tensor.copy_(given)
 
     def outputs(self) -> list[Array]:
-        return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
+        bound = zip(self.results, self.binding.get_outputs(), strict=True)
+        tensors = [torch.from_numpy(value.numpy()) if t is None else t for t, value in bound]
+        return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in tensors]
 
     def output_names(self) -> list[str]:
-        return [node.name for node in self.session.get_outputs()]
+        return [node.name for node in self.nodes]
 
     def memory(self) -> Memory:
         weights = sum(
@@ -140,6 +147,7 @@ class OrtSession:
             tf32=self.provider.tf32(own, _logged(self.log_start, _log_size()).decode(errors="replace")),
             cuda_graph=own.get(self.provider.graph_option) == "1",
             cuda_graph_fallback=self.fallback,
+            warnings=self.left_out,
             details={
                 **details,
                 "threads": self.session.get_session_options().intra_op_num_threads,
@@ -232,9 +240,9 @@ class OrtSession:
             return read_onnx(path).graph
 
     def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
-        """Return each output with its shape; a plain run tells the shapes that the file does not."""
-        nodes = self.session.get_outputs()
-        if all(isinstance(d, int) for node in nodes for d in node.shape):
+        """Return each output with its shape; a plain run tells those that the file does not, or may tell wrongly."""
+        nodes = self.nodes
+        if self.job.source.own_graph is None and all(isinstance(d, int) for node in nodes for d in node.shape):
             return [(node, tuple(node.shape)) for node in nodes]
         for node in nodes:
             self.binding.bind_output(node.name, "cpu")
@@ -248,16 +256,36 @@ class OrtSession:
         arrays = self.job.named_inputs([node.name for node in nodes])
         return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
 
+    def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Bind a buffer; None where the file declares another rank, to which ONNX Runtime holds every buffer."""
+        if len(node.shape) != len(shape):
+            self.anew.append(node.name)
+            return None
+        return self._bind(self.binding.bind_output, node, None, shape)
+
     def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
         if node.type not in _TYPES:
             raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
         dtype, element = _TYPES[node.type]
         if array is None:
-            tensor = torch.empty(shape, dtype=dtype, device=self.job.device)
+            # A tensor without elements has no address, and ONNX Runtime asks for one.
+            memory = torch.empty(max(math.prod(shape), 1), dtype=dtype, device=self.job.device)
+            tensor = memory[: math.prod(shape)].view(shape)
         else:
-            tensor = torch.from_numpy(array).to(self.job.device, dtype)
-        bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
+            given = torch.from_numpy(array).to(self.job.device, dtype)
+            tensor = given if given.numel() else given.new_empty(1)[:0].view(given.shape)
+        bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.untyped_storage().data_ptr())
         return tensor
+
+
+def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
+    """Return the outputs that are tensors of numbers, and a warning about others. Raises RuntimeError if none is."""
+    kept = [node for node in nodes if node.type in _TYPES]
+    others = ", ".join(f"{node.name} ({node.type})" for node in nodes if node.type not in _TYPES)
+    mend = "a classifier's can be written as tensors: convert it with zipmap=False"
+    if not kept:
+        raise RuntimeError(f"no output is a tensor of numbers: {others}; {mend}")
+    return kept, [Warning("no-parity", f"left out, no tensor of numbers: {others}; {mend}")] if others else []
 
 
 def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
@@ -305,12 +333,12 @@ def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
 
 
 def symbol_sizes(job: Job[Any]) -> dict[str, int]:
-    """Give the sizes of the graph's symbolic dimensions; the batch is the first input's leading one."""
-    batch = BATCH
+    """Give the sizes of the graph's symbolic dimensions."""
+    symbols = {BATCH}
     if job.source.own_graph is not None:
-        shapes = [value.type.tensor_type.shape.dim for value in file_inputs(job.graph)]
-        batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
-    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+        symbols = batch_symbols(symbolic_shapes(file_inputs(job.graph)))
+    # One without a name, as x[0], is none of the file's.
+    return {**dict.fromkeys((s for s in symbols if "[" not in s), job.batch_size), **job.source.dimensions}
 
 
 def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from exporters.calls import call
+from exporters.calls import call, cast, in_eval_mode
 from exporters.catalog import network_of
 from exporters.errors import text_of
 from exporters.factories import SEED, make
@@ -49,7 +49,7 @@ def build(source: ModelSource) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = make(source) if source.factory else structure(source)
-    return model.to("cpu", torch.float32).eval()
+    return in_eval_mode(cast(model.to("cpu"), torch.float32))
 
 
 def load(source: ModelSource) -> nn.Module:
@@ -136,8 +136,15 @@ def _opened(path: Path) -> Any:
         from safetensors.torch import load_file  # A worker that reads no such file does without.
 
         return load_file(path)
-    # Files of torch before 1.6 are no archives, and cannot be mapped.
-    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    return torch.load(path, map_location="cpu", mmap=_is_mappable(path), weights_only=True)
+
+
+def _is_mappable(path: Path) -> bool:
+    """Tell whether the file's tensors lie in it as they are: torch maps compressed ones without a word (torch 2.13)."""
+    if not zipfile.is_zipfile(path):  # Of torch before 1.6.
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
 
 
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
@@ -173,7 +180,8 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     if source.factory:
         with _Undrawn() if source.library else contextlib.nullcontext():
             model = build(source)
-        assign(model, read_weights(state_path), state_path)
+        # As it was saved, whatever it holds: a quantized module's state has more than tensors.
+        model.load_state_dict(_opened(state_path))
         return model
     model = empty(source)
     model.load_state_dict(_opened(state_path), assign=True)
@@ -190,7 +198,8 @@ def hold(source: ModelSource, state_path: Path) -> None:
 def is_shared(state_path: Path) -> bool:
     """Tell whether a held model has tensors that forks would not get copies of."""
     model, _ = _HELD[state_path]
-    return any(tensor.is_shared() for tensor in (*model.parameters(), *model.buffers()))
+    tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout == torch.strided)
+    return any(tensor.is_shared() for tensor in tensors)
 
 
 class _Undrawn(TorchFunctionMode):

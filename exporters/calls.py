@@ -23,6 +23,8 @@ from exporters.source import ModelError
 Place = tuple[str | int, ...]
 """Path to a tensor in nested outputs: keys are words, positions numbers."""
 SEED = 0
+KEEPS_DOUBLES = "_keeps_doubles"
+"""Attribute of a module with doubles whose example inputs are floats: it converts them itself."""
 _DRAWN = 2
 """Items of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
 
@@ -37,6 +39,22 @@ def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return tensors of the arrays, floats in the type."""
     tensors = map(torch.from_numpy, arrays)
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Give the model's floats the type; complex ones stay, and in fp32 doubles of a module that takes floats."""
+    floats = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
+    mixes = torch.float32 in floats or KEEPS_DOUBLES in vars(model)
+    kept = {torch.float64} if dtype == torch.float32 and mixes else set()
+    model._apply(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype not in kept else t)
+    return model
+
+
+def in_eval_mode(model: nn.Module) -> nn.Module:
+    """Set the mode of inference; a module out of torch.export has one mode for good."""
+    with contextlib.suppress(NotImplementedError):
+        model.eval()
+    return model
 
 
 def named_outputs(result: Any) -> dict[str, Tensor]:
@@ -97,26 +115,34 @@ def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
     return tensor
 
 
-@contextlib.contextmanager
-def flattened(model: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[list[str]]:
-    """Have the module take its inputs by position and return a tuple of tensors, as exporters want it.
+class Flattened(nn.Module):
+    """Takes a module's inputs by position and returns a tuple of tensors, as exporters want it.
 
-    Yields a list that has the outputs' names once the module has run. Parameters keep their names.
+    Parameters and submodules have the module's names, since both share them; hooks on the module see its own call.
     """
-    original, own, names = model.forward, vars(model).get("forward"), list[str]()
 
-    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = named_outputs(call(original, specs, tensors))
-        names[:] = outputs
-        return tuple(outputs.values())
+    def __init__(self, model: nn.Module, specs: Sequence[TensorSpec]) -> None:
+        super().__init__()
+        self.__dict__.update({name: model.__dict__[name] for name in ("_parameters", "_buffers", "_modules")})
+        self.training = model.training
+        names: list[str] = []
 
-    model.forward = forward
-    try:
-        yield names
-    finally:
-        del model.forward  # The class has one.
-        if own is not None:
-            model.forward = own
+        def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            outputs = named_outputs(call(model, specs, tensors))
+            names[:] = outputs
+            return tuple(outputs.values())
+
+        # Functions, since torch.export puts lists and modules among the attributes back.
+        self._run: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = run
+        self._names: Callable[[], list[str]] = lambda: names
+
+    @property
+    def names(self) -> list[str]:
+        """Name the outputs, once the module has run."""
+        return self._names()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self._run(tensors)
 
 
 class Watch(TorchDispatchMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import random
@@ -16,10 +17,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import (
+    register_dataclass,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from exporters import settings
 from exporters.cache import file_sha256
+from exporters.calls import KEEPS_DOUBLES
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
 from exporters.packages import spec_of
@@ -38,6 +48,8 @@ class Example:
     array: NDArray[Any]
     axes: dict[int, str]
     """Names of axes in `dynamic_shapes`, the batch's left out."""
+    has_batch: bool = True
+    """False for one that all items share: its first size is not the batch's."""
 
 
 def make(source: ModelSource) -> nn.Module:
@@ -80,15 +92,49 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
     states, before = (random.getstate(), np.random.get_state()), settings.read()
     try:
         with torch.random.fork_rng(devices=[]):
-            model, *more = call_factory(source)
+            made, *more = call_factory(source)
+            model = _plain(made)
+            found = _examples(source, model, *more) if more and source.asks_code else []
+            _initialize_lazy(source, model, found)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         settings.put_back(before)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_complex():
-            raise source.error(f"{name} is complex, and fp32 would lose a part; keep two floats (torch.view_as_real)")
-    return model, _examples(source, model, *more) if more and source.asks_code else []
+    return model, found
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """Take torch.compile's wrappers off the module and its parts, and give it tensors that may be changed.
+
+    Compiled code would be timed as eager's; tensors made under inference_mode take no weights.
+    """
+    while hasattr(model, "_orig_mod"):
+        model = model._orig_mod  # type: ignore[assignment]
+    for module in model.modules():
+        module._compiled_call_impl = None  # Of module.compile().
+        forward = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+        if forward is not None:
+            module.forward = forward
+        for name, part in list(module._modules.items()):
+            if part is not None and hasattr(part, "_orig_mod"):
+                module._modules[name] = _plain(part)
+        for key, weight in module._parameters.items():
+            if weight is not None and not is_lazy(weight) and weight.is_inference():
+                module._parameters[key] = nn.Parameter(weight.clone(), weight.requires_grad)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and not is_lazy(buffer) and buffer.is_inference():
+                module._buffers[key] = buffer.clone()
+    return model
+
+
+def _initialize_lazy(source: ModelSource, model: nn.Module, given: list[Example]) -> None:
+    """Run a module whose layers take their sizes from the first call."""
+    if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        return
+    arrays = [each.array for each in given] or [np.zeros((2, *(source.input_shape or ())), np.float32)]
+    with torch.no_grad():
+        named = {each.place: torch.from_numpy(each.array) for each in given if isinstance(each.place, str)}
+        model(*([] if named else map(torch.from_numpy, arrays)), **named)
 
 
 def seed() -> None:
@@ -119,6 +165,8 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
         raise source.error(f"{module_name} has no {function_name!r}{nearest(function_name, own)}")
     parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (made,)
+    if isinstance(parts[0], torch.export.ExportedProgram):
+        parts = (parts[0].module(), *parts[1:])
     if not isinstance(parts[0], nn.Module):
         raise source.error(
             f"factory {source.factory!r} returned {type(made).__module__}.{type(made).__qualname__}, not a "
@@ -136,11 +184,15 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
     positional = () if keywords else (given,) if isinstance(given, Tensor) else tuple(given)
     if isinstance(shapes, Mapping) and not keywords:
         shapes = [shapes.get(name) for name in inspect.signature(model.forward).parameters]
+    for kind in {type(leaf) for leaf in tree_leaves(keywords or positional) if dataclasses.is_dataclass(leaf)}:
+        register_dataclass(kind)
     leaves, _ = tree_flatten_with_path(keywords or positional)
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
-    if not tensors or any(not leaf.ndim for _, leaf in tensors) or len({len(leaf) for _, leaf in tensors}) > 1:
-        sizes = ", ".join(str(tuple(leaf.shape)) for _, leaf in tensors) or "none"
-        raise source.error(f"the first dimension of every example is the batch, but the tensors' shapes are {sizes}")
+    batch = next((len(leaf) for _, leaf in tensors if leaf.ndim), None)
+    if batch is None:
+        raise source.error("no example is a tensor with a dimension; the first dimension of the first one is the batch")
+    if not any(leaf.dtype == torch.float64 for _, leaf in tensors):
+        vars(model)[KEEPS_DOUBLES] = True
     called = dict(enumerate(_taken_by_position(model)))
     is_nested = len(tensors) < len(leaves) or any(len(path) > 1 for path, _ in tensors)
     if is_nested:
@@ -155,7 +207,9 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
         name = ".".join(map(str, [place if keywords else called.get(place, f"x{place}"), *inner]))
         name = name if keywords or len(tensors) > 1 else "x"
         array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).cpu().numpy()
-        found.append(Example(name, number if is_nested else place, np.ascontiguousarray(array), _axes(own)))
+        has_batch = leaf.ndim > 0 and len(leaf) == batch
+        where = number if is_nested else place
+        found.append(Example(name, where, np.require(array, requirements="C"), _axes(own), has_batch))
     return found
 
 
@@ -181,14 +235,14 @@ def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, 
     constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     original = type(model)
 
-    def forward(self: Any, *tensors: Tensor) -> Any:
+    def called(self: Any, *tensors: Tensor) -> Any:
         parts = list(constants)
         for place, tensor in zip(places, tensors, strict=True):
             parts[place] = tensor
         args, kwargs = tree_unflatten(parts, tree)
-        return original.forward(self, *args, **kwargs)
+        return original.__call__(self, *args, **kwargs)  # So that hooks see the call as it is made.
 
-    model.__class__ = type(original.__name__, (original,), {"forward": forward, "__module__": original.__module__})
+    model.__class__ = type(original.__name__, (original,), {"__call__": called, "__module__": original.__module__})
 
 
 def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any = None) -> dict[str, Any]:

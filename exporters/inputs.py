@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,8 @@ BATCH = "batch"
 SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
 HOW_SEEDED = "inputs are drawn at random; real ones are a factory's example_inputs, or `data` of a graph's inputs"
+_ALONE = re.compile(r"unk__\d+|unk_\d+|dim_\d+|[a-z]?\d+", re.IGNORECASE)
+"""Symbols that converters number through, which say nothing of what they are: tf2onnx's unk__10."""
 Value = TypeVar("Value")
 
 
@@ -139,7 +142,8 @@ def _of_examples(source: ModelSource) -> Known:
 
     specs, sizes = list[TensorSpec](), dict[str, int]()
     for each in examples(source):
-        shape = (BATCH, *(each.axes.get(axis, size) for axis, size in enumerate(each.array.shape) if axis))
+        first = [BATCH] if each.has_batch else list(each.array.shape[:1])
+        shape = (*first, *(each.axes.get(axis, size) for axis, size in enumerate(each.array.shape) if axis))
         sizes |= {name: each.array.shape[axis] for axis, name in each.axes.items()}
         specs.append(TensorSpec(each.name, shape, str(each.array.dtype), each.place, data=_kept(each.array)))
     return Known(tuple(specs), sizes)
@@ -155,14 +159,18 @@ def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[Tenso
     names = [spec.name for spec in specs]
     if strays := [name for name in source.inputs if name not in names]:
         raise source.error(f"inputs: {source.onnx} has no input {strays[0]!r}{nearest(strays[0], names)}")
+    integers = [spec for spec in specs if spec.dtype.startswith(("int", "uint")) and spec.name not in source.inputs]
+    if integers:
+        ranges = ", ".join(f"{spec.name}: {{range: [0, 100]}}" for spec in integers)
+        options = " ".join(f"--input {spec.name}=0,100" for spec in integers)
+        named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in integers)
+        raise source.error(
+            f"nothing says which values {'input' if len(integers) == 1 else 'inputs'} {named} may have: give {options} "
+            f"(the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{ranges}}}`"
+        )
     held = []
     for spec in specs:
         value = source.inputs.get(spec.name)
-        if value is None and spec.dtype.startswith(("int", "uint")):
-            raise source.error(
-                f"input {spec.name!r} is {spec.dtype}, and nothing says which values it may have: give `inputs: "
-                f"{{{spec.name}: {{range: [0, 100]}}}}`, the end excluded, or `data: FILE.npy`"
-            )
         held.append(_with_data(source, spec, value) if isinstance(value, Path) else replace(spec, range=value))
     return held
 
@@ -295,7 +303,8 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
     inputs = file_inputs(path)
     shapes = symbolic_shapes(inputs)
-    free = _free(shapes)
+    batch = batch_symbols(shapes) - source.dimensions.keys()  # A leading symbol with a size is no batch.
+    free = _free(shapes, batch)
     if strays := [name for name in source.dimensions if source.onnx is not None and name not in free]:
         raise source.error(
             f"dimensions: {path} has no free dimension {strays[0]!r} beside the batch; free are: "
@@ -311,7 +320,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     if strange := [v.name for v, kind in zip(inputs, kinds, strict=True) if kind in (0, 8)]:  # Undefined, and strings.
         raise source.error(f"input {strange[0]!r} of {path} is no tensor of numbers")
     dtypes = [str(tensor_dtype_to_np_dtype(kind)) for kind in kinds]
-    known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch_symbols(shapes), BATCH)}
+    known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [
         TensorSpec(name, tuple(known.get(size, size) for size in sizes), dtype, named=_named(source, sizes))
         for (name, sizes), dtype in zip(shapes.items(), dtypes, strict=True)
@@ -320,34 +329,40 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
 def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
     """Return what a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is
-    symbolic, and then every leading dimension without a name; else "batch". Empty where the batch is fixed."""
+    symbolic, and then every leading dimension without a meaning; else "batch". Empty where the batch is fixed."""
     first = next(iter(shapes.values()), ())
     if not first or isinstance(first[0], int):
         return {BATCH} if any(BATCH in shape for shape in shapes.values()) else set()
-    return {first[0], *(f"{name}[0]" for name, shape in shapes.items() if f"{name}[0]" in shape[:1])}
+    leading = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
+    return {first[0], *(symbol for symbol in leading if symbol.endswith("[0]") or _ALONE.fullmatch(symbol))}
 
 
-def _free(shapes: Mapping[str, Sequence[int | str]]) -> list[str]:
+def _free(shapes: Mapping[str, Sequence[int | str]], batch: Collection[str]) -> list[str]:
     """Return the symbols in the shapes of a graph's inputs, the batch's left out."""
-    fixed = batch_symbols(shapes)
-    return list(dict.fromkeys(s for own in shapes.values() for s in own if isinstance(s, str) and s not in fixed))
+    return list(dict.fromkeys(s for own in shapes.values() for s in own if isinstance(s, str) and s not in batch))
 
 
 def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
     """Return sizes and symbols of a graph's inputs, by name; a dimension without either is called "input[axis]"."""
     return {
         value.name: [
-            int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
+            int(dim.dim_value) if dim.dim_value > 0 else _symbol(dim.dim_param) or f"{value.name}[{axis}]"
             for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         ]
         for value in inputs
     }
 
 
+def _symbol(word: str) -> str:
+    """Return a symbol that stands for one size; "" for a word that converters write for every unknown size."""
+    return "" if word.strip() in ("?", "-1", "None", "none", "unk", "unknown") else word
+
+
 def dimensions_of(source: ModelSource) -> list[str]:
     """Return the names of sizes in the model's inputs, the batch's left out. Raises ModelError."""
     if source.onnx is not None:
-        return _free(symbolic_shapes(file_inputs(source.onnx)))
+        shapes = symbolic_shapes(file_inputs(source.onnx))
+        return _free(shapes, batch_symbols(shapes))
     if source.library is None and source.asks_code:
         from exporters.factories import examples
 

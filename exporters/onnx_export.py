@@ -109,17 +109,18 @@ def write_onnx(
     import onnx
     import torch
 
-    from exporters.calls import flattened, typed
+    from exporters.calls import Flattened, cast, typed
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     # Two items, since torch.export specializes dimensions of size 1.
     only = batch or fixed_batch(specs)
     example = typed(seeded_inputs(specs, only or 2), dtype)
-    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in model.to(dtype).state_dict().values())
+    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in cast(model, dtype).state_dict().values())
     check_room(path, size)
-    with quiet(), flattened(model, specs) as outputs:
+    flat = Flattened(model, specs)
+    with quiet():
         program = to_program(
-            model,
+            flat,
             example,
             dynamo=True,
             dynamic_shapes=None if batch or not any(shapes) else (shapes,),
@@ -127,10 +128,10 @@ def write_onnx(
             opset_version=OPSETS[precision],
             verbose=False,
         )
-        if len(outputs) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
+        if len(flat.names) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
             with torch.no_grad():
-                model(*example)
-        name_outputs(program.model.graph, outputs)
+                flat(*example)
+        name_outputs(program.model.graph, flat.names)
         if precision == "bf16":
             restore_folded_types(program.model)
         if not batch:

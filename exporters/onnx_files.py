@@ -82,16 +82,17 @@ def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInf
     """
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-    found, folder = [], path.parent.resolve()
+    # A cache may keep the file and its data elsewhere, under links, as Hugging Face's does.
+    found, folders = [], {path.parent.resolve(), path.resolve().parent}
     for tensor in filter(uses_external_data, _tensors(read_onnx(path))):
         try:
             place = ExternalDataInfo(tensor)
-            data = (folder / place.location).resolve()
+            data = (path.parent / place.location).resolve()
             data.is_file()  # Fails for a name that no file can have.
         except (OSError, ValueError) as error:
             why = f"has no place for its data ({text_of(error, 200)})"
             raise ModelError(f"{path}: tensor {tensor.name!r} {why}; save it again") from error
-        if not data.is_relative_to(folder):
+        if not any(data.is_relative_to(folder) for folder in folders):
             raise ModelError(
                 f"{path}: tensor {tensor.name!r} keeps its data at {place.location[:200]!r}, outside the model's "
                 "folder; put the data next to the model and save it again with a relative location"
@@ -120,9 +121,23 @@ def check_onnx(path: Path) -> None:
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
     try:
-        onnx.checker.check_model(str(path))
+        # Its check of files refuses links, and what is above has looked at the data.
+        onnx.checker.check_model(_without_data(read_onnx(path)) if external_tensors(path) else str(path))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
+
+
+def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Empty the tensors whose data lie in other files, for a check of everything else."""
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    for tensor in filter(uses_external_data, _tensors(model)):
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.dims[:]
+        tensor.dims.append(0)
+    return model
 
 
 def is_float32(path: Path) -> bool:

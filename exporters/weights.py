@@ -133,7 +133,11 @@ def _state_digest(model: nn.Module) -> str:
             continue
         total.update(repr((name, f"{value.dtype} {tuple(value.shape)}")).encode())
         # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
-        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        value = value.detach().cpu()
+        value = value.to_dense() if value.layout != torch.strided else value
+        value = torch.view_as_real(value) if value.is_complex() else value
+        value = value.int_repr() if value.is_quantized else value
+        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

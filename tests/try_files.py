@@ -8,6 +8,7 @@ from pathlib import Path
 from engines.base import Phase
 from exporters.cache import Cache
 from exporters.flops import cached_cost
+from exporters.inputs import fixed_batch
 from exporters.onnx_export import to_fp16
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
@@ -15,7 +16,7 @@ from profiler.errors import ConfigError
 from profiler.processes.messages import Entered, Report
 from profiler.processes.process import explain
 from profiler.run.model_job import _fixed_batch
-from profiler.worker.prepare_model import prepare_model
+from profiler.worker.prepare_model import prepare_model, prepare_reference
 
 
 def try_one(argument: tuple[ModelSource, Path], report: Report) -> tuple[str, str]:
@@ -25,6 +26,7 @@ def try_one(argument: tuple[ModelSource, Path], report: Report) -> tuple[str, st
     report(Entered(Phase.OPEN))
     try:
         prepared = prepare_model((source, cache.root), report)
+        prepare_reference((source, prepared.state, fixed_batch(prepared.specs) or 2, cache.root), report)
     except Exception as error:
         outcome = explain(error)
         return outcome.status, f"{outcome.reason}{_in_the_parent(source)}"

@@ -141,7 +141,7 @@ def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | 
 
     cache, source = Cache(), identified(case.source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
-    reference = Outputs.read(cached_reference(source, specs, state, cache))
+    reference = Outputs.read(cached_reference(source, specs, state, cache, case.batch_size))
     first = next(iter(reference.arrays))
     found = reference.rows(outputs[0] if outputs and outputs[0] in reference.arrays else first)
     if found is None or not len(found[0]):

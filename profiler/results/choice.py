@@ -109,7 +109,7 @@ def choose(
     def rank(row: Row) -> tuple[Any, ...]:
         return row["status"] != "ok", row[figure] is None, sign * (row[figure] or 0.0), _start(row)
 
-    judged = [Loser(row, _barred(row, figure, limits, usual, asked)) for row in sorted(cells.to_dicts(), key=rank)]
+    judged = [Loser(row, _barred(row, figure, limits, asked)) for row in sorted(cells.to_dicts(), key=rank)]
     fit, lost = [one.cell for one in judged if not one.reasons], [one for one in judged if one.reasons]
     if not fit:
         known = [one.cell for one in lost if one.cell["status"] == "ok" and one.cell[figure] is not None]
@@ -176,13 +176,13 @@ def is_uncalibrated(cell: Row) -> bool:
     return cell["precision"] in EIGHT_BITS and not cell["calibrated"]
 
 
-def _barred(row: Row, figure: str, limits: Sequence[Limit], usual: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
-    """Return why a cell may not be chosen. An error that was not measured misses no limit that nobody gave."""
+def _barred(row: Row, figure: str, limits: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
+    """Return why a cell may not be chosen."""
     if row["status"] != "ok":
         return (Reason("not-measured", text=f"{row['status']}: {row['reason'] or 'no reason'}"),)
     if row[figure] is None:
         return (Reason("unknown", figure=figure),)
-    missed = [limit.missed(row) for limit in limits if not (limit in usual and row["error"] is None)]
+    missed = [limit.missed(row) for limit in limits]
     barred = [Reason("uncalibrated")] if is_uncalibrated(row) and not asked else []
     return tuple(reason for reason in (*barred, *missed) if reason is not None)
 

@@ -49,7 +49,7 @@ def named_entry(word: str | Path) -> dict[str, Any]:
     """
     entry = model_entry(str(word))
     if "onnx" in entry:
-        path = Path(word).resolve()
+        path = Path(word).absolute()  # No link is followed: data lie beside it.
         if not path.is_file():
             there = sorted(each.name for each in path.parent.glob("*.onnx"))
             raise ConfigError(f"there is no file {word}{nearest(path.name, there, 'give its path')}")

@@ -28,7 +28,15 @@ from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.results.run_folder import RunFolder
-from profiler.worker.task import Prepared, Step, graph_of, has_checked_gradients, own_graphs, static_graph
+from profiler.worker.task import (
+    Prepared,
+    Step,
+    batch_failure,
+    graph_of,
+    has_checked_gradients,
+    own_graphs,
+    static_graph,
+)
 
 Key = TypeVar("Key", bound=Hashable)
 Part = list[tuple[Call, Callable[[Outcome], None]]]
@@ -124,14 +132,13 @@ class Stages:
                     self.prepared[name] = Prepared(failures={"model": failed(outcome)})
                 elif len(subjects[model]) == 1:
                     self.sources[name] = source = outcome.value.source
-                    own, state = own_graphs(source), outcome.value.state
-                    self.prepared[name] = Prepared(source.specs, state, None, own, identity=source.identity)
+                    self.prepared[name] = Prepared(source.specs, outcome.value.state, identity=source.identity)
 
     def models(self, gpu: str | None = None) -> None:
         """Make all that the cases need; for models that are held side by side."""
+        others = [name for name in self.sources if name not in self.prepared or self.sources[name].graphs]
+        self._run_parts("models", self._looks(others, gpu))
         held = [name for name, one in self.prepared.items() if "model" not in one.failures]
-        others = [name for name in self.sources if name not in self.prepared]
-        self._run_parts("reference outputs", self._references(others, gpu))
         more = [] if self._needs_graphs else [self._costs()]
         parts = self._references(held, gpu), self._floats(), self._gradients()
         self._run_parts("reference outputs and graphs", *parts, *more)
@@ -150,7 +157,8 @@ class Stages:
         for n, (_, take) in enumerate(every):
             take(outcomes[n])
 
-    def _references(self, names: Sequence[str], gpu: str | None) -> Part:
+    def _looks(self, names: Sequence[str], gpu: str | None) -> Part:
+        """Look at users' graphs, and at models with several shapes."""
         calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in names}
         visible = _visible(gpu)
         return [(replace(call, environment=visible), partial(self._take_model, name)) for name, call in calls.items()]
@@ -159,6 +167,23 @@ class Stages:
         made = outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
         self.prepared[name] = made
         self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
+
+    def _references(self, names: Sequence[str], gpu: str | None) -> Part:
+        """Make the reference of each batch size at which outputs are compared."""
+        needed = dict.fromkeys((c.subject, c.batch_size) for c in self.cases if c.pass_ == "inference")
+        part: Part = []
+        for name, batch in (pair for pair in needed if pair[0] in names):
+            call = self._call("prepare_reference", f"reference-{name}-{batch}", name, self.prepared[name].state, batch)
+            part.append((replace(call, environment=_visible(gpu)), partial(self._take_reference, name, batch)))
+        return part
+
+    def _take_reference(self, name: str, batch: int, outcome: Outcome) -> None:
+        old = self.prepared[name]
+        if outcome.status == "ok":
+            self.prepared[name] = replace(old, references={**old.references, batch: outcome.value})
+        else:
+            failures = {**old.failures, batch_failure(batch): failed(outcome)}
+            self.prepared[name] = replace(old, failures=failures)
 
     def identities(self) -> dict[str, Identity | str]:
         """Identify the models, or say why one cannot be had."""
@@ -307,8 +332,9 @@ def _visible(gpu: str | None) -> dict[str, str]:
 
 def failure(case: Case, prepared: Prepared) -> Outcome | None:
     """Find why preparing left nothing that the case could run; None if it can run."""
-    if "model" in prepared.failures:
-        return prepared.failures["model"]
+    for name in ("model", *([batch_failure(case.batch_size)] if case.pass_ == "inference" else [])):
+        if name in prepared.failures:
+            return prepared.failures[name]
     if ENGINES[case.engine].needs != "onnx" or prepared.graph(case) is not None:
         return None
     graph = graph_of(case)

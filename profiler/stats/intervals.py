@@ -38,6 +38,8 @@ _MOST_REACH = math.log(1000)
 _TRIMMED = 0.2
 _MOST_OF_OTHERS = 0.99
 """Share of other work that still leaves a low end."""
+_LEAST_ERROR = 0.1
+"""Share of the largest error below which an error tells nothing of a further one's size."""
 _FEWEST = 3
 """Least effective sample size: autocorrelation is estimated badly from a handful of samples."""
 
@@ -242,13 +244,14 @@ def upper_bound(errors: ArrayLike) -> float:
     """Return a 95 % upper bound for the error of a further item.
 
     It is the one-sided prediction limit of log-normal errors, and no less than the largest one seen. Of fewer than five
-    errors it is that one: their spread would be known too badly.
+    errors it is that one: their spread would be known too badly. Errors far below the largest count as a tenth of it:
+    a quantized model is either exact or a step off, and what is exact tells nothing of the size of a step.
     """
     values = np.asarray(errors, dtype=float)
     most = float(values.max())
-    if values.size < 5 or values.min() <= 0:
+    if values.size < 5 or most <= 0:
         return most
-    logs = np.log(values)
+    logs = np.log(np.maximum(values, _LEAST_ERROR * most))
     n = logs.size
     # Workers come here, so SciPy's t, which would weigh on their memory, does not do.
     reach = student(1.644854, n - 1) * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / n)

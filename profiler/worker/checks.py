@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning
+from engines.base import Array, Feedable, Named, Proof, Session, Trainable, Warning, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from exporters.errors import sentence
@@ -93,7 +93,7 @@ def verify(
     Outputs are compared over further items than the batch's as far as `allowance` goes; their calls are `fresh`.
     """
     case, model = task.case, task.prepared
-    if case.pass_ == "inference" and model.reference is not None:
+    if case.pass_ == "inference" and model.reference(case) is not None:
         _check_outputs(task, session, outputs, result, allowance, fresh)
         if fresh and allowance and result.status == "ok":
             try:
@@ -126,8 +126,12 @@ def _check_outputs(
 ) -> None:
     """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
     case, model = task.case, task.prepared
-    assert model.reference is not None
-    reference, start = parity.Outputs.read(model.reference), perf_counter()
+    file = model.reference(case)
+    assert file is not None
+    reference, start = parity.Outputs.read(file), perf_counter()
+    if reference.unsteady:
+        _note_unsteady(session, outputs, reference.unsteady, result)
+        return
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
     pairs, apart = _pairs(task, names, runs, reference)
@@ -145,14 +149,32 @@ def _check_outputs(
             result.warnings.append(Warning("no-parity", f"further items were not compared: {sentence(error)}"))
         pairs, apart = _pairs(task, names, runs, reference)
     differences = list(map(parity.compare, pairs))
+    if reference.dependent:
+        text = "items depend on each other: outputs at other batch sizes are others"
+        result.warnings.append(Warning("no-parity", text))
+        if reference.batch != case.batch_size:
+            result.warnings.append(Warning("unchecked-outputs", f"{text}, and the CPU cannot afford these"))
+            return
     result.take(parity.judge(case.precision, differences))
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
     if differences:
-        usual = usual_items(model.specs)
+        usual = min(usual_items(model.specs), case.batch_size)
         few = f", {reference.items} of {usual} items" if reference.items < usual else ""
-        result.reference = reference_of(case.source.kind)[1].name + few
-        result.figures |= parity.figures(differences, pairs, has_own_weights(case.source), distinct_items(model.specs))
+        result.reference = (reference.maker or reference_of(case.source.kind)[1].name) + few
+        own, distinct = has_own_weights(case.source), distinct_items(model.specs)
+        result.figures |= parity.figures(differences, pairs, own, distinct, case.precision)
+
+
+def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result: Result) -> None:
+    """Warn that nothing can be compared, and tell whether the engine does as the model does."""
+    result.figures["rel_l2_error"] = None
+    before = [array.copy() for array in outputs]
+    session.run(ignore)
+    if not all(np.isfinite(output).all() for output in before):
+        result.fail(_NOT_FINITE)
+    differs = ", and this engine answers the same call alike" if parity.alike(before, session.outputs()) else ""
+    result.warnings.append(Warning("unchecked-outputs", f"{why}{differs}"))
 
 
 def _pairs(
@@ -325,13 +347,14 @@ def _mixed(case: Case, types: Mapping[str, int]) -> bool:
 
     With a Q/DQ graph the runtime decides what it computes in int8, and not every operator has an integer kernel;
     torchao quantizes only linear layers. Without a single one, int8 or fp8 did not happen. A user's model may itself
-    compute a few products in fp32, such as rotary embeddings, or as torch's plain attention does.
+    compute a few products in fp32, such as rotary embeddings, or as torch's plain attention does, and any in float64.
     """
     if case.precision in EIGHT_BITS:
         return types.get(_TYPES[case.precision], 0) > 0
     strays = _strays(case, types)
     own = types.get(_TYPES.get(case.precision, ""), 0)
-    return case.source.kind == "factory" and set(strays) == {"float32"} and own > sum(strays.values())
+    wider = set(strays) == {"float32"} and own > sum(strays.values())
+    return case.source.kind == "factory" and (wider or set(strays) == {"float64"})
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,12 @@ blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
 _L2 = "relative L2 error"
+_AGAIN = 1e-5
+"""Error up to which two equal calls of one runtime are the same."""
+_DECADES, _FEWEST_VALUES, _CANCELLED = 5, 32, 10
+"""Channels 10^5 below the largest are rounding; so few values say nothing; digits that cancelling numbers may lose."""
+_TOGETHER = 1e-3
+"""Error up to which an item alone is the same as among others."""
 FP16_ENDS = "; fp16 ends at 65,504, bf16 does not"
 
 
@@ -34,10 +41,26 @@ class Outputs:
 
     arrays: Mapping[str, Array]
     batch: int
+    unsteady: str = ""
+    """Why two equal calls had different outputs: the model keeps state, or draws random numbers."""
+    maker: str = ""
+    """What made them, where that is not the engine for references."""
+    dependent: bool = False
+    """True if an item alone has other outputs than among others."""
 
     @classmethod
-    def of_runs(cls, names: Sequence[str], runs: Sequence[Sequence[Array]], batch: int) -> Outputs:
-        return cls(dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True)), batch)
+    def of_runs(
+        cls, names: Sequence[str], runs: Sequence[Sequence[Array]], batch: int, unsteady: str = "", maker: str = ""
+    ) -> Outputs:
+        return cls(dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True)), batch, unsteady, maker)
+
+    def beside(self, alone: Outputs, item: int) -> Outputs:
+        """Return these outputs with whether those of an item are others than it has `alone`."""
+        rows = [(alone.rows(name), self.rows(name)) for name in self.arrays if name in alone.arrays]
+        pairs = [Pair(one[0], all_[item]) for one, all_ in rows if one is not None and all_ is not None]
+        return replace(
+            self, dependent=any(compare(p).error > _TOGETHER for p in pairs if p.ours.shape == p.truth.shape)
+        )
 
     @property
     def items(self) -> int:
@@ -46,17 +69,29 @@ class Outputs:
     def rows(self, name: str) -> Array | None:
         """Return the items of all runs one after another; None of an output whose first axis is not the items'."""
         array = self.arrays[name]
-        return array.reshape(-1, *array.shape[2:]) if array.shape[1:2] == (self.batch,) else None
+        items = array.shape[0] * self.batch
+        return array.reshape(items, *array.shape[2:]) if array.shape[1:2] == (self.batch,) else None
 
     def save(self, path: Path) -> None:
         members = {f"{number} {name}": array for number, (name, array) in enumerate(self.arrays.items())}
-        np.savez(path, batch=self.batch, **members)  # type: ignore[arg-type]
+        facts = {"batch": self.batch, "unsteady": self.unsteady, "maker": self.maker, "dependent": self.dependent}
+        np.savez(path, **facts, **members)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Outputs:
         with np.load(path) as file:
-            arrays = {key.partition(" ")[2]: file[key] for key in file.files if key != "batch"}
-            return cls(arrays, int(file["batch"]))
+            arrays = {key.partition(" ")[2]: file[key] for key in file.files if " " in key}
+            return cls(arrays, int(file["batch"]), str(file["unsteady"]), str(file["maker"]), bool(file["dependent"]))
+
+
+def alike(one: Sequence[Array], other: Sequence[Array]) -> bool:
+    """Tell whether two equal calls had the same outputs, but for the order of sums."""
+    for a, b in zip(one, other, strict=True):
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+            difference = compare(Pair(a, b))
+            if difference.wrong or difference.error > _AGAIN:
+                return False
+    return True
 
 
 def further_runs(
@@ -114,6 +149,9 @@ def align(ours: Outputs, reference: Outputs, wanted: Sequence[str]) -> tuple[lis
         if name not in ours.arrays:
             apart.append(f"{name} is not among the outputs at this batch size")
             continue
+        if ours.batch == reference.batch and ours.arrays[name].shape[1:] != reference.arrays[name].shape[1:]:
+            pairs.append(Pair(ours.arrays[name][0], reference.arrays[name][0], name))
+            continue
         one, truth = ours.rows(name), reference.rows(name)
         by_item = one is not None and truth is not None
         if one is not None and truth is not None and one.shape[1:] == truth.shape[1:]:
@@ -153,6 +191,17 @@ def without_padding(array: Array, specs: Sequence[TensorSpec]) -> Array:
 # Differences.
 
 
+class Hidden(NamedTuple):
+    """Channels of an output that are small beside its others, and their own relative L2 error."""
+
+    error: float
+    where: str
+
+    def counts(self, precision: str) -> bool:
+        """Tell whether that is more than rounding: numbers that cancel out lose some of their digits."""
+        return self.error >= min(WRONG, _CANCELLED * _USUAL[precision])
+
+
 @dataclass(frozen=True)
 class Difference:
     """How far one output is from the reference's, in this `measure`: all of it, and each of its `items`.
@@ -169,6 +218,8 @@ class Difference:
     wrong: str | None = None
     is_zero: bool = False
     """True if the reference is zeros."""
+    hidden: Hidden | None = None
+    """The channels that are furthest off, of those whose error the others' norm hides."""
 
     @property
     def judged(self) -> float:
@@ -187,7 +238,33 @@ def compare(pair: Pair) -> Difference:
         here, there = finite(ours, truth)
         largest = float(np.max(np.abs(here - there), initial=0.0))
     items = tuple(map(distance, ours, truth)) if pair.by_item else ()
-    return Difference(distance(ours, truth), measure, pair.name, largest, items, is_zero=is_zero)
+    hidden = None if is_exact(truth) or is_zero else _hidden(pair)
+    return Difference(distance(ours, truth), measure, pair.name, largest, items, is_zero=is_zero, hidden=hidden)
+
+
+def _hidden(pair: Pair) -> Hidden | None:
+    """Return the worst of the groups of channels whose norm is 10, 100, 1000 … times below the largest channel's.
+
+    Channels are along axis 1 or the last one.
+    """
+    if pair.truth.ndim < 2 or (pair.truth.ndim == 2 and pair.by_item) or not pair.truth.size:
+        return None
+    usable = np.isfinite(pair.ours) & np.isfinite(pair.truth)
+    here, there = (np.where(usable, side, 0).astype(np.float64) for side in (pair.ours, pair.truth))
+    found = []
+    for axis in dict.fromkeys((1, there.ndim - 1)):
+        others = tuple(n for n in range(there.ndim) if n != axis)
+        norms, apart = (np.sqrt(np.square(a).sum(axis=others)) for a in (there, here - there))
+        with np.errstate(divide="ignore"):
+            decades = np.floor(-np.log10(norms / max(norms.max(), np.finfo(float).tiny)))
+        for decade in range(1, _DECADES):
+            places = np.flatnonzero(decades == decade)
+            if len(places) and len(places) * there.size // len(norms) >= _FEWEST_VALUES:
+                error = float(np.linalg.norm(apart[places]) / np.linalg.norm(norms[places]))
+                word = f"{'channel' if len(places) == 1 else 'channels'} {places[0]}"
+                word += f" to {places[-1]}" if len(places) > 1 else ""
+                found.append(Hidden(error, f"{word} of axis {axis}"))
+    return max(found, default=None)
 
 
 def _share_apart(ours: Array, reference: Array) -> float:
@@ -195,7 +272,10 @@ def _share_apart(ours: Array, reference: Array) -> float:
 
 
 def _not_alike(pair: Pair) -> str | None:
-    """Say what is wrong with places that are not finite, None if both sides are alike."""
+    """Say what is wrong with shapes, or with places that are not finite; None if both sides are alike."""
+    if pair.ours.shape != pair.truth.shape:
+        shapes = f"has shape {pair.ours.shape}, the reference {pair.truth.shape} of the same call"
+        return f"the outputs are wrong: output {pair.name} {shapes}"
     truth, usable = pair.truth, np.count_nonzero(np.isfinite(pair.truth))
     if truth.size and (not usable or np.count_nonzero(np.isnan(truth)) > truth.size / 2):
         where = f"{numbers.percent(1 - usable / truth.size)} % of output {pair.name}"
@@ -207,11 +287,16 @@ def _not_alike(pair: Pair) -> str | None:
 
 
 def figures(
-    differences: Sequence[Difference], pairs: Sequence[Pair], real_weights: bool, distinct: int | None = None
+    differences: Sequence[Difference],
+    pairs: Sequence[Pair],
+    real_weights: bool,
+    distinct: int | None = None,
+    precision: str = "fp32",
 ) -> Figures:
     """Return the errors of items, and how often the first output's top class agrees; None where there is none.
 
-    The error of an item is the largest over its outputs; an output without items counts for every item. After
+    The error of an item is the largest over its outputs; an output without items counts for every item, and so do
+    channels whose error others hide. After
     `distinct` items the inputs repeat. Top-1 agreement needs two-dimensional outputs of floats and real weights: with
     seeded ones it says nothing about accuracy.
     """
@@ -220,7 +305,9 @@ def figures(
     if real_weights and pairs and pairs[0].truth.ndim == 2 and differences[0].largest is not None:
         agreement = float(np.mean(pairs[0].ours.argmax(axis=1) == pairs[0].truth.argmax(axis=1)))
     items = max([1, *(len(difference.items) for difference in differences)])
-    each = [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
+    hidden = [d.hidden.error for d in differences if d.hidden and d.hidden.counts(precision)]
+    each = [np.broadcast_to(error, items) for error in hidden]
+    each += [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
     errors = (np.max(each, axis=0) if each else np.zeros(1))[:distinct]  # A NaN stays one, which max() would lose.
     return {
         "rel_l2_error": _finite(np.median(errors)),
@@ -239,6 +326,12 @@ def judge(precision: str, differences: Sequence[Difference]) -> Finding:
     """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all."""
     if wrong := next((difference.wrong for difference in differences if difference.wrong), None):
         return wrong + (FP16_ENDS if precision == "fp16" else "")
+    for difference in differences:
+        if (hidden := difference.hidden) and hidden.counts(precision):
+            what = (
+                f"{_L2} {numbers.error(hidden.error)} of {hidden.where} of output {difference.name}, which others hide"
+            )
+            return f"the outputs are wrong: {what}" if hidden.error >= WRONG else Warning("inaccurate", what)
     worst = max(differences, key=lambda difference: difference.judged, default=Difference(0.0))
     what, usual = f"{worst.measure} {numbers.error(worst.judged)} of output {worst.name}", _USUAL[precision]
     if worst.judged >= WRONG:

@@ -14,12 +14,13 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._dynamo import device_interface
 
 import engines
-from engines.base import BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
+from engines.base import Array, BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
 from exporters.build_model import hold, is_shared
@@ -27,6 +28,7 @@ from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
 from exporters.errors import sentence
 from exporters.factories import called_once
+from exporters.float64 import evaluate
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
@@ -50,6 +52,7 @@ from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import serve
 from profiler.worker import parity
 from profiler.worker.memory import holding
+from profiler.worker.state import held_state
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
@@ -60,13 +63,18 @@ from profiler.worker.task import (
     check_inputs,
     make_job,
     own_graphs,
-    usual_items,
 )
 
 _CUDA_NOT_INITIALIZED = 3
 """https://docs.nvidia.com/cuda/cuda-driver-api, CUresult."""
 _CPU_SECONDS = 60.0
 """Seconds for the reference outputs of a model on the CPU: all of a catalog's networks need less."""
+_FIRST_BYTES = 2**30
+"""Bound of the outputs of the measured batch."""
+_EXACT_SECONDS = 5.0
+"""Seconds for an evaluation in float64, which the reference of a graph can do without."""
+_ROUNDING = 1e-4
+"""Largest relative L2 error of fp32 to float64 that is rounding."""
 _FURTHER_SECONDS = 3.0
 """Seconds for items beyond those of the first run."""
 _FURTHER_BYTES = 2**27
@@ -74,21 +82,17 @@ _FURTHER_BYTES = 2**27
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
-    """Make identity, input shapes, fp32 weights and reference outputs of a model.
+    """Make identity, input shapes and fp32 weights of a model, and look at its own graphs.
 
     Raises exporters.source.ModelError, and Unsupported where the engine that makes reference outputs is not installed.
     """
     source, root = argument
-    cache = Cache(root)
     if source.onnx is not None:
         check_onnx(source.onnx)
     maker = ENGINES[reference_of(source.kind)[0]]
     if lacking := missing(maker, "cpu"):
         raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
     source = identified(source)
-    specs = source.specs or ()
-    state = None if source.kind == "onnx" else cached_state(source, cache)
-    reference = cached_reference(source, specs, state, cache)
     failures = {}
     for precision, path in source.graphs.items():
         try:
@@ -96,13 +100,19 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         except ModelError as error:
             failures[precision] = Outcome("failed", str(error))
     return Prepared(
-        specs,
-        state,
-        reference,
+        source.specs or (),
+        None if source.kind == "onnx" else cached_state(source, Cache(root)),
         onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
     )
+
+
+def prepare_reference(argument: tuple[ModelSource, Path | None, int, Path], report: Report) -> Path:
+    """Make the reference outputs of a call at one batch size. Raises exporters.source.ModelError."""
+    source, state, batch, root = argument
+    source = identified(source)
+    return cached_reference(source, source.specs or (), state, Cache(root), batch)
 
 
 def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
@@ -222,47 +232,61 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
     return engines.build(task.case.engine, job)
 
 
-def cached_reference(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache) -> Path:
-    """Return the file of the reference outputs, made once for all runs.
+def cached_reference(
+    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache, batch: int
+) -> Path:
+    """Return the file of the reference outputs at a batch size, made once for all runs.
 
     Raises ModelError, and Unsupported where the engine that makes them cannot run.
     """
-    code = [*code_of("inputs.py", "calls.py"), file_sha256(Path(parity.__file__))]
+    code = [*code_of("inputs.py", "calls.py", "float64.py"), *map(file_sha256, map(Path, (parity.__file__, __file__)))]
     engine = importlib.import_module(reference_of(source.kind)[1].module)
-    key = digest([source_key(source), *code, str(REFERENCE_ITEMS), str(MOST_REFERENCE_ITEMS), str(engine.__version__)])
+    key = digest([source_key(source), *code, batch, MOST_REFERENCE_ITEMS, str(engine.__version__)])
 
     def produce(path: Path) -> None:
-        _take_outputs(source, specs, state).save(path)
+        _take_outputs(source, specs, state, fixed_batch(specs) or batch).save(path)
 
     return cache.entry("reference", key, ".npz", checked(source, produce))[0]
 
 
-def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None) -> parity.Outputs:
-    """Run the usual items at once, or one by one those that the CPU can afford."""
-    usual, least = usual_items(specs), fixed_batch(specs) or 1
-    if usual > least:
+def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int) -> parity.Outputs:
+    """Run the measured batch; of one that the CPU cannot afford the usual items, or one."""
+    alone, affordable = None, batch
+    if batch > 1 and fixed_batch(specs) is None:
         with contextlib.suppress(ModelError):  # Some models cannot run a single item.
-            found, are_slow = _run(source, specs, state, least)
-            if are_slow:
-                return found
+            alone, seconds, size = _run(source, specs, state, 1, first=batch - 1, only_one=True)
+            if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > 1:
+                affordable = 1 if seconds * REFERENCE_ITEMS > _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
+    if affordable < batch:
+        with contextlib.suppress(ModelError):
+            alone = _run(source, specs, state, 1, first=affordable - 1, only_one=True)[0]
+    if affordable == 1 and alone is not None:
+        return alone
     try:
-        return _run(source, specs, state, usual)[0]
+        together = _run(source, specs, state, affordable)[0]
     except ModelError:
-        if fixed_batch(specs) is None:
-            with contextlib.suppress(ModelError):  # Some models take pairs or whole clips only.
-                return _run(source, specs, state, usual + 1)[0]
+        if affordable <= REFERENCE_ITEMS:
+            raise
+        with contextlib.suppress(ModelError):  # Memory of the host may end before a GPU's.
+            return _run(source, specs, state, REFERENCE_ITEMS)[0]
         raise
+    return together if alone is None or together.unsteady else together.beside(alone, affordable - 1)
 
 
 def _run(
-    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int
-) -> tuple[parity.Outputs, bool]:
-    """Run a batch in the engine that the catalog names for references, and further ones as far as they are affordable.
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    state: Path | None,
+    batch: int,
+    first: int = 0,
+    only_one: bool = False,
+) -> tuple[parity.Outputs, float, int]:
+    """Run a batch, from the item `first` on, in the engine for references, and further ones that are affordable.
 
-    Tell also whether the usual items are too slow to run at once. A smaller batch has no further runs.
+    Return also the seconds and the bytes of outputs of the first run. `only_one` leaves it at that.
     """
     engine, reference = reference_of(source.kind)
-    inputs = tuple(seeded_inputs(specs, batch))
+    inputs = tuple(seeded_inputs(specs, batch, first=first))
     job = Job(
         *(source, "inference", reference.precision, batch, "cpu", reference.options, inputs, state, source.onnx),
         specs=tuple(specs),
@@ -270,32 +294,76 @@ def _run(
     session: Session | None = None
     try:
         session = engines.open_session(engine, job)
+        model = getattr(session, "model", None)
+        before, given = held_state(model), [tensor.clone() for tensor in getattr(session, "inputs", ())]
         start = perf_counter()
         session.run(ignore)
-        first = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
+        outputs = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
         seconds = perf_counter() - start
-        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(first))]
-        if not first:
+        changed = held_state(model).changes(before)
+        spoilt = not all(map(torch.equal, given, getattr(session, "inputs", ())))
+        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
+        if not outputs:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
         chosen(source.outputs, names)
+        session.run(ignore)
+        again = session.outputs()
     except (ModelError, Unsupported):
         raise
     except Exception as error:
         raise _no_reference(source, error, specs, batch, getattr(session, "model", None)) from error
+    size = sum(array.nbytes for array in outputs)
+    if not parity.alike(outputs, again):
+        why = f"keeps state in {changed[0]}" if changed else "draws random numbers"
+        why = "changes its inputs" if spoilt else why
+        return parity.Outputs.of_runs(names, [outputs], batch, f"the model {why}"), seconds, size
+    if only_one:
+        return parity.Outputs.of_runs(names, [outputs], batch), seconds, size
+    if source.onnx is not None and (exact := _exact(source.onnx, specs, inputs, batch, names, outputs)):
+        return exact, seconds, size
     assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
-    runs, size, items = [first], sum(array.nbytes for array in first), distinct_items(specs) or MOST_REFERENCE_ITEMS
-    usual = usual_items(specs)
-    most = batch * affordable_runs(batch, seconds, size, items) if batch == usual else 0
+    runs, items = [outputs], distinct_items(specs) or MOST_REFERENCE_ITEMS
+    most = batch * affordable_runs(batch, seconds, size, items)
     try:
-        runs += parity.further_runs(session, specs, batch, first, lambda items: items < most)
+        runs += parity.further_runs(session, specs, batch, outputs, lambda items: items < most)
     except Exception:  # Those of the first run are there.
         traceback.print_exc()
-    return parity.Outputs.of_runs(names, runs, batch), usual * seconds > _CPU_SECONDS
+    remembers = "the model returns its last outputs for other inputs" if _repeats(runs) else ""
+    return parity.Outputs.of_runs(names, runs[: 1 if remembers else None], batch, remembers), seconds, size
+
+
+def _repeats(runs: Sequence[Sequence[Array]]) -> bool:
+    """Tell whether the first further run gave the same floats as the first, though its inputs are others."""
+    if len(runs) < 2:
+        return False
+    pairs = [(one, other) for one, other in zip(*runs[:2], strict=True) if one.dtype.kind == "f" and one.size > 1]
+    return bool(pairs) and all(np.array_equal(one, other) and np.ptp(one) > 0 for one, other in pairs)
+
+
+def _exact(
+    path: Path,
+    specs: Sequence[TensorSpec],
+    inputs: Sequence[Array],
+    batch: int,
+    names: Sequence[str],
+    first: Sequence[Array],
+) -> parity.Outputs | None:
+    """Return the outputs in float64 where ONNX Runtime's in fp32 are further off than its rounding."""
+    found = evaluate(path, dict(zip((spec.name for spec in specs), inputs, strict=True)), _EXACT_SECONDS)
+    if found is None or any(
+        name not in found or found[name].shape != f.shape for name, f in zip(names, first, strict=True)
+    ):
+        return None
+    exact = [found[name] for name in names]
+    pairs = [parity.Pair(ours, truth) for ours, truth in zip(first, exact, strict=True)]
+    if all(difference.judged <= _ROUNDING for difference in map(parity.compare, pairs)):
+        return None
+    return parity.Outputs.of_runs(names, [exact], batch, maker="onnx-float64")
 
 
 def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
     """Return how many batches of so many seconds and bytes to run, for at most so many `items`."""
-    most = min(-(-items // batch), MOST_REFERENCE_ITEMS // batch)
+    most = min(-(-items // batch), max(1, MOST_REFERENCE_ITEMS // batch))
     return max(1, min(most, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
 
 

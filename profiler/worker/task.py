@@ -19,10 +19,7 @@ from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 7
-"""Fewest items that outputs are compared over, where they are affordable, and most items of one reference run.
-
-No usual batch size: a model that mixes its items agrees with a reference of its own batch size.
-"""
+"""Fewest items that outputs are compared over, where they are affordable, and a reference's where a batch is not."""
 MOST_REFERENCE_ITEMS = 9 * REFERENCE_ITEMS
 
 
@@ -44,14 +41,20 @@ class Prepared:
 
     specs: tuple[TensorSpec, ...] = ()
     state: Path | None = None
-    reference: Path | None = None
+    references: Mapping[int, Path] = field(default_factory=dict)
+    """Reference outputs by the batch size of the call that they are compared with."""
     onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
-    """How something could not be made: "model" for all of it, or a graph's name."""
+    """How something could not be made: "model" for all of it, a graph's name, or `batch_failure`."""
     cost: Cost = field(default_factory=Cost)
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
     identity: Identity | None = None
+
+    def reference(self, case: Case) -> Path | None:
+        """Return the reference of the case's call; of a batch that was not planned the largest other one's."""
+        most = max(self.references, default=0)
+        return self.references.get(case.batch_size) or self.references.get(most)
 
     def graph(self, case: Case) -> Export | None:
         """Return the graph that the case runs, for its batch size."""
@@ -109,6 +112,11 @@ def own_graphs(source: ModelSource) -> dict[str, Export]:
     """Return the graphs that the user gives: a file for fp32 or `native`, and its variants."""
     file = {} if source.onnx is None else dict.fromkeys(("native", "fp32"), source.onnx)
     return {name: Export(path) for name, path in {**file, **source.graphs}.items()}
+
+
+def batch_failure(batch: int) -> str:
+    """Name in `Prepared.failures` that the model cannot run at a batch size."""
+    return f"outputs at batch {batch}"
 
 
 def static_graph(graph: str, batch: int) -> str:

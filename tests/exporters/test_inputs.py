@@ -104,15 +104,25 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
         ("in2", (8, "batch"), "bool", None),
     ]
     for changes, says in (
-        ({"inputs": {}}, r"`inputs: {in1: {range: \[0, 100\]}}`"),
+        ({"inputs": {}}, r"'in1' \(int64\) may have: give --input in1=0,100 .*`inputs: {in1: {range: \[0, 100\]}}`"),
         ({"inputs": {"ids": (0, 2)}}, "m.onnx has no input 'ids'"),
         ({"dimensions": {}}, r"dimensions: \{H: 128\}"),
         ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W' beside the batch; free are: H"),
-        ({"dimensions": {"H": 8, "N": 4}}, "no free dimension 'N' beside the batch"),
         ({"dimensions": {"H": 8, "in0[1]": 5}}, r"no free dimension 'in0\[1\]'"),
     ):
         with pytest.raises(ModelError, match=says):
             input_specs(replace(theirs, **changes))  # type: ignore[arg-type]
+    sized = input_specs(replace(theirs, dimensions={"H": 8, "N": 4}))
+    assert [spec.shape for spec in sized] == [(4, 3, 8), (4, 4), (8, 4)], "a leading symbol with a size is no batch"
+    numbered = save(tmp_path / "t.onnx", ["unk__10", 3], ["unk__11", "unk__12"])
+    with pytest.raises(ModelError, match=r"dimensions: \{unk__12: 128\}"):
+        input_specs(numbered)
+    specs = input_specs(replace(numbered, dimensions={"unk__12": 5}))
+    assert [spec.shape for spec in specs] == [("batch", 3), ("batch", 5)]
+    unknown = save(tmp_path / "q.onnx", ["?", "?", 3])
+    with pytest.raises(ModelError, match=r'"in0\[1\]": 128'):
+        input_specs(unknown)
+    assert input_specs(replace(unknown, dimensions={"in0[1]": 5}))[0].shape == ("batch", 5, 3)
     anonymous = input_specs(save(tmp_path / "n.onnx", [None, 3], [None, 4]))
     assert [spec.shape for spec in anonymous] == [("batch", 3), ("batch", 4)]
 

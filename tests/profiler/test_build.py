@@ -106,7 +106,7 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     done = build("--model", "strange.onnx", "--model", "good.onnx", "--batch", "4", "--target", "sm89")
     assert done.returncode == 1
     failed, good = rows(done)
-    assert failed[:4] == ("strange", "fp32", "4", "failed")
+    assert failed[:4] == ("strange", "fp32", "4", "unsupported")
     assert Path(good[6]).is_file()
     assert "node 0 'culprit0' (Wobble): " in done.stdout
     assert "Plugin not found" in done.stdout

@@ -303,21 +303,25 @@ def set_globals() -> None:
 
 REMEMBERS, WRONG = "a call takes .* with new inputs, .* with the same again", "the outputs are wrong"
 CHANGED = "the model changed torch's {} from .* while it ran"
+UNCHECKED, NO_ERROR = "unchecked-outputs", "no error, so no answer takes it"
+DEPENDS = "a word that items depend on each other"
 NEW, OUTPUTS, SETTING = "new inputs' figure", "wrong outputs", "the setting"
 CHEATS: dict[str, Cheat] = {
     f"{(cheat.when_made or cheat.forward).__name__}{'_of_examples' * cheat.examples}": cheat
     for cheat in (
         Cheat("nothing: all is computed", honest, "ok", gets="its figure"),
         Cheat("returns its last output for equal inputs", equal_inputs, "ok", "inconsistent", REMEMBERS, NEW),
-        Cheat("returns its last output for the same tensor", same_storage, "failed", "", WRONG, OUTPUTS),
+        Cheat("returns its last output for the same tensor", same_storage, "ok", UNCHECKED, REMEMBERS, NO_ERROR),
         Cheat("the same, with few real inputs", same_storage, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
         Cheat("the same, where outputs are alike", same_storage_alike, "ok", "inconsistent", REMEMBERS, NEW),
         Cheat("remembers its first half for equal inputs", half, "ok", "inconsistent", REMEMBERS, NEW),
-        Cheat("keeps outputs by the address of the input", by_pointer, "failed", "", WRONG, OUTPUTS),
+        Cheat("keeps outputs by the address of the input", by_pointer, "ok", UNCHECKED, REMEMBERS, NO_ERROR),
         Cheat("the same, with few real inputs", by_pointer, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
-        Cheat("leaves early where the first item is easy", early_exit, "failed", "", WRONG, OUTPUTS),
-        Cheat("leaves dropout on", dropout, "failed", "", WRONG, OUTPUTS),
-        Cheat("changes its inputs in place", changes_inputs, "failed", "", WRONG, OUTPUTS),
+        Cheat("leaves early where the first item is easy", early_exit, "ok", "no-parity", "items depend", DEPENDS),
+        Cheat("leaves dropout on", dropout, "ok", UNCHECKED, "random numbers", NO_ERROR),
+        Cheat(
+            "changes its inputs in place", changes_inputs, "failed", "", "not finite", "outputs that grow without end"
+        ),
         Cheat(
             "returns while another thread computes",
             another_thread,
@@ -326,7 +330,7 @@ CHEATS: dict[str, Cheat] = {
             "",
             "what was not compared",
         ),
-        Cheat("adds 1 % of noise", noise, "ok", "inaccurate", "relative L2 error", "its error"),
+        Cheat("adds 1 % of noise", noise, "ok", UNCHECKED, "random numbers", NO_ERROR),
         Cheat("sleeps for 2 ms", sleeps, "ok", gets="its figure, with the sleep"),
         Cheat("autocast to bf16 inside, at fp32", autocast_inside, "failed", "", "computed in bfloat16", "the type"),
         Cheat("leaves autocast on", autocast_left_on, "ok", gets="its figure: each call begins without"),

@@ -192,6 +192,8 @@ def test_the_bound_of_an_error_holds_for_a_further_item(items: int):
     errors = np.exp(rng.normal(math.log(2e-3), 0.8, (TRIALS, items + 1)))
     held = np.mean([row[-1] <= upper_bound(row[:-1]) for row in errors])
     assert 0.93 <= held <= 0.995
+    steps = [7.1e-4, 8.3e-4, 6e-8, 6e-8, 7.7e-4, 6e-8, 1.6e-3]
+    assert 2e-3 < upper_bound(steps) < 4e-3, "a quantized model is exact, or a step off"
     assert upper_bound([0.0, 0.1]) == 0.1
     assert upper_bound([0.2]) == 0.2
 

@@ -72,8 +72,8 @@ def test_items_of_a_smaller_batch_are_compared_along_every_axis_that_is_the_batc
             {"y": ROWS, "b": BOXES[:3]},
             {"y": ROWS, "b": BOXES},
             8,
-            ["y"],
-            ["b has shape (3, 4), the reference's is (5, 4)"],
+            ["y", "b"],
+            [],
         ),
         ({"b": BOXES}, {"b": BOXES, "c": BOXES}, 1, ["b"], ["c is not among the outputs at this batch size"]),
     ],
@@ -112,6 +112,25 @@ def test_further_runs_give_their_items_to_outputs_that_have_items_first(tmp_path
         assert [pair.by_item for pair in aligned] == [True, False, False, False][: len(aligned)]
     ((pair,), _) = align(Outputs.of_runs(["pairs"], [[SQUARE]] * 2, 8), reference, ["pairs"])
     assert len(pair.ours) == 16, "batches are the reference's own"
+
+
+def test_channels_that_others_hide_are_judged_by_themselves() -> None:
+    generator = np.random.default_rng(0)
+    boxes, scores = 640 * generator.random((2, 4, 100)), generator.random((2, 20, 100))
+    truth = np.concatenate([boxes, scores], 1)
+    dead, rounded = truth.copy(), truth * (1 + 1e-3 * generator.standard_normal(truth.shape))
+    dead[:, 4:] = 0
+    found = compare(Pair(dead, truth, "y", by_item=True))
+    assert found.error < 5e-3
+    assert (found.hidden.error, found.hidden.where) == (1.0, "channels 4 to 23 of axis 1")  # type: ignore[union-attr]
+    says = "the outputs are wrong: relative L2 error 1.0e0 of channels 4 to 23 of axis 1 of output y, which others hide"
+    assert str(judge("int8", [found])) == says
+    assert parity.figures([found], [], False, precision="int8")["rel_l2_error_high"] == 1.0
+    fine = compare(Pair(rounded, truth, "y", by_item=True))
+    assert judge("fp16", [fine]) is None
+    assert parity.figures([fine], [], False, precision="fp16")["rel_l2_error"] == pytest.approx(1e-3, rel=0.2)
+    noise = truth * np.where(np.arange(24) < 4, 1, 1e-9)[:, None]
+    assert compare(Pair(noise + 1e-7, noise, "y", by_item=True)).hidden is None, "rounding of small numbers"
 
 
 def test_tokens_that_every_mask_leaves_out_are_not_compared() -> None:

@@ -1,0 +1,45 @@
+"""Look at what a module keeps from one call to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+_PLAIN = (int, float, str, bool, bytes, type(None))
+
+
+class HeldState(NamedTuple):
+    """Values of a module's buffers and attributes, by their paths."""
+
+    values: Mapping[str, list[Any]]
+
+    def changes(self, before: HeldState) -> list[str]:
+        """Name the places that hold something else than `before`."""
+        names = dict.fromkeys((*before.values, *self.values))
+        return [name for name in names if not _alike(self.values.get(name), before.values.get(name))]
+
+
+def held_state(model: object) -> HeldState:
+    """Copy the tensors and numbers that a module holds beside its parameters; nothing of what is no module."""
+    values: dict[str, list[Any]] = {}
+    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        own = {**module._buffers, **{n: v for n, v in vars(module).items() if not n.startswith("_")}}
+        for name, value in own.items():
+            leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (Tensor, *_PLAIN))]
+            values[f"{path}.{name}".lstrip(".")] = [
+                leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves
+            ]
+    return HeldState(values)
+
+
+def _alike(one: list[Any] | None, other: list[Any] | None) -> bool:
+    if one is None or other is None or len(one) != len(other):
+        return one is other
+    return all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
+        for a, b in zip(one, other, strict=True)
+    )

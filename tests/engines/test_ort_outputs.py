@@ -1,0 +1,112 @@
+"""What ONNX Runtime loads is run: wrong ranks, outputs that are empty or no tensors, and data under links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from matrix_product import write_text
+from onnx import TensorProto, helper
+
+from engines.base import Job, ignore
+from engines.options import OrtOptions
+from engines.ort import open_session
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_files import check_onnx
+from exporters.source import ModelError, ModelSource
+
+pytestmark = pytest.mark.slow
+
+
+def run(path: Path, batch: int = 2) -> tuple[list[np.ndarray], list[str], list[str]]:
+    source = ModelSource("net", onnx=path)
+    inputs = tuple(seeded_inputs(input_specs(source), batch))
+    job = Job(source, "inference", "native", batch, "cpu", OrtOptions(), inputs, onnx=path, engine="ort")
+    session = open_session(job)
+    for _ in range(3):
+        session.run(ignore)
+    found = [array.copy() for array in session.outputs()]
+    warnings = [str(warning) for warning in session.proof().warnings or []]
+    names = session.output_names()
+    session.close()
+    return found, names, warnings
+
+
+def test_an_output_of_another_rank_than_declared_is_what_the_run_gives(tmp_path: Path) -> None:
+    def branch(name: str, node: Any) -> Any:
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(node.output[0], 1, None)])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Less", ["s", "big"], ["c"]),
+        helper.make_node(
+            "If", ["c"], ["y"],
+            then_branch=branch("t", helper.make_node("Unsqueeze", ["x", "ax"], ["a"])),
+            else_branch=branch("e", helper.make_node("Identity", ["x"], ["b"])),
+        ),
+    ]  # fmt: skip
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy"]
+    held = [onnx.numpy_helper.from_array(np.float32(1e9), "big"), onnx.numpy_helper.from_array(np.array([1]), "ax")]
+    graph = helper.make_graph(nodes, "g", shapes[:1], shapes[1:], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
+    (found,), _, _ = run(tmp_path / "g.onnx")
+    assert found.shape == (2, 1, 8)
+
+
+def test_an_output_without_elements_is_an_output(tmp_path: Path) -> None:
+    nodes = "y = Abs (x)  m = Less (y, x)  t = NonZero (m)  z = Transpose (t)"
+    write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y, int64[k, 2] z) {{ {nodes} }}")
+    (y, z), names, _ = run(tmp_path / "g.onnx")
+    assert (y.shape, z.shape, names) == ((2, 4), (0, 2), ["y", "z"])
+
+
+def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path: Path) -> None:
+    classifier = helper.make_node(
+        "LinearClassifier", ["x"], ["label", "p"], domain="ai.onnx.ml", coefficients=np.ones(12).tolist(),
+        intercepts=[0.0, 0.0, 0.0], classlabels_ints=[0, 1, 2], post_transform="SOFTMAX", multi_class=1,
+    )  # fmt: skip
+    pairs = helper.make_node("ZipMap", ["p"], ["prob"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])
+    of_pairs = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    label = helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"])
+    outputs = [label, helper.make_value_info("prob", helper.make_sequence_type_proto(of_pairs))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    for kept in (outputs, outputs[1:]):
+        graph = helper.make_graph([classifier, pairs], "g", [x], kept)
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "g.onnx")
+        if kept is outputs:
+            (found,), names, warnings = run(tmp_path / "g.onnx")
+            assert (found.shape, names) == ((2,), ["label"])
+            assert any("prob (seq(map(int64,tensor(float))))" in each and "zipmap=False" in each for each in warnings)
+        else:
+            with pytest.raises(RuntimeError, match=r"no output is a tensor of numbers: prob .*zipmap=False"):
+                run(tmp_path / "g.onnx")
+
+
+def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path: Path) -> None:
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    for each in (blobs, folder):
+        each.mkdir(parents=True)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy"]
+    weight = onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")
+    model = helper.make_model(
+        helper.make_graph([node], "g", shapes[:1], shapes[1:], [weight]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.save(model, blobs / "1", save_as_external_data=True, location="data", size_threshold=0, format="protobuf")
+    (blobs / "data").rename(blobs / "2")
+    (folder / "model.onnx").symlink_to("../../blobs/1")
+    (folder / "data").symlink_to("../../blobs/2")
+    check_onnx(folder / "model.onnx")
+    (found,), _, _ = run(folder / "model.onnx")
+    assert found.shape == (2, 8)
+    (folder / "data").unlink()
+    (tmp_path / "secret").write_bytes(bytes(256))
+    (folder / "data").symlink_to("../../secret")
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        check_onnx(folder / "model.onnx")

@@ -1,0 +1,189 @@
+"""Modules of all kinds run in eager as PyTorch runs them, and hooks see the call that PyTorch makes."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from exporters.build_model import build, read_weights
+from exporters.cache import Cache
+from exporters.calls import call
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import export_onnx
+from exporters.source import ModelSource
+
+pytestmark = pytest.mark.slow
+
+KINDS = """
+import dataclasses
+
+import torch
+from torch import nn
+
+x = torch.randn(4, 16)
+
+def base():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+def program():
+    return torch.export.export(base(), (x,)), (x,)
+
+def quantized():
+    return torch.ao.quantization.quantize_dynamic(base(), {nn.Linear}), (x,)
+
+@torch.inference_mode()
+def in_inference_mode():
+    return base(), (x,)
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(4)), (x,)
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(9, dtype=torch.cfloat))
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x) * self.w, n=16)
+
+def complex_weights():
+    return Complex(), (x,)
+
+@dataclasses.dataclass
+class Sample:
+    image: torch.Tensor
+    mask: torch.Tensor
+
+class Takes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+    def forward(self, sample):
+        return self.layer(sample.image * sample.mask)
+
+def dataclass_input():
+    return Takes(), (Sample(x, torch.ones(4, 16)),)
+
+class Step(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+    def forward(self, x, t):
+        return self.layer(x) * t
+
+def time_step():
+    return Step(), (x, torch.tensor(0.5))
+
+class Double(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16).double()
+    def forward(self, x):
+        return self.layer(x.double()).float()
+
+def double_inside():
+    return Double(), (x,)
+
+class Compiles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.compile(base())
+    def forward(self, x):
+        return self.part(x)
+
+def compiled():
+    return torch.compile(Compiles()), (x,)
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+    def forward(self, x):
+        return {"logits": self.layer(x)}
+
+def hook_on_outputs():
+    torch.manual_seed(0)
+    model = Named()
+    model.register_forward_hook(lambda module, args, out: {"p": out["logits"].softmax(-1)})
+    return model, (x,)
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+    def forward(self, d):
+        return self.layer(d["a"]) + self.layer(d["b"])
+
+def hook_on_inputs():
+    torch.manual_seed(0)
+    model = Two()
+    model.register_forward_pre_hook(lambda module, args: ({"a": args[0]["a"] / 255, "b": args[0]["b"]},))
+    return model, ({"a": torch.randn(4, 16), "b": torch.randn(4, 16)},)
+"""
+
+
+@pytest.fixture
+def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "module_kinds.py").write_text(KINDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def run(source: ModelSource) -> torch.Tensor:
+    model, specs = build(source), input_specs(source)
+    tensors = [torch.from_numpy(array) for array in seeded_inputs(specs, 4)]
+    with torch.no_grad():
+        result = call(model, specs, tensors)
+    return next(iter(result.values())) if isinstance(result, dict) else result
+
+
+@pytest.mark.usefixtures("kinds")
+@pytest.mark.parametrize(
+    "name",
+    ["program", "quantized", "in_inference_mode", "lazy", "complex_weights", "dataclass_input", "time_step",
+     "double_inside"],
+)  # fmt: skip
+def test_each_kind_computes_what_it_computes_by_itself(name: str) -> None:
+    import module_kinds  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)  # As a factory is called.
+    model, given = getattr(module_kinds, name)()
+    source = ModelSource(name, factory=f"module_kinds:{name}")
+    with torch.no_grad():
+        expected = model.module()(*given) if name == "program" else model(*given)
+    torch.testing.assert_close(run(source), expected)
+
+
+@pytest.mark.usefixtures("kinds")
+def test_compiled_modules_are_plain_at_any_depth() -> None:
+    model = build(ModelSource("c", factory="module_kinds:compiled"))
+    assert not any(hasattr(module, "_orig_mod") for module in model.modules())
+    assert not any(name.startswith("_orig_mod") for name in model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["hook_on_outputs", "hook_on_inputs"])
+def test_hooks_on_the_root_run_in_an_export_as_in_eager(kinds: Path, name: str) -> None:
+    source = ModelSource(name, factory=f"module_kinds:{name}")
+    export = export_onnx(source, "fp32", Cache(kinds / "cache"))
+    session = onnxruntime.InferenceSession(export.path)
+    arrays = seeded_inputs(input_specs(source), 4)
+    feeds = dict(zip((each.name for each in session.get_inputs()), arrays, strict=True))
+    np.testing.assert_allclose(session.run(None, feeds)[0], run(source).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_compressed_weights_are_read_as_torch_saved_them(tmp_path: Path) -> None:
+    state = {"weight": torch.randn(64, 64), "bias": torch.zeros(64)}
+    torch.save(state, tmp_path / "plain.pt")
+    plain, small = tmp_path / "plain.pt", tmp_path / "small.pt"
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as target:
+        for member in source.namelist():
+            target.writestr(member, source.read(member))
+    for name in ("plain.pt", "small.pt"):
+        found = read_weights(tmp_path / name)
+        assert all(torch.equal(found[key], value) for key, value in state.items())

@@ -1,0 +1,42 @@
+"""What a module keeps from one call to the next is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from profiler.worker.state import held_state
+
+pytestmark = pytest.mark.slow
+
+
+class Streaming(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.zeros(3))
+        self.cache: list[torch.Tensor] = []
+        self.calls = 0
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, how: str) -> torch.Tensor:
+        if how == "buffer":
+            self.h = self.layer(x) + self.h
+        elif how == "list":
+            self.cache.append(x)
+        elif how == "number":
+            self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("how", "places"), [("buffer", ["inner.h"]), ("list", ["inner.cache"]), ("number", ["inner.calls"]), ("", [])]
+)
+def test_the_place_that_changed_is_named(how: str, places: list[str]) -> None:
+    model = nn.Module()
+    model.inner = Streaming()
+    before = held_state(model)
+    with torch.no_grad():
+        model.inner(torch.ones(3), how)
+    assert held_state(model).changes(before) == places
+    assert held_state("no module").changes(held_state(None)) == []
