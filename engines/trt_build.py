@@ -133,12 +133,12 @@ def _build(library: Any, request: BuildRequest, progress: Callable[[str], None],
     started = time.perf_counter()
     logger = logger_of(library)
     builder = open_with_plugins(library, library.Builder, "builder")
+    config = builder.create_builder_config()
+    _configure(library, config, request)  # First: a precision that the release lacks is no fault of the graph.
     network = create_network(library, builder)
     # Kept until the engine is built: the network's weights lie in it.
     parser = library.OnnxParser(network, logger)
     _parse(library, parser, request.onnx)
-    config = builder.create_builder_config()
-    _configure(library, config, request)
     _add_profile(builder, network, config, request)
     watch(library, config, progress)
     plan = builder.build_serialized_network(network, config)

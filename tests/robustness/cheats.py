@@ -210,7 +210,7 @@ def sleeps(net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 def changes_inputs(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return net.whole(x.mul_(1.5))
+    return net.whole(x.neg_())
 
 
 def autocast_inside(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -319,9 +319,7 @@ CHEATS: dict[str, Cheat] = {
         Cheat("the same, with few real inputs", by_pointer, "ok", "inconsistent", REMEMBERS, NEW, examples=True),
         Cheat("leaves early where the first item is easy", early_exit, "ok", "no-parity", "items depend", DEPENDS),
         Cheat("leaves dropout on", dropout, "ok", UNCHECKED, "random numbers", NO_ERROR),
-        Cheat(
-            "changes its inputs in place", changes_inputs, "failed", "", "not finite", "outputs that grow without end"
-        ),
+        Cheat("changes its inputs in place", changes_inputs, "ok", UNCHECKED, "changes its inputs", NO_ERROR),
         Cheat(
             "returns while another thread computes",
             another_thread,
