@@ -18,13 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from exporters.errors import nearest
 from exporters.gradients import Array
 from exporters.inputs import TensorSpec, arguments
+from exporters.settings import KEEPS_DOUBLES
 from exporters.source import ModelError
 
 Place = tuple[str | int, ...]
 """Path to a tensor in nested outputs: keys are words, positions numbers."""
 SEED = 0
-KEEPS_DOUBLES = "_keeps_doubles"
-"""Attribute of a module with doubles whose example inputs are floats: it converts them itself."""
 _DRAWN = 2
 """Items of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
 

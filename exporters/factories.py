@@ -29,7 +29,6 @@ from torch.utils._pytree import (
 
 from exporters import settings
 from exporters.cache import file_sha256
-from exporters.calls import KEEPS_DOUBLES
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
 from exporters.packages import spec_of
@@ -192,7 +191,7 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
     if batch is None:
         raise source.error("no example is a tensor with a dimension; the first dimension of the first one is the batch")
     if not any(leaf.dtype == torch.float64 for _, leaf in tensors):
-        vars(model)[KEEPS_DOUBLES] = True
+        vars(model)[settings.KEEPS_DOUBLES] = True
     called = dict(enumerate(_taken_by_position(model)))
     is_nested = len(tensors) < len(leaves) or any(len(path) > 1 for path, _ in tensors)
     if is_nested:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+KEEPS_DOUBLES = "_keeps_doubles"
+"""Attribute of a module with doubles whose example inputs are floats: it converts them itself."""
+
 
 def _flag(name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return lambda: getattr(torch.backends.cudnn, name), lambda value: setattr(torch.backends.cudnn, name, value)

@@ -67,7 +67,9 @@ def build(workplace: Path, profiler: Build) -> Build:
     return run
 
 
-LINE = re.compile(r"(\S+) (\S+) batch (\S+): (built|from the cache|failed|unsupported)(?:, (\S+) s, (\S+) MiB: ([^\s;]+))?")
+LINE = re.compile(
+    r"(\S+) (\S+) batch (\S+): (built|from the cache|failed|unsupported)(?:, (\S+) s, (\S+) MiB: ([^\s;]+))?"
+)
 
 
 def rows(done: CompletedProcess[str]) -> list[tuple[str, ...]]:

@@ -182,7 +182,9 @@ def test_what_may_win_is_confirmed_within_a_part(
     side = side_of(tmp_path, Run(ray="local", only=["model=two", only]), job=job)
     for case in side.runner.chosen:
         ms = 2.0 if case.is_base else 1.0
-        side.run.append(Result(case.id, "ok", clock="host", throughput=1e3 / ms, samples={"host": [ms] * 20}))
+        right = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
+        figures = {"throughput": 1e3 / ms, "samples": {"host": [ms] * 20}, "figures": right}
+        side.run.append(Result(case.id, "ok", clock="host", **figures))
     assert [case.id for case in side.runner.lacking()] == confirmed
 
 
