@@ -25,6 +25,7 @@ from exporters.factories import SEED, make
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
 from exporters.libraries import folder_of
 from exporters.networks import BUILDERS
+from exporters.onnx_files import refuse_pointer
 from exporters.source import ModelError, ModelSource
 
 CALIBRATION_ITEMS = 8
@@ -107,6 +108,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
     """
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
+    refuse_pointer(path)
     try:
         content = _opened(path)
     except Exception as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MADE = ("fp32", "tf32", "fp16", "int8")
 """Precisions to which a float32 file can be converted."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 
 
@@ -28,6 +29,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: no such file")
     if path.stat().st_size >= 2**31:
         raise ModelError(f"{path}: larger than protobuf's limit of 2 GiB; save it with its weights in other files")
+    refuse_pointer(path)
     mend = "export or copy it again"
     if path.suffix in WEIGHTS:
         mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"
@@ -38,6 +40,13 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     if not model.graph.node and not model.graph.output:  # protobuf reads an empty file as an empty message.
         raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); {mend}")
     return model
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise ModelError for a file of which Git LFS has left a pointer alone."""
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ModelError(f"{path}: a pointer of Git LFS, not the file itself; fetch it by: git lfs pull")
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

@@ -30,10 +30,15 @@ def held_state(model: object) -> HeldState:
         own = {**module._buffers, **{n: v for n, v in vars(module).items() if not n.startswith("_")}}
         for name, value in own.items():
             leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (Tensor, *_PLAIN))]
-            values[f"{path}.{name}".lstrip(".")] = [
-                leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves
-            ]
+            values[f"{path}.{name}".lstrip(".")] = list(map(_copy, leaves))
     return HeldState(values)
+
+
+def _copy(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    leaf = leaf.detach()
+    return leaf.clone() if leaf.layout == torch.strided else leaf.to_dense()
 
 
 def _alike(one: list[Any] | None, other: list[Any] | None) -> bool:

@@ -15,7 +15,8 @@ from exporters.cache import Cache
 from exporters.calls import call
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
-from exporters.source import ModelSource
+from exporters.onnx_files import read_onnx
+from exporters.source import ModelError, ModelSource
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +44,17 @@ def in_inference_mode():
 
 def lazy():
     return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(4)), (x,)
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.eye(16).to_sparse())
+        self.layer = nn.Linear(16, 16)
+    def forward(self, x):
+        return torch.sparse.mm(self.a, self.layer(x).T).T
+
+def sparse_buffer():
+    return Sparse(), (x,)
 
 class Complex(nn.Module):
     def __init__(self):
@@ -147,7 +159,7 @@ def run(source: ModelSource) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name",
     ["program", "quantized", "in_inference_mode", "lazy", "complex_weights", "dataclass_input", "time_step",
-     "double_inside"],
+     "double_inside", "sparse_buffer"],
 )  # fmt: skip
 def test_each_kind_computes_what_it_computes_by_itself(name: str) -> None:
     import module_kinds  # type: ignore[import-not-found]
@@ -175,6 +187,13 @@ def test_hooks_on_the_root_run_in_an_export_as_in_eager(kinds: Path, name: str) 
     arrays = seeded_inputs(input_specs(source), 4)
     feeds = dict(zip((each.name for each in session.get_inputs()), arrays, strict=True))
     np.testing.assert_allclose(session.run(None, feeds)[0], run(source).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path) -> None:
+    for name, read in (("w.pt", read_weights), ("m.onnx", read_onnx)):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+        with pytest.raises(ModelError, match="git lfs pull"):
+            read(tmp_path / name)
 
 
 def test_compressed_weights_are_read_as_torch_saved_them(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ class Streaming(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("h", torch.zeros(3))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
         self.cache: list[torch.Tensor] = []
         self.calls = 0
         self.layer = nn.Linear(3, 3)
