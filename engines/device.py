@@ -18,7 +18,7 @@ from exporters.packages import installed_version
 
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 _STREAMS: list[Any] = []
-"""pycuda's, which live as long as the process."""
+"""pycuda's streams, kept until the process ends."""
 
 
 def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -75,7 +75,7 @@ def _retained(driver: Any, number: int) -> Any:
 
 
 def new_stream(by_pycuda: bool = False) -> torch.cuda.Stream:
-    """Make a stream; `by_pycuda` asks for pycuda's where it is installed."""
+    """Make a stream, by pycuda if asked and installed."""
     driver = pycuda() if by_pycuda else None
     if driver is None:
         return torch.cuda.Stream()
@@ -151,7 +151,7 @@ class Allocator:
 
     @property
     def slack(self) -> int:
-        """Return the bytes that torch's allocator holds beyond what was taken here."""
+        """Return the bytes that torch's allocator holds in reserve."""
         return max(torch.cuda.memory_reserved() - (0 if self._driver else self.size), 0)
 
     def _pinned(self, size: int) -> torch.Tensor:

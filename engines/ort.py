@@ -257,7 +257,7 @@ class OrtSession:
         return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
 
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Bind a buffer; None where the file declares another rank, to which ONNX Runtime holds every buffer."""
+        """Bind a buffer, or None if the file declares another rank: ONNX Runtime refuses such a buffer."""
         if len(node.shape) != len(shape):
             self.anew.append(node.name)
             return None
@@ -279,7 +279,7 @@ class OrtSession:
 
 
 def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
-    """Return the outputs that are tensors of numbers, and a warning about others. Raises RuntimeError if none is."""
+    """Split off outputs that are no tensors of numbers, with a warning. Raises RuntimeError if no tensor remains."""
     kept = [node for node in nodes if node.type in _TYPES]
     others = ", ".join(f"{node.name} ({node.type})" for node in nodes if node.type not in _TYPES)
     mend = "a classifier's can be written as tensors: convert it with zipmap=False"
@@ -337,7 +337,7 @@ def symbol_sizes(job: Job[Any]) -> dict[str, int]:
     symbols = {BATCH}
     if job.source.own_graph is not None:
         symbols = batch_symbols(symbolic_shapes(file_inputs(job.graph)))
-    # One without a name, as x[0], is none of the file's.
+    # x[0] is our word for a dimension that the file does not name.
     return {**dict.fromkeys((s for s in symbols if "[" not in s), job.batch_size), **job.source.dimensions}
 
 

@@ -14,15 +14,15 @@ from engines.base import Unsupported
 from engines.trt_reports import new_monitor
 
 USUAL_LEVEL = 3
-"""The builder's optimization level where none is asked for."""
+"""Default optimization level of the builder."""
 WEAKLY_TYPED_OPSET = 17
 """Newest opset that the parser of TensorRT 8.5 reads (github.com/onnx/onnx-tensorrt, release/8.5-GA)."""
 _FLAGS = {"fp32": (), "tf32": ("TF32",), "fp16": ("FP16",), "int8": ("INT8", "FP16")}
-"""Builder flags of a weakly typed network; at int8 what has no quantized operands may run in fp16."""
+"""Builder flags of a weakly typed network. At int8, layers without quantized operands may run in fp16."""
 
 
 def targets(library: Any) -> tuple[str, ...]:
-    """List the compute capabilities that the library builds for without such a GPU ("sm75"); none for TensorRT."""
+    """List the compute capabilities that TensorRT for RTX builds for ("sm75"); TensorRT has no such list."""
     capabilities = getattr(library, "ComputeCapability", None)
     if capabilities is None:
         return ()
@@ -50,7 +50,7 @@ def create_network(library: Any, builder: Any) -> Any:
 
 
 def configure(library: Any, config: Any, precision: str, types: frozenset[str], level: int) -> None:
-    """Set what a precision and an optimization level ask of the builder.
+    """Set the builder's flags and level.
 
     `types` are the graph's, as torch names them: at `native` they choose a weakly typed network's flags. Raises
     Unsupported for a precision or a level that the release does not have.
@@ -110,7 +110,7 @@ def place(refusal: Any, nodes: Sequence[Any]) -> str:
 
 
 def create_context(library: Any, engine: Any) -> tuple[Any, Any]:
-    """Return an execution context, None if it fails, that leaves its memory to us, and its configuration, to be kept.
+    """Return an execution context without memory, or None, and its configuration, which must outlive it.
 
     TensorRT for RTX compiles its kernels at once: by default it runs, and a CUDA graph would record, fallback kernels
     until others are compiled next to them.

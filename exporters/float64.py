@@ -24,8 +24,8 @@ _MOST_BYTES = 2**28
 def evaluate(path: Path, feeds: Mapping[str, NDArray[Any]], seconds: float) -> dict[str, NDArray[Any]] | None:
     """Return the outputs by name, computed by onnx's reference evaluator in float64.
 
-    None where that takes longer than so many seconds, or the evaluator lacks an operator; and of a file that is large
-    or not float32 throughout.
+    None if that takes longer than `seconds`, if the evaluator lacks an operator, and for a file that is large or not
+    float32 throughout.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -44,7 +44,7 @@ def evaluate(path: Path, feeds: Mapping[str, NDArray[Any]], seconds: float) -> d
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds. Only a main thread can be interrupted."""
+    """Raise TimeoutError after `seconds`. Only a main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         raise TimeoutError("no main thread")
 

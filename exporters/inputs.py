@@ -31,7 +31,7 @@ SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
 HOW_SEEDED = "inputs are drawn at random; real ones are a factory's example_inputs, or `data` of a graph's inputs"
 _ALONE = re.compile(r"unk__\d+|unk_\d+|dim_\d+|[a-z]?\d+", re.IGNORECASE)
-"""Symbols that converters number through, which say nothing of what they are: tf2onnx's unk__10."""
+"""Symbols that converters number, such as tf2onnx's unk__10: they name no meaning."""
 Value = TypeVar("Value")
 
 

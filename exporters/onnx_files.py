@@ -43,7 +43,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise ModelError for a file of which Git LFS has left a pointer alone."""
+    """Raise ModelError for a Git LFS pointer."""
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise ModelError(f"{path}: a pointer of Git LFS, not the file itself; fetch it by: git lfs pull")
@@ -130,7 +130,7 @@ def check_onnx(path: Path) -> None:
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
     try:
-        # Its check of files refuses links, and what is above has looked at the data.
+        # onnx refuses linked data; the loop above has checked them.
         onnx.checker.check_model(_without_data(read_onnx(path)) if external_tensors(path) else str(path))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error

@@ -83,7 +83,7 @@ class CudaPython:
 
 
 def open_cuda() -> PyCuda | CudaPython:
-    """Open pycuda, or cuda-python where that is what is installed."""
+    """Open pycuda if it loads, else cuda-python."""
     try:
         return PyCuda()
     except ImportError:

@@ -169,7 +169,7 @@ class Stages:
         self.sources[name] = replace(self.sources[name], identity=made.identity, specs=made.specs or None)
 
     def _references(self, names: Sequence[str], gpu: str | None) -> Part:
-        """Make the reference of each batch size at which outputs are compared."""
+        """Make one reference for each batch size of inference."""
         needed = dict.fromkeys((c.subject, c.batch_size) for c in self.cases if c.pass_ == "inference")
         part: Part = []
         for name, batch in (pair for pair in needed if pair[0] in names):

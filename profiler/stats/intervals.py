@@ -245,7 +245,7 @@ def upper_bound(errors: ArrayLike) -> float:
 
     It is the one-sided prediction limit of log-normal errors, and no less than the largest one seen. Of fewer than five
     errors it is that one: their spread would be known too badly. Errors far below the largest count as a tenth of it:
-    a quantized model is either exact or a step off, and what is exact tells nothing of the size of a step.
+    a quantized model is either exact or a step off, and exact items say nothing about the size of a step.
     """
     values = np.asarray(errors, dtype=float)
     most = float(values.max())

@@ -27,11 +27,11 @@ WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
 _L2 = "relative L2 error"
 _AGAIN = 1e-5
-"""Error up to which two equal calls of one runtime are the same."""
+"""Largest error between two equal calls of one runtime."""
 _DECADES, _FEWEST_VALUES, _CANCELLED = 5, 32, 10
 """Channels 10^5 below the largest are rounding; so few values say nothing; digits that cancelling numbers may lose."""
 _TOGETHER = 1e-3
-"""Error up to which an item alone is the same as among others."""
+"""Largest error between an item alone and the same item among others."""
 FP16_ENDS = "; fp16 ends at 65,504, bf16 does not"
 
 
@@ -44,7 +44,7 @@ class Outputs:
     unsteady: str = ""
     """Why two equal calls had different outputs: the model keeps state, or draws random numbers."""
     maker: str = ""
-    """What made them, where that is not the engine for references."""
+    """Maker, if it is not the engine for references."""
     dependent: bool = False
     """True if an item alone has other outputs than among others."""
 
@@ -55,7 +55,7 @@ class Outputs:
         return cls(dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True)), batch, unsteady, maker)
 
     def beside(self, alone: Outputs, item: int) -> Outputs:
-        """Return these outputs with whether those of an item are others than it has `alone`."""
+        """Return these outputs, marked `dependent` if the item differs from itself `alone`."""
         rows = [(alone.rows(name), self.rows(name)) for name in self.arrays if name in alone.arrays]
         pairs = [Pair(one[0], all_[item]) for one, all_ in rows if one is not None and all_ is not None]
         return replace(

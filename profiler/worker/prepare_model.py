@@ -348,7 +348,7 @@ def _exact(
     names: Sequence[str],
     first: Sequence[Array],
 ) -> parity.Outputs | None:
-    """Return the outputs in float64 where ONNX Runtime's in fp32 are further off than its rounding."""
+    """Return float64 outputs if ONNX Runtime's fp32 outputs differ from them by more than rounding."""
     found = evaluate(path, dict(zip((spec.name for spec in specs), inputs, strict=True)), _EXACT_SECONDS)
     if found is None or any(
         name not in found or found[name].shape != f.shape for name, f in zip(names, first, strict=True)

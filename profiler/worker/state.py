@@ -1,4 +1,4 @@
-"""Look at what a module keeps from one call to the next."""
+"""Find the state that a module keeps between calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HeldState(NamedTuple):
 
 
 def held_state(model: object) -> HeldState:
-    """Copy the tensors and numbers that a module holds beside its parameters; nothing of what is no module."""
+    """Copy a module's buffers, tensors and numbers, without its parameters; other objects have no state."""
     values: dict[str, list[Any]] = {}
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
         own = {**module._buffers, **{n: v for n, v in vars(module).items() if not n.startswith("_")}}
