@@ -257,7 +257,7 @@ class OrtSession:
         return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
 
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Bind a buffer, or None if the file declares another rank: ONNX Runtime refuses such a buffer."""
+        """Bind a buffer; return None if the file declares another rank, for which ONNX Runtime takes no buffer."""
         if len(node.shape) != len(shape):
             self.anew.append(node.name)
             return None

@@ -15,14 +15,12 @@ from engines.trt_reports import new_monitor
 
 USUAL_LEVEL = 3
 """Default optimization level of the builder."""
-WEAKLY_TYPED_OPSET = 17
-"""Newest opset that the parser of TensorRT 8.5 reads (github.com/onnx/onnx-tensorrt, release/8.5-GA)."""
 _FLAGS = {"fp32": (), "tf32": ("TF32",), "fp16": ("FP16",), "int8": ("INT8", "FP16")}
 """Builder flags of a weakly typed network. At int8, layers without quantized operands may run in fp16."""
 
 
 def targets(library: Any) -> tuple[str, ...]:
-    """List the compute capabilities that TensorRT for RTX builds for ("sm75"); TensorRT has no such list."""
+    """List the compute capabilities that TensorRT for RTX builds for ("sm75"); empty for TensorRT."""
     capabilities = getattr(library, "ComputeCapability", None)
     if capabilities is None:
         return ()

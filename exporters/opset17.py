@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET = 17
+"""Newest opset that TensorRT 8.5's parser reads (github.com/onnx/onnx-tensorrt, release/8.5-GA)."""
 _AXES = {
     # Operators with their axes as an input since opset 18, and its place (https://onnx.ai/onnx/operators/).
     **{f"Reduce{name}": 1 for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")},
