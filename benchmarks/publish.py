@@ -2,7 +2,8 @@
 
     python benchmarks/publish.py results/<run> results/<run> --into docs/results/h200
 
-A job may have been split over several GPUs, one run each. A published folder can be given again for a new page.
+A job may have been split over several GPUs or Pythons, one run each: of a case that only one of them could measure its
+figures are taken. A published folder can be given again for a new page.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -20,18 +22,26 @@ from profiler.errors import ConfigError
 from profiler.job.case import setting_words
 from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.results.cells import GROUP, OK, cells, not_measured
-from profiler.results.choice import cell_name, choices
+from profiler.results.choice import MAX_ERROR, cell_name, choices
 from profiler.results.columns import Group, factor, field, names
 from profiler.tables import numbers
 from profiler.tables.table import Field, Table, figure, prose, words
 from profiler.tables.writers import escape_markdown, markdown
 
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
-MUST_AGREE = ("device", "gpu", *names(Group.VERSIONS), "cpu", "platform")
+MAY_DIFFER = ("python", "onnxruntime_version", "tensorrt_version")
+"""Versions that two Pythons of one machine differ in; the page says which engine ran in which Python."""
+MUST_AGREE = ("device", "gpu", *(set(names(Group.VERSIONS)) - set(MAY_DIFFER)), "cpu", "platform")
+RUNTIMES = {"eager": "PyTorch, best", "compiled": "torch.compile", "ort": "ONNX Runtime", "trt": "TensorRT"}
 _LATENCY = figure("Latency (95 %)", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms")
 _SPEED = factor("Speed-up (95 %)", unit="×")
 _ERROR = figure("Error", "error", numbers.errors)
 _RATE = field("throughput", format=numbers.rates)
+RUNTIME = [
+    *(words(name.capitalize(), name) for name in ("model", "pass")),
+    *(*(field(name) for name in GROUP[2:]), words("Runtime", "runtime"), words("Configuration", "configuration")),
+    *(_LATENCY, _SPEED, field("peak_memory_mib"), _ERROR),
+]
 WINNERS = [
     *(words("Model", "model"), *(field(name) for name in GROUP[1:]), words("Fastest", "configuration"), _LATENCY),
     *(_RATE, _SPEED, words("Over", "base"), _ERROR, words("Tied with", "tied"), words("Runner-up", "second")),
@@ -68,7 +78,7 @@ def publish(folders: Sequence[Path], into: Path) -> None:
     """Write everything. Raises ConfigError for a missing file, and for runs that cannot be mixed in one table."""
     read = [read_run(folder) for folder in folders]
     _check(read)
-    runs = clean(read)
+    runs = clean(_measured(read))
     write_run(into, runs)
     write_whole(into / "README.md", page(runs))
 
@@ -77,9 +87,20 @@ def _check(runs: Sequence[Run]) -> None:
     for key in MUST_AGREE:
         if len(values := {str(run.environment.get(key)) for run in runs}) > 1:
             raise ConfigError(f"these runs cannot be mixed: {key} is {' and '.join(sorted(values))}")
-    cases = pl.concat([run.results.select("case_id") for run in runs])
+    cases = pl.concat([run.results.filter(OK).select("case_id") for run in runs])
     if twice := cases.filter(cases.is_duplicated())["case_id"].unique(maintain_order=True).to_list():
         raise ConfigError(f"{len(twice)} cases are in several of these runs, such as {twice[0]}; give each once")
+
+
+def _measured(runs: Sequence[Run]) -> list[Run]:
+    """Leave out of each run what it could not measure and another did, or said first."""
+    order = pl.concat([run.results.select("case_id", "status", of=pl.lit(n)) for n, run in enumerate(runs)])
+    first = order.sort(~OK, maintain_order=True).unique("case_id", keep="first", maintain_order=True)
+    kept = [first.filter(of=number)["case_id"].to_list() for number in range(len(runs))]
+    return [
+        replace(run, results=run.results.filter(pl.col("case_id").is_in(own)))
+        for run, own in zip(runs, kept, strict=True)
+    ]
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -91,6 +112,8 @@ def page(runs: Sequence[Run]) -> str:
         *(MADE, f"# {escape_markdown(str(runs[0].label or facts.get('gpu') or facts.get('cpu')))}", METHOD),
         "The job: [bench.yaml](bench.yaml). Every row: [results.parquet](results.parquet). The machine in full: "
         "[environment.json](environment.json).",
+        *("## Each runtime at its best", f"The fastest of each whose error is at most {numbers.error(MAX_ERROR)}."),
+        _table(_runtimes(found), RUNTIME),
         *("## The fastest of each model and batch", _table(_winners(found), WINNERS)),
         "## Every configuration",
     ]
@@ -106,8 +129,21 @@ def page(runs: Sequence[Run]) -> str:
         "## The machine and the runs",
         f"{'; '.join(cards)}, {facts.get('cpu_cores')} cores; {', '.join(versions)}.",
     ]
+    parts += _pythons(results)
     parts.append("\n".join(f"{number}. {_run(run)}" for number, run in enumerate(runs, 1)))
     return "\n\n".join(parts) + "\n"
+
+
+def _runtimes(found: pl.DataFrame) -> pl.DataFrame:
+    """Return eager fp32 and the fastest right cell of each runtime, by model, pass, batch size and setting."""
+    is_base = (pl.col("variant") == "eager") & (pl.col("precision") == "fp32")
+    is_right = (pl.col("pass") != "inference") | (pl.col("error") <= MAX_ERROR)
+    best = found.filter(OK, is_right).with_columns(runtime=pl.col("engine").replace_strict(RUNTIMES, default=None))
+    rows = pl.concat([best.filter(is_base).with_columns(runtime=pl.lit("PyTorch, fp32")), best.drop_nulls("runtime")])
+    order = {name: number for number, name in enumerate(("PyTorch, fp32", *RUNTIMES.values()))}
+    groups = found.select(GROUP).unique(maintain_order=True).with_row_index("group")
+    rows = rows.sort("latency_ms").unique([*GROUP, "runtime"], keep="first", maintain_order=True)
+    return rows.join(groups, on=GROUP, nulls_equal=True).sort("group", pl.col("runtime").replace_strict(order))
 
 
 def _winners(found: pl.DataFrame) -> pl.DataFrame:
@@ -118,6 +154,13 @@ def _winners(found: pl.DataFrame) -> pl.DataFrame:
             rows.append({**best, "tied": ", ".join(map(cell_name, choice.tied)), "second": second})
     schema = {**found.schema, "tied": pl.String(), "second": pl.String()}
     return pl.DataFrame(rows, schema)
+
+
+def _pythons(results: pl.DataFrame) -> list[str]:
+    """Say which engines ran in which Python, where there are several."""
+    ran = results.filter(OK).group_by("python", maintain_order=True).agg(pl.col("engine").unique(maintain_order=True))
+    each = [f"{numbers.listed(engines)} in Python {python}" for python, engines in ran.rows()]
+    return [f"One after the other on this machine: {'; '.join(each)}."] if len(each) > 1 else []
 
 
 def _table(frame: pl.DataFrame, fields: Sequence[Field]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -62,6 +63,29 @@ def test_two_runs_are_one_page_with_every_cell(runs: list[Path], results: pl.Dat
     assert winners.count("\n| ") == 2 + len(ok.select("model", "pass", "batch_size").unique())
     (failed,) = re.findall(r"\| failed \|.*", text)
     assert r"| resnet50 | ort | inference | fp16 | 16 | RuntimeError: \<unknown> in x.py |" in failed
+
+
+def test_a_case_of_two_pythons_counts_where_it_was_measured(
+    results: pl.DataFrame, runs: list[Path], tmp_path: Path
+) -> None:
+    moved = (pl.col("engine") == "ort") & (pl.col("status") == "ok")
+    lacking = {"status": pl.when(moved).then(pl.lit("unsupported")).otherwise("status")}
+    other = results.filter(moved).with_columns(python=pl.lit("3.10.13"), run_id=pl.lit("old"))
+    for name, rows in (("new", results.with_columns(**lacking, run_id=pl.lit("new"))), ("old", other)):
+        shutil.copytree(runs[0], tmp_path / name)
+        rows.write_parquet(tmp_path / name / "results.parquet")
+        facts = json.loads((runs[0] / "environment.json").read_text()) | {"python": name}
+        (tmp_path / name / "environment.json").write_text(json.dumps(facts))
+    publish([tmp_path / "new", tmp_path / "old"], tmp_path / "page")
+    rows = pl.read_parquet(tmp_path / "page" / "results.parquet")
+    assert rows.height == results.height
+    assert set(rows.filter(engine="ort", status="ok")["python"]) == {"3.10.13"}
+    text = (tmp_path / "page" / "README.md").read_text()
+    assert "; ort in Python 3.10.13." in text
+    best = text.split("## Each runtime at its best")[1].split("##")[0]
+    (row,) = re.findall(r"\| resnet50 \| inference \| 16 \| ONNX Runtime \|.*", best)
+    fastest = other.filter(model="resnet50", batch_size=16).sort("latency_ms").row(0, named=True)
+    assert f"| ort{'-tuned' if 'tuned' in fastest['variant'] else ''} {fastest['precision']} |" in row
 
 
 def test_runs_that_cannot_be_mixed_are_refused(runs: list[Path], tmp_path: Path) -> None:
