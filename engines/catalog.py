@@ -69,6 +69,7 @@ class Reference:
     options: Options
     module: str
     """Module whose `__version__` they depend on."""
+    requirement: Requirement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class Engine:
     shares_kernels: bool = False
     """What it compiles is kept by content, so that several cases can be compiled side by side before they run."""
     uses_cudnn: bool = False
-    quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _QUANTIZER})
+    quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ANY_ORT})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
     int8_graph: Literal["int8", "int8-operands", "int8-dynamic"] = "int8"
     """The graph of exporters/int8.py that it runs at int8."""
@@ -156,10 +157,10 @@ _TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", each) fo
 
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", least="2.11")
 _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
-# Since 1.24 it says where each node runs; 1.23 is Python 3.10's last.
+# Since 1.24 it says where each node runs; 1.23 is Python 3.10's last, and makes graphs and references.
 _INSTALL_ORT = "pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
 _ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT, least="1.24", packages=_ORT_PACKAGES)
-_QUANTIZER: Requirement = replace(_ORT, install="pip install 'onnxruntime>=1.22'", least="1.22")
+_ANY_ORT: Requirement = replace(_ORT, install="pip install 'onnxruntime>=1.22'", least="1.22")
 _INSTALL_ORT_GPU = "pip install 'onnxruntime-gpu>=1.31'"
 _ORT_ON_CUDA = replace(_ORT, install=_INSTALL_ORT_GPU, devices=CUDA)
 
@@ -237,7 +238,7 @@ ENGINES: dict[str, Engine] = {
             requirements=(_TORCH,),
             options=EagerOptions,
             packages=("torchao",),
-            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions(), module="torch"),
+            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions(), "torch", _TORCH),
         ),
         _torch_engine(
             name="compiled",
@@ -271,7 +272,7 @@ ENGINES: dict[str, Engine] = {
             uses_cudnn=True,
             deployment={"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
             # With all graph optimizations off.
-            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False), module="onnxruntime"),
+            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False), "onnxruntime", _ANY_ORT),
         ),
         _ort_engine(
             name="ort-dynamic",

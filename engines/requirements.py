@@ -19,18 +19,19 @@ def missing(engine: Engine, device: Device, precision: str = "") -> list[Require
     needed = {r.name: r for r in engine.requirements if device in r.devices}
     if quantizer := engine.quantizers.get(precision):
         needed.setdefault(quantizer.name, quantizer)
-    return list(filter(_fault, needed.values()))
+    return list(filter(fault, needed.values()))
 
 
 def explain(lacking: Sequence[Requirement]) -> str:
     """Say what is wrong, each time with the command that mends it."""
     faults: dict[str, list[str]] = {}
     for requirement in lacking:
-        faults.setdefault(requirement.install, []).append(_fault(requirement) or "")
+        faults.setdefault(requirement.install, []).append(fault(requirement) or "")
     return "; ".join(f"{', '.join(filter(None, own))}: {install}" for install, own in faults.items())
 
 
-def _fault(requirement: Requirement) -> str | None:
+def fault(requirement: Requirement) -> str | None:
+    """Say what is wrong with what is installed; None if nothing is."""
     names, least = requirement.name.split("|"), requirement.least
     if requirement.kind == "program":
         is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))

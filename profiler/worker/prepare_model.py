@@ -22,7 +22,7 @@ from torch._dynamo import device_interface
 import engines
 from engines.base import Array, BuiltAhead, Feedable, Job, Named, Phase, Session, Unsupported, ignore
 from engines.catalog import ENGINES, reference_of
-from engines.requirements import explain, missing
+from engines.requirements import explain, fault
 from exporters.build_model import hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
@@ -89,9 +89,10 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     source, root = argument
     if source.onnx is not None:
         check_onnx(source.onnx)
-    maker = ENGINES[reference_of(source.kind)[0]]
-    if lacking := missing(maker, "cpu"):
-        raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
+    maker, reference = reference_of(source.kind)
+    if fault(reference.requirement):
+        why = explain([reference.requirement])
+        raise Unsupported(f"outputs of an ONNX file are checked against {ENGINES[maker].library}'s: {why}")
     source = identified(source)
     failures = {}
     for precision, path in source.graphs.items():

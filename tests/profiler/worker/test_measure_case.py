@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from matrix_product import write_text
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.base import Memory
+from engines import requirements
+from engines.base import Memory, Unsupported
+from engines.catalog import ENGINES
 from engines.eager import EagerSession
 from engines.options import Training
 from engines.ort import OrtSession
+from engines.requirements import missing
 from exporters.build_model import restore
 from exporters.gradients import GradientReference, Gradients
 from exporters.inputs import TensorSpec, seeded_inputs
@@ -581,6 +586,18 @@ def test_a_reference_has_the_items_that_a_whole_batch_would_have(folder: Path) -
     with torch.no_grad():
         whole = restore(model, made.state)(torch.from_numpy(seeded_inputs(made.specs, 63)[0]))
     np.testing.assert_allclose(rows, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_runtime_that_is_too_old_to_be_measured_makes_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "net.onnx", "net (float[n, 4] x) => (float[n, 4] y) { y = Relu (x) }")
+    theirs = ModelSource("net", onnx=tmp_path / "net.onnx")
+    for version, raises in (("1.23.2", nullcontext()), ("1.21.0", pytest.raises(Unsupported, match="is too old"))):
+        monkeypatch.setattr(requirements, "installed_version", lambda *names, said=version: said)
+        assert missing(ENGINES["ort"], "cpu")
+        with raises:
+            assert prepare_model((theirs, tmp_path / "cache"), QUIET).onnx
 
 
 def test_a_reference_of_fewer_items_is_compared_with_these_and_named(
