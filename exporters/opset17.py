@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from exporters.onnx_files import every_graph, read_onnx
 from exporters.source import ModelError
 
@@ -65,9 +67,11 @@ def _lower(graph: Any, path: Path) -> None:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made = [node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
     constants |= {node.output[0]: node.attribute[0].t for node in made}
-    for node in graph.node:
+    for at, node in reversed(list(enumerate(graph.node))):
         if node.op_type == "Split":  # Which of 17 divides evenly by its number of outputs.
             _forget(node, "num_outputs")
+        if node.op_type == "Shape":
+            _slice_shape(graph, at)
         axes_at = _AXES.get(node.op_type)
         if axes_at is None or len(node.input) <= axes_at:
             continue
@@ -78,6 +82,23 @@ def _lower(graph: Any, path: Path) -> None:
         _forget(node, "noop_with_empty_axes")
         if values:
             node.attribute.append(onnx.helper.make_attribute("axes", values))
+
+
+def _slice_shape(graph: Any, at: int) -> None:
+    """Replace `start` and `end` of the Shape at that place by a Slice: TensorRT 8.5's parser ignores both."""
+    from onnx import helper, numpy_helper
+
+    node = graph.node[at]
+    every = {"start": 0, "end": np.iinfo(np.int64).max}
+    ends = every | {attribute.name: attribute.i for attribute in node.attribute}
+    del node.attribute[:]
+    if ends == every:
+        return
+    name = node.output[0]
+    whole, named = f"{name}_whole", {f"{name}_{word}": end for word, end in ends.items()}
+    node.output[0] = whole
+    graph.initializer.extend(numpy_helper.from_array(np.array([end]), word) for word, end in named.items())
+    graph.node.insert(at + 1, helper.make_node("Slice", [whole, *named], [name], f"{name}_slice"))
 
 
 def _forget(node: Any, name: str) -> None:

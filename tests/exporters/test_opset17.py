@@ -16,7 +16,7 @@ from exporters.source import ModelError
 pytestmark = pytest.mark.slow
 
 NEW = """
-net (float[n, 4, 6] x) => (float[n, 4, 6] y, float[n, 1, 6] z, float[n, 4, 3] a)
+net (float[n, 4, 6] x) => (float[n, 4, 6] y, float[n, 1, 6] z, float[n, 4, 3] a, int64[1] s, int64[2] t, int64[3] u)
 <int64[1] axes = {1}, float[6] scale = {1, 2, 3, 4, 5, 6}>
 {
     middle = ReduceMean (x, axes)
@@ -25,6 +25,9 @@ net (float[n, 4, 6] x) => (float[n, 4, 6] y, float[n, 1, 6] z, float[n, 4, 3] a)
     normal = LayerNormalization <axis = -1> (x, scale)
     y = Gelu (normal)
     a, b = Split <axis = 2, num_outputs = 2> (x)
+    s = Shape <start = 0, end = 1> (x)
+    t = Shape <start = -2> (x)
+    u = Shape <start = 0> (x)
 }
 """
 
@@ -41,6 +44,7 @@ def test_newer_forms_become_those_of_17(graph: Path) -> None:
     onnx.checker.check_model(model, full_check=True)
     assert [own.version for own in model.opset_import if not own.domain] == [OPSET]
     assert not newer & {node.op_type for node in model.graph.node}
+    assert not [node for node in model.graph.node if node.op_type == "Shape" and node.attribute]
     for node in model.graph.node:
         if node.op_type.startswith("Reduce"):
             assert (len(node.input), "axes" in {a.name for a in node.attribute}) == (1, True)

@@ -121,7 +121,7 @@ def test_every_precision_runs_as_asked_and_the_proof_says_so(rows: Any) -> None:
 
 
 def test_layers_have_times_and_nodes(finished: Path, rows: Any, profiler: Profiler, folder: Path) -> None:
-    done = profiler("layers", str(finished), "--model", "resnet18", cwd=folder)
+    done = profiler("layers", str(finished), "--only", "model=resnet18", cwd=folder)
     print(done.stdout)
     assert done.returncode == 0
     for variant, precision in (("trt", "fp32"), ("trt", "fp16"), ("trt", "int8")):
@@ -164,7 +164,7 @@ def test_a_range_of_batches_and_lengths_in_one_engine(folder: Path, profiler: Pr
 
 
 def test_an_exported_folder_runs_by_itself(finished: Path, folder: Path, profiler: Profiler) -> None:
-    words = ("--model", "resnet18", "--batch", "4", "--engine", "trt", "--max-error", "0.1", "--export", "deploy")
+    words = ("--model", "resnet18", "--only", "engine=trt", "--max-error", "0.1", "--export", "deploy")
     done = profiler("recommend", str(finished), *words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     # Without torch, which it does not need.
