@@ -85,7 +85,7 @@ def publish(folders: Sequence[Path], into: Path) -> None:
 
 def _check(runs: Sequence[Run]) -> None:
     for key in MUST_AGREE:
-        if len(values := {str(run.environment.get(key)) for run in runs}) > 1:
+        if len(values := {str(run.environment[key]) for run in runs if run.environment.get(key)}) > 1:
             raise ConfigError(f"these runs cannot be mixed: {key} is {' and '.join(sorted(values))}")
     cases = pl.concat([run.results.filter(OK).select("case_id") for run in runs])
     if twice := cases.filter(cases.is_duplicated())["case_id"].unique(maintain_order=True).to_list():
@@ -129,7 +129,7 @@ def page(runs: Sequence[Run]) -> str:
         "## The machine and the runs",
         f"{'; '.join(cards)}, {facts.get('cpu_cores')} cores; {', '.join(versions)}.",
     ]
-    parts += _pythons(results)
+    parts += _pythons(results, facts.get("python"))
     parts.append("\n".join(f"{number}. {_run(run)}" for number, run in enumerate(runs, 1)))
     return "\n\n".join(parts) + "\n"
 
@@ -156,11 +156,12 @@ def _winners(found: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema)
 
 
-def _pythons(results: pl.DataFrame) -> list[str]:
-    """Say which engines ran in which Python, where there are several."""
-    ran = results.filter(OK).group_by("python", maintain_order=True).agg(pl.col("engine").unique(maintain_order=True))
-    each = [f"{numbers.listed(engines)} in Python {python}" for python, engines in ran.rows()]
-    return [f"One after the other on this machine: {'; '.join(each)}."] if len(each) > 1 else []
+def _pythons(results: pl.DataFrame, usual: str | None) -> list[str]:
+    """Say which engines ran in which Python, where there are several; a row of an older version has the usual one."""
+    rows = results.filter(OK).group_by(pl.col("python").fill_null(pl.lit(usual)), maintain_order=True)
+    engines = rows.agg(pl.col("engine").unique(maintain_order=True)).rows()
+    each = [f"{numbers.listed(names)} in Python {python}" for python, names in engines]
+    return [f"One run each: {'; '.join(each)}."] if len(each) > 1 else []
 
 
 def _table(frame: pl.DataFrame, fields: Sequence[Field]) -> str:

@@ -31,7 +31,7 @@ def explain(lacking: Sequence[Requirement]) -> str:
 
 
 def fault(requirement: Requirement) -> str | None:
-    """Say what is wrong with what is installed; None if nothing is."""
+    """Return why the installed version does not do; None if it does."""
     names, least = requirement.name.split("|"), requirement.least
     if requirement.kind == "program":
         is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))
