@@ -22,7 +22,7 @@ from exporters.errors import place_in
 _RUNS_UNTIL_REPLAY = 3
 """Compile, record, replay: torch's CUDA-graph trees need a call for each."""
 _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
-"""As torch's graph trees say it (torch 2.11)."""
+"""Text of the error that torch's graph trees raise (torch 2.11)."""
 _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
@@ -35,7 +35,7 @@ def open_session(job: Job[CompiledOptions]) -> CompiledSession:
 
 
 def build(job: Job[CompiledOptions]) -> BuiltAhead:
-    """Compile into torch's own cache, with so many threads as the variable says now. Raises as `open_session` does."""
+    """Compile into torch's own cache with TORCHINDUCTOR_COMPILE_THREADS threads. Raises as `open_session` does."""
     torch._inductor.config.compile_threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
     open_session(job).close()
     return BuiltAhead(cached=False)
@@ -77,7 +77,7 @@ class CompiledSession(EagerSession):
         )
 
     def layers(self) -> list[Layer]:
-        """List kernels in running order, also those of replayed graphs; none on the CPU, where they do not show."""
+        """List kernels in running order, including those of replayed graphs; on the CPU they are invisible."""
         if self.job.device == "cpu":
             return []
         iterations = record(lambda: self.run(ignore), "cuda").iterations

@@ -45,7 +45,7 @@ _SHAPES = ("Shape", "Size", "Constant")
 
 @dataclass(frozen=True)
 class Step:
-    """A node of a runtime's optimized graph, or its layer; its tensors by name, as far as they kept theirs."""
+    """A node of a runtime's optimized graph, or a layer, with the names of its tensors if they still have them."""
 
     name: str
     kind: str
@@ -181,7 +181,7 @@ class Span:
     end: float
     thread: int
     id: int
-    """By which kernels name the operator that launched them."""
+    """Kernels refer to the operator that launched them by this number."""
     sequence: int | None
     """Shared by a forward operator and its backward one."""
 
@@ -226,7 +226,7 @@ def record(run: Callable[[], object], device: str) -> Trace:
     on_cuda = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     wait = torch.get_device_module(device).synchronize
-    run()  # What a session does at its first call only, such as a search for algorithms, would swell the trace.
+    run()  # A first call may search for algorithms, which would swell the trace.
     wait()
     with profile(activities=activities) as profiler:
         for _ in range(1 + ITERATIONS):

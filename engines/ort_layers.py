@@ -1,8 +1,8 @@
 """Read the nodes that ran from ONNX Runtime's profile and torch's trace of the same runs.
 
 The profile has each node's interval on the host. On CUDA that is the time of enqueueing: the published builds cannot
-see kernels (they lack `enable_cuda_profiling`). torch.profiler can, and each kernel is given to the node in whose
-interval it was launched. Both clocks are the system's, to a microsecond.
+see kernels (they lack `enable_cuda_profiling`). torch.profiler can; a kernel belongs to the node whose interval
+contains its launch. Both clocks are the system's, to a microsecond.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tu
 def device_layers(
     runs: Sequence[Run], started_ns: int, trace: Trace, steps: Sequence[Step], covered: Sequence[tuple[str, ...]]
 ) -> list[Layer]:
-    """Take each node's median time on the device: that of the kernels launched in its interval.
+    """Return each node's median time on the device, summed over the kernels launched in its interval.
 
-    `started_ns` is when the profile started, in nanoseconds since 1970. What was launched outside of every node follows
-    as layers of the kind "kernel". Raises RuntimeError if the two clocks do not fit.
+    `started_ns` is the profile's start in nanoseconds since 1970. Kernels launched outside of every node follow as
+    layers of the kind "kernel". Raises RuntimeError if the two clocks do not fit.
     """
     pairs = list(zip(runs, trace.iterations, strict=True))
     offset = (started_ns - trace.unix_ns) / 1000
@@ -105,7 +105,7 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
 
 
 def _named(run: Run, steps: Sequence[Step], covered: Sequence[tuple[str, ...]], times: Sequence[float]) -> list[Layer]:
-    """Pair nodes with what they cover: by place, or by name if they ran in another order."""
+    """Pair nodes with the exported nodes that they cover, by place, or by name if they ran in another order."""
     nodes = list(covered)
     if [step.kind for step in steps] != [node.kind for node in run.nodes]:
         by_name = dict(zip((step.name for step in steps), covered, strict=True))

@@ -54,7 +54,7 @@ def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
     """Give the CUDA provider's options."""
     return {
         "device_id": "0",
-        # Growth by powers of two would count as the engine's need what is only the arena's slack.
+        # With growth by powers of two the arena's slack would count as the engine's memory.
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": str(int(precision == "tf32")),
         "cudnn_conv_algo_search": options.conv_search,

@@ -1,4 +1,4 @@
-"""Find out what an engine lacks on this machine without importing it, and say how to install it."""
+"""Check an engine's requirements without importing it, and say how to install those that are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def missing(engine: Engine, device: Device, precision: str = "") -> list[Require
 
 
 def explain(lacking: Sequence[Requirement]) -> str:
-    """Say what is wrong, each time with the command that mends it."""
+    """Name each fault with the command that mends it."""
     faults: dict[str, list[str]] = {}
     for requirement in lacking:
         faults.setdefault(requirement.install, []).append(fault(requirement) or "")

@@ -1,6 +1,6 @@
 """Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
 
-The one module that imports their bindings, and only where it needs them: none of them has to be installed.
+Only this module imports their bindings, and only when an engine is used, so neither has to be installed.
 Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here and thus known exactly;
 weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
 """
@@ -68,7 +68,7 @@ def open_session(job: Job[TrtOptions]) -> TrtSession:
     """Build `job`'s graph, or take it from the cache, and load it.
 
     Raises Unsupported if library, GPU or batch cannot do it, ModelError for a graph that the parser refuses, and
-    RuntimeError with what the library logged.
+    RuntimeError with the library's log.
     """
     return TrtSession(job)
 
@@ -145,7 +145,7 @@ class TrtSession:
             self.buffers[name].upload(array)
 
     def outputs(self) -> list[Array]:
-        torch.cuda.current_stream().synchronize()  # What is on the host already is not waited for.
+        torch.cuda.current_stream().synchronize()  # Copies that are already on the host are not waited for.
         return [self.buffers[name].download() for name in self.results]
 
     def output_names(self) -> list[str]:
@@ -159,7 +159,7 @@ class TrtSession:
         return Memory(weights, self.allocator.size, self.allocator.slack)
 
     def proof(self) -> Proof:
-        """Report what the engine's inspector says of its layers, and what this session did."""
+        """Report the inspector's view of the layers, and how this session runs them."""
         summary = summarize(self._layers(), self.products)
         if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
             self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
@@ -167,7 +167,7 @@ class TrtSession:
             library=f"{self.product} {self.library.__version__}",
             device="cuda",
             compute_types=summary.pop("compute_types"),
-            # What the builder was asked for, or what a kernel's name gives away.
+            # Requested from the builder, or visible in a kernel's name.
             tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
@@ -282,7 +282,7 @@ class TrtSession:
             return []
 
     def _check(self, accepted: Any, what: str) -> None:
-        """Raise RuntimeError with what the library logged, unless `accepted`."""
+        """Raise RuntimeError with the library's log, unless `accepted`."""
         if accepted is None or accepted is False:
             raise RuntimeError(f"{self.product} {what}: {self._logged()}")
 

@@ -57,7 +57,7 @@ class BuildRequest:
     precision: str
     """A flag of the builder for tf32, and for every other in TensorRT 8, whose networks are weakly typed."""
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
-    """By input: the least, the most likely and the largest shape that the engine is for."""
+    """Smallest, most likely and largest shape of each input."""
     target: str | None = None
     """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
@@ -74,9 +74,9 @@ class Built(Building):
 
 
 def batch_shapes(specs: Sequence[TensorSpec], batch: int) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Give every input's shape at a batch size: an optimization profile.
+    """Return every input's smallest, optimal and largest shape: an optimization profile.
 
-    Dimensions that the job varies go from their least to their largest size, for which the engine is optimized.
+    A dimension that the job varies spans its sizes; the engine is optimized for the largest.
     """
     largest = {spec.name: spec.end(batch, largest=True) for spec in specs}
     return {spec.name: (spec.end(batch, largest=False), largest[spec.name], largest[spec.name]) for spec in specs}
@@ -219,7 +219,7 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> An
     """Call `make`, the library's Builder or Runtime, with the process's logger and TensorRT's own plugins registered.
 
     A second call registers nothing again (github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp). Raises Unsupported
-    for a driver that is too old for the library, RuntimeError with what the library logged.
+    for a driver that is too old for the library, RuntimeError with the library's log.
     """
     logger = logger_of(library)
     forget(logger)

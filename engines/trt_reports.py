@@ -1,6 +1,6 @@
 """Read what TensorRT reports: its log, a build's progress, and an engine's layers.
 
-The library calls logger and monitor back, from threads of its own too: what they would raise must not reach it.
+The library calls the logger and the monitor, sometimes from its own threads, so neither may raise.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from exporters.errors import cut
 _PROGRESS_SECONDS = 0.3
 _KEPT_ERRORS = 20
 _SKIPPED = re.compile(r"skipping tactic|insuff?icient to use tactic", re.IGNORECASE)
-"""In messages about a kernel that the builder tried and left out, which is no failure."""
+"""Matches messages about a kernel that the builder tried and skipped; that is no failure."""
 _NO_MEMORY = re.compile(r"out ?of ?memory|insufficient memory|allocat", re.IGNORECASE)
 _NO_KERNEL_LEFT = "Could not find any implementation"
-"""Said where all kernels of a layer were left out: then why they were is what matters."""
+"""Logged if every kernel of a layer was skipped; the reasons for skipping them then explain the failure."""
 _NO_DRIVER = "catchCudaError"
-"""In messages that follow another error where there is no driver."""
+"""Part of messages that follow the real error on a machine without a driver."""
 _LOGGERS: list[tuple[Any, Any]] = []
 
 _TYPES = {
@@ -57,14 +57,14 @@ _TACTICS = tuple(
         r"^nvjet_(?:sm\d+_)?([htsq])",
     )
 )
-"""A kernel's name gives the types of the tensors, before and after, then those of multiplier and accumulator, then that
-of what follows: sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_…, with TF32 …_f32f32_tf32f32_f32_…,
-and i8f32_i8i32_f32 of int8 that is dequantized (github.com/NVIDIA/TransformerEngine/issues/1391). In others there is
-one word for the operands, or the same one twice."""
+"""A kernel's name gives the types of its input and output, of its multiplier and accumulator, and of its epilogue:
+sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_…, with TF32 …_f32f32_tf32f32_f32_…,
+and i8f32_i8i32_f32 for int8 with float output (github.com/NVIDIA/TransformerEngine/issues/1391). Other names have one
+word for the operands, or the same one twice."""
 _COMPUTING_TYPE = re.compile(r"conv(?!er)|correlation|gemm|matrixmultiply|matmul|fullyconnected", re.IGNORECASE)
 _COMPUTING_KERNEL = re.compile(r"fprop|dgrad|gemm|winograd|cutlass|_mha_")
 _COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
-"""Words of Myelin's generated kernels, whose names list what was fused: __myl_FcAddRelu_…"""
+"""Words in the names of Myelin's kernels, which list the fused operators: __myl_FcAddRelu_…"""
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\s\x1e\x1f\[]|$)")
 _PARTS = re.compile(r" \+ | \|\| |[(){}\[\],]\s*|\.\.\.")
 """Between the nodes in a layer's name: node_Conv_292 + node_relu, PWN(node_sigmoid), {ForeignNode[node_a...node_b]}."""
@@ -75,7 +75,7 @@ _ANY_OPERAND = {"float32", "float16", "bfloat16", "float64", "float8", "float4",
 def logger_of(library: Any) -> Any:
     """Return the process's one logger: it prints warnings and errors to stderr and keeps the last errors.
 
-    As long as anything made with it lives, the library sends it everything, whatever logger it is given later.
+    The library keeps using its first logger while any object made with it is alive.
     """
     for known, logger in _LOGGERS:
         if known is library:
@@ -118,7 +118,7 @@ def logged(logger: Any, limit: int, *more: str) -> str:
 
 
 def forget(logger: Any) -> None:
-    """Let what was logged until here be no reason for what fails later."""
+    """Clear the logged errors, so that none of them explains a later failure."""
     logger.errors.clear()
     logger.skipped.clear()
 
@@ -185,8 +185,8 @@ def read_layers(text: str, nodes: Collection[str] = ()) -> list[EngineLayer]:
 def compute_types(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, int]:
     """Count convolutions and matrix products by the type they compute in.
 
-    `products` are the names of the graph's own: those that no such layer names count as "unknown". They are in an
-    opaque layer, or the engine does not say which nodes its layers came from.
+    `products` are the graph's convolutions and products by name; those that no computing layer names are "unknown".
+    An opaque layer holds them, or the engine does not name the nodes of its layers.
     """
     computing = [layer for layer in layers if layer.compute_type is not None]
     counts = Counter(layer.compute_type or "" for layer in computing)
@@ -233,7 +233,7 @@ def _nodes(entry: Mapping[str, Any], nodes: Collection[str]) -> list[str]:
 def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
     """Take the type from the kernel's name, else from the weights, which may be among the layer's constants.
 
-    The kernel is what runs: where a cast is fused it differs from its tensors, so the inputs prove nothing.
+    A kernel with a fused cast computes in another type than its inputs have, so the inputs prove nothing.
     """
     for pattern in _TACTICS:
         if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:

@@ -35,14 +35,14 @@ _FAULT_CHARACTERS = 400
 _SMALL = 0.01
 """Largest constant scale that hides its branch, as layer scale of deep networks does, which starts at 1e-5 or 1e-6
 (https://arxiv.org/abs/2103.17239); the 0.1 of shallow ones does not."""
-# The last makes truncated normals of what was drawn, which takes as long.
+# erfinv_ turns uniform draws into truncated normals, and takes as long as drawing.
 _DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "erfinv_")
 _HELD: dict[Path, tuple[nn.Module, float]] = {}
 """Models of `hold` and the seconds that each took, by the file of their state."""
 spared_seconds = 0.0
 """Seconds that `restore` did not take, since the model was held."""
 _SHIFT = 0.5
-"""The mean of a library's batch norms' biases, in standard deviations of what they shift."""
+"""Mean bias of a library's batch norms, in standard deviations of their normalized input."""
 
 
 def build(source: ModelSource) -> nn.Module:
@@ -135,7 +135,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
 def _opened(path: Path) -> Any:
     """Open a file of tensors, mapped where its format allows, so that nothing is read before it is used."""
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file  # A worker that reads no such file does without.
+        from safetensors.torch import load_file  # Imported only by workers that read such a file.
 
         return load_file(path)
     return torch.load(path, map_location="cpu", mmap=_is_mappable(path), weights_only=True)
@@ -240,12 +240,12 @@ def initialize(model: nn.Module, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def vary_constants(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw what a library starts as one constant: scales at 1, biases and last layers at 0, layer scale at 1e-6.
+    """Redraw parameters that start as one constant: scales at 1, biases and last layers at 0, layer scale at 1e-6.
 
-    Else no parity figure would see a bias that a runtime dropped, or a residual branch that it computed wrongly.
-    Biases are a tenth of what their layer's weights give: at a fixed 0.1 they hide the input of timm's BEiT-B/16, whose
-    logits are 0.0005 before the last bias. Those of batch norms are drawn around 0.5, since around 0 activations bend
-    half of their inputs and amplify rounding: in fp16 timm's ConvMixer-768/32 is 0.50 off, and 0.19 around 0.5.
+    Otherwise no parity figure would show a bias that a runtime dropped, or a residual branch that it computed wrongly.
+    Biases have a tenth of their layer's output scale: a fixed 0.1 would hide the input of timm's BEiT-B/16, whose
+    logits are 0.0005 before the last bias. Biases of batch norms are drawn around 0.5: around 0, activations clip half
+    of their inputs and amplify rounding (timm's ConvMixer-768/32 in fp16 is 0.50 off, and 0.19 around 0.5).
     """
     owners = {id(bias): module for module in model.modules() if (bias := getattr(module, "bias", None)) is not None}
     for name, parameter in model.named_parameters():
@@ -262,7 +262,7 @@ def vary_constants(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def _gain(owner: nn.Module | None) -> float:
-    """Return what a layer's weights make of inputs at 1; 1 for a layer that only scales."""
+    """Return the scale of a layer's output for inputs of scale 1; 1 for a layer that only scales."""
     weight = getattr(owner, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.ndim < 2:
         return 1.0
@@ -271,7 +271,7 @@ def _gain(owner: nn.Module | None) -> float:
 
 @torch.no_grad()
 def calibrate(model: nn.Module, run: Callable[[], object]) -> None:
-    """Set the running statistics of each new batch normalization to those of the batch that `run` gives to the model.
+    """Set the running statistics of each new batch normalization from the batch that `run` gives to the model.
 
     With the initial statistics (mean 0, variance 1) a seeded deep network in eval mode doubles its activations in every
     block and overflows fp16: ResNet-152 reaches 3e8.

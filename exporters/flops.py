@@ -1,8 +1,8 @@
 """Count the FLOPs of one item of a model, and the weights that it reads; imports torch and onnx where it counts.
 
 Convolutions and matrix products are counted, two FLOPs a multiply-add; all else counts 0. That is the convention of the
-roofline and of the published counts (MAC counts, doubled). An ONNX graph is counted where there is one, in which work
-that reaches no output is left out as engines do; torch's own counter takes training, and a module without a graph.
+roofline and of the published counts (MAC counts, doubled). An ONNX graph is counted if there is one, without work that
+reaches no output, as engines leave it out, too; torch's own counter handles training, and modules without a graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Shapes = dict[str, tuple[int, ...]]
 _ITEMS = 2
 """Items of a counted batch: batch normalization refuses one in training."""
 _COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Search|EPContext")
-"""Parts of the names of operators that multiply matrices, those of ONNX Runtime's own included."""
+"""Parts of the names of operators that multiply matrices, including ONNX Runtime's own."""
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 """Domains whose operators the pattern tells apart; any other's may do anything."""
 _SMALL = 1024
@@ -155,7 +155,7 @@ def _count_module(
 def _backward_flops(
     gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
 ) -> int:
-    """Count a convolution's gradients, each as many multiply-adds as the forward pass, from its arguments' shapes.
+    """Count a convolution's gradients from its arguments' shapes; each takes the multiply-adds of the forward pass.
 
     torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
     (https://github.com/pytorch/pytorch/pull/183405).

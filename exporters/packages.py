@@ -32,7 +32,7 @@ def versions(*distributions: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def _folders(path: tuple[str, ...]) -> frozenset[Path]:
-    # An installer leaves its record next to what it installs, wherever PYTHONPATH or a .pth file has it.
+    # An installer leaves its record next to the package, wherever PYTHONPATH or a .pth file points.
     installed = (folder for folder in path if next(Path(folder).glob("*.dist-info"), None))
     return frozenset(Path(folder).resolve() for folder in (*_KNOWN, *installed))
 

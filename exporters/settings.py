@@ -38,12 +38,12 @@ def read() -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the settings that are others now, with what they were and are."""
+    """Return the changed settings with their former and present values."""
     return {name: [str(before[name]), str(value)] for name, value in read().items() if value != before[name]}
 
 
 def put_back(before: Mapping[str, Any]) -> None:
-    """Set what has changed to what it was, and note it."""
+    """Restore the changed settings, and note them."""
     for name, (_, now) in changes(before).items():
         _SETTINGS[name][1](before[name])
         UNDONE[name] = now

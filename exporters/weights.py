@@ -99,7 +99,7 @@ def given(source: ModelSource) -> dict[str, Any]:
 
 
 def has_own_weights(source: ModelSource) -> bool:
-    """Tell whether the weights are from a file, so that what the model predicts may mean something."""
+    """Return whether the weights are from a file, so that predictions may mean something."""
     in_folder = source.library is not None and folder_of(source.factory or "") is not None
     return source.onnx is not None or source.weights is not None or in_folder
 
@@ -231,9 +231,9 @@ def _imports(path: Path, module: str) -> Iterator[str]:
 
 
 def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Return `produce` with a check afterwards that the model's files are still those of its identity.
+    """Return `produce` followed by a check that the model's files still match its identity.
 
-    Preparing takes minutes, in which people edit. Raises ModelError where they have changed.
+    People edit files while models are prepared. Raises ModelError if one has changed.
     """
 
     def produce_and_check(path: Path) -> None:

@@ -31,7 +31,7 @@ class Library:
     """Package whose version is a part of the model's identity."""
     module: str
     folders: bool = False
-    """A name may be that of a local folder with a config.json and the model's weights."""
+    """Names may be local folders with a config.json and the model's weights."""
     steps: tuple[str, ...] = ()
     """Parts of its models that can be measured in place of the whole: a third argument of both functions."""
 
@@ -116,7 +116,7 @@ def build_from_library(source: ModelSource) -> nn.Module:
 
 
 def known_inputs(source: ModelSource) -> Known:
-    """Return what the model takes by itself. Raises ModelError."""
+    """Return the inputs that the library declares for the model. Raises ModelError."""
     known: Known = _asked(source, "inputs")
     if not known.inputs:
         raise source.error(

@@ -41,13 +41,13 @@ Part = Mapping[str, Any]
 """A layer's "key" and "value", each [batch, heads, length, width]; with an encoder one such for "decoder", the layer's
 own tokens, and one for "encoder"."""
 _PROMPT, _STATES = 2, 3
-"""Tokens of a prompt, and of what the encoder gave, by whose lengths the tensors of a cache are told apart."""
+"""Lengths of a prompt and of the encoder's states; they differ, so a cached tensor's length says which it holds."""
 _KNOWN: dict[tuple[Any, str], tuple[TensorSpec, ...]] = {}
 """The caches that have been looked at, by the model's class and its configuration."""
 
 
 def build_hf(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
-    """`options` are those of the configuration, such as num_hidden_layers or attn_implementation."""
+    """Build a model; `options` go into its configuration, such as num_hidden_layers or attn_implementation."""
     model = _whole(name, options)
     if step == "encode":
         encoder: nn.Module = model.get_encoder()
@@ -70,8 +70,10 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
-    """Those of forward's parameters that the configuration knows the shape and the values of; of a step what it takes.
-    A step has no mask: all items of a batch are equally long."""
+    """Return the inputs of `forward` whose shape and values the configuration determines, or those of a step.
+
+    A step has no mask: all items of a batch are equally long.
+    """
     config, cls = _config(name, options)
     owner = cls or transformers.AutoModel._model_mapping[type(config)]
     if isinstance(owner, tuple):
@@ -200,7 +202,7 @@ class Step(nn.Module):
         if self.last_only:
             given["logits_to_keep"] = 1
         if self.has_encoder:
-            # Where its keys and values are cached only the length of what the encoder gave is read: any view will do.
+            # If its keys and values are cached, only the length of the encoder's states is read: any view will do.
             cached = past_key_values[0]["encoder"]["key"][:, 0] if past_key_values else None
             given["encoder_outputs"] = (encoder_hidden_states if cached is None else cached,)
         cache = _cache([part.get("decoder", part) for part in past_key_values])
@@ -248,8 +250,10 @@ def _part(layer: Any) -> Part:
 
 
 def cached_inputs(cls: Any, config: Any) -> tuple[TensorSpec, ...]:
-    """The tensors of the model's cache, by what it caches of fake tensors, which neither compute nor hold anything.
-    Raises ModelError for a model whose cache is not keys and values, one pair of them a layer."""
+    """Return the tensors of the model's cache, found by running it on fake tensors.
+
+    Raises ModelError for a model whose cache is not one pair of keys and values a layer.
+    """
     key = cls, config.to_json_string()
     if key not in _KNOWN:
         _KNOWN[key] = tuple(_declared(place, tensor) for place, tensor in tensors_in(_made(cls, config)))
