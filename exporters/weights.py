@@ -52,9 +52,9 @@ def identified(source: ModelSource) -> ModelSource:
 
 
 def identify(source: ModelSource) -> Identity:
-    """Return what the model is: the source's own identity if it has one. A user's factory is called for that.
+    """Return the model's identity: the source's if it has one. Calls a user's factory.
 
-    Raises ModelError if the model or a file of it cannot be had.
+    Raises ModelError if the model or one of its files is missing.
     """
     if source.identity is not None:
         return source.identity
@@ -73,7 +73,7 @@ def identify(source: ModelSource) -> Identity:
 
 def given(source: ModelSource) -> dict[str, Any]:
     """Return the parts of the identity that are known without making the model."""
-    # As texts, since JSON has neither sets nor keys that are numbers; what is wider than a line has sets in order.
+    # As texts: JSON has neither sets nor numbers as keys, and pprint orders sets only in values wider than a line.
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
     parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
     if source.graphs:
@@ -112,8 +112,10 @@ def _files_of(path: Path) -> list[str]:
 
 
 def _library_parts(source: ModelSource) -> list[str]:
-    """Return the library's version, and hashes of the code that seeds and of a local folder's files: with name and
-    options they say what the model is, so that it need not be made to find out."""
+    """Return the library's version, and hashes of the code that seeds and of a local folder's files.
+
+    Together with name and options they identify the model without making it.
+    """
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
     files = files_of(folder) if folder else []
@@ -163,7 +165,7 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
     own = {name: path for name, path in files.items() if libraries.isdisjoint(path.parents) and path.suffix == ".py"}
     parts = {name: _statements(path) for name, path in own.items()}
     module, _, called = (source.factory or "").partition(":")
-    # Only the file in which an object was saved knows what of a module it needs.
+    # Only the file in which an object was saved knows which parts of a module it needs.
     words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != _SAVED_BY else None
     every = [(defined, text, set(_WORD.findall(text))) for statements in parts.values() for defined, text in statements]
     more = words

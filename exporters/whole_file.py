@@ -15,7 +15,7 @@ NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace the file; its content is on the disk before its name is, so that a reader finds the old or the new one.
 
-    A link stays a link; what is no regular file, as /dev/stdout, is written to. Raises OSError, which names `path`.
+    Links stay links; other than regular files, such as /dev/stdout, are written to. Raises OSError, which names `path`.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     target = path.resolve()

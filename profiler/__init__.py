@@ -1,4 +1,4 @@
-"""Measure networks in deployment runtimes, and read what runs measured.
+"""Measure networks in deployment runtimes, and read the results.
 
 The functions here are what other programs may rely on; docs/api.md teaches them.
 """
@@ -25,7 +25,7 @@ __all__ = [*_PLACES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and only that: `python -m profiler --help` does not pay for polars."""
+    """Import only the requested name, so that `python -m profiler --help` does not import polars."""
     if name not in _PLACES:
         raise AttributeError(f"module 'profiler' has no attribute {name!r}")
     module, _, own_name = _PLACES[name].partition(":")

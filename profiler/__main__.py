@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 class _Stream(io.FileIO):
-    """Drop what is written once the reader has left or the terminal was closed, which is no reason to end a run."""
+    """Drop output once its reader or terminal is gone, so that the run goes on."""
 
     def write(self, data: Any) -> int:
         try:

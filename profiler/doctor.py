@@ -41,11 +41,11 @@ _TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers")
 
 
 _SLOW = 10
-"""No runtime takes that many times as long as eager where it works."""
+"""A working runtime is never slower than eager by this factor."""
 
 
 class Check(NamedTuple):
-    """Name what was looked at, how it is, and what mends it."""
+    """The result of one check; `text` says how to mend a fault."""
 
     status: Literal["ok", "note", "missing", "failed"]
     what: str
@@ -53,7 +53,7 @@ class Check(NamedTuple):
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print what works here and what does not; returns 1 where something that is there fails. Raises ConfigError."""
+    """Print what works on this machine; return 1 if something that is installed fails. Raises ConfigError."""
     kept = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
     with libraries() as facts, kept as folder:
         target = resolve_device(check_device(options.device), facts)

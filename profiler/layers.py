@@ -34,7 +34,7 @@ _METHOD = (
 def execute(options: Options, console: Console) -> int:
     """Print the layers of every chosen model, variants side by side, the first of replicates.
 
-    Raises ConfigError for a run that is none or has no layers, and for a choice that is empty.
+    Raises ConfigError if the folder is no run, the run has no layers, or nothing was chosen.
     """
     for cell in together(read(options.run, parse_only(options.only)), _GROUP):
         console.print()

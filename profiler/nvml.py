@@ -16,7 +16,7 @@ from profiler.errors import ConfigError
 
 MIB = 2**20
 UTILIZATION_SECONDS = 1.0
-"""NVML's utilization is of the last sixth of a second to second: for so long it may be that of earlier work."""
+"""Longest period that NVML's utilization covers (a sixth of a second to a second): it may include earlier work."""
 _SLOWDOWNS = {
     "hw-slowdown": 0x8,
     "sw-thermal-slowdown": 0x20,
@@ -56,7 +56,7 @@ class Reading:
 def visible_gpus() -> list[Gpu]:
     """Return the GPUs that a process started now could use, without a CUDA context; empty without a driver.
 
-    Raises ConfigError where CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
+    Raises ConfigError if CUDA_VISIBLE_DEVICES names only devices that do not exist; asking for no GPU is fine.
     """
     if not _has_driver():
         return []
@@ -72,7 +72,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def near_cores() -> dict[str, set[int]]:
-    """Return by UUID the cores next to each of the host's GPUs, those of its NUMA node; empty without a driver."""
+    """Return the cores of each GPU's NUMA node, by the GPU's UUID; empty without a driver."""
     found = dict[str, set[int]]()
     for number in range(pynvml.nvmlDeviceGetCount() if _has_driver() else 0):
         card = pynvml.nvmlDeviceGetHandleByIndex(number)
@@ -100,7 +100,7 @@ def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
 
 
 class Nvml:
-    """Read one GPU; without a GPU or a driver each figure is None."""
+    """Read one GPU; all figures are None without a GPU or a driver."""
 
     def __init__(self, uuid: str | None) -> None:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid and _has_driver() else None
@@ -131,7 +131,7 @@ class Nvml:
         return {pid: statistics.mean(share for of, share in used if of == pid) for pid, _ in used}
 
     def utilization(self) -> float | None:
-        """Return the share of the last UTILIZATION_SECONDS or less in which any process had a kernel running."""
+        """Return the share of time in which some process ran a kernel, over the last UTILIZATION_SECONDS or less."""
         rates = self._ask("UtilizationRates")
         return None if rates is None else float(rates.gpu / 100)
 
@@ -156,7 +156,7 @@ class Nvml:
         return None if milliwatts is None else float(milliwatts / 1000)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        """Return what the GPU answers to nvmlDeviceGet…; None without it, or where the driver cannot."""
+        """Call nvmlDeviceGet…; return None without a GPU, or if the driver does not support the query."""
         if self._handle is not None:
             with contextlib.suppress(pynvml.NVMLError):
                 return getattr(pynvml, f"nvmlDeviceGet{what}")(self._handle, *arguments)

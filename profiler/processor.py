@@ -20,14 +20,14 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Load:
-    """Hold what happened between two readings on the processors that this process may run on; None is not known."""
+    """Use of this process's allowed processors between two readings; None is unknown."""
 
     seconds: float
     processors: int = 0
     others: float | None = None
-    """Share of their time that other processes had, interrupts included; those of our process tree are not others."""
+    """Share of the processors' time used outside our process tree, including interrupts."""
     steal: float | None = None
-    """Share of the time in which they had something to run that the hypervisor gave to other machines."""
+    """Share of the processors' busy time that the hypervisor gave to other machines."""
     stolen_s: float | None = None
     """Seconds that the hypervisor took, all processors together."""
     delayed: float | None = None
@@ -36,7 +36,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold what the kernel had counted at one moment, in seconds, of the processors that this process may run on."""
+    """The kernel's counters of this process's allowed processors at one moment, in seconds."""
 
     seconds: float
     """On the machine's monotonic clock."""
@@ -55,7 +55,7 @@ class Reading:
             return Load(seconds)
         capacity = seconds * self.processors
         idle, stolen = max(self.idle - before.idle, 0.0), max(self.stolen - before.stolen, 0.0)
-        # What is neither idle nor stolen is busy: the kernel measures idle time, and only samples kinds of work.
+        # Busy is neither idle nor stolen: the kernel measures idle time, but only samples the kinds of work.
         busy = max(capacity - stolen - idle, 0.0)
         others = min(max(busy - (self.own - before.own), 0.0) / capacity, 1.0)
         delayed = max(self.waited - before.waited, 0.0) / seconds
@@ -63,7 +63,7 @@ class Reading:
 
 
 def read() -> Reading:
-    """Read what the kernel has counted. Takes milliseconds, so never call it while something is timed."""
+    """Read the kernel's counters. This takes milliseconds: never call it during a timing."""
     seconds, allowed = monotonic(), os.sched_getaffinity(0)
     # A sandbox (gVisor) has lines of zeros, which say nothing.
     times = [each for n, each in enumerate(psutil.cpu_times(percpu=True)) if n in allowed and any(each)]

@@ -1,4 +1,4 @@
-"""Find the kinds of devices that a job asks of a Ray cluster, and what a task asks of Ray to have one of its own."""
+"""Find a job's kinds of devices in a Ray cluster, and the resources that a task requests to own one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPE = "accelerator_type:"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of device: what the job calls and pays for it, what a Ray task asks that takes one, and their count."""
+    """A kind of device: the job's entry for it, the resources that a Ray task requests for one, and their number."""
 
     entry: DeviceEntry
     device: Device
@@ -26,7 +26,7 @@ class Kind:
 def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Kind]:
     """Return the kinds that a job names, or else the one of its `device`; `nodes` are as ray.nodes() has them.
 
-    Raises ConfigError for what the cluster does not have.
+    Raises ConfigError for a kind that the cluster lacks.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     usual = "cuda" if any(node.get("GPU") for node in alive) else "cpu"
@@ -57,7 +57,7 @@ def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
 
 
 def _most_of(nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return more than half of the cores of the largest node: none has two tasks that ask for so many."""
+    """Return just over half of the largest node's cores, so that no node runs two tasks that request as many."""
     return int(max(node.get("CPU", 0) for node in nodes) // 2 + 1)
 
 

@@ -26,7 +26,7 @@ JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "m
 ENDED = "ended"
 _POLL_SECONDS = 0.3
 _SAID = 2000
-"""Last characters of what the program printed."""
+"""Characters kept of the end of the program's output."""
 _SET_BY_RAY = "OMP_NUM_THREADS"
 """Ray gives each task one thread."""
 
@@ -35,8 +35,8 @@ _SET_BY_RAY = "OMP_NUM_THREADS"
 class Part:
     """A part of a job as a node gets it: the whole job, and the program's further `words`, which name the part.
 
-    Paths below `folder` are in the task's working directory, to which that has travelled; None if nothing has. `files`
-    are those that the `run` has already, by name. `sources` are the sender's.
+    `folder` was copied to the task's working directory (None: nothing was), so paths below it are found there. `files`
+    has the texts of the files that the `run` already has, by name. `sources` is the digest of the sender's sources.
     """
 
     job: dict[str, Any]
@@ -48,9 +48,9 @@ class Part:
 
 
 def measure(part: Part) -> Iterator[tuple[str, str]]:
-    """Run a part, and say what a file of its run folder has: of JOURNAL and TRIES each new line, of others all.
+    """Run a part; yield the names and texts of files in its run folder, of JOURNAL and TRIES each new line.
 
-    ENDED comes last: the exit code, a line break, and the end of what the program printed.
+    ENDED comes last: the exit code, a line break, and the end of the program's output.
     """
     if part.sources != sources():
         others = f"{socket.gethostname()} has other sources of the profiler ({sources()}, not {part.sources})"
@@ -84,7 +84,7 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
             is_over, told = False, dict[str, str]()
             while not is_over:
                 is_over = program.poll() is not None
-                # Before the rows: what was measured of which model.
+                # Models and environment precede the rows that refer to them.
                 for file in (folder / MODELS, folder / ENVIRONMENT):
                     if file.exists() and (text := here(file.read_text(errors="replace"))) != told.get(file.name):
                         told[file.name] = text

@@ -1,1 +1,1 @@
-"""Compare several runs side by side: cells, and what their environments and models do not have in common."""
+"""Compare several runs side by side: their cells, and how their environments and models differ."""

@@ -40,7 +40,7 @@ _LAYERS = "Each row holds the exported nodes that some runtime runs as one. Time
 
 @dataclass(frozen=True)
 class Domains:
-    """Hold what the scales must cover, so that a configuration looks the same whatever else is chosen.
+    """The values that scales must cover, so that a configuration looks the same whatever else is chosen.
 
     Variants and precisions stand in the order of steps; `parts` are the parts of memory that occur.
     """
@@ -146,7 +146,7 @@ def latency(domains: Domains) -> Spec:
     bar = lines.mark_rule(strokeWidth=1.5).encode(y=alt.Y("latency_low_ms:Q"), y2="latency_high_ms:Q")
     tips = _tips(("latency_ms", "Latency, ms"), ("latency_low_ms", "95 % from"), ("latency_high_ms", "to"))
     dot = lines.mark_point(size=60).encode(y=y, shape=_precision(domains), tooltip=tips)
-    # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
+    # Independent: Vega-Lite stops merging the layers' legends at the first layer without one.
     return _finished(alt.layer(line, bar, dot).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
 
 

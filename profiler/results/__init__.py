@@ -1,1 +1,1 @@
-"""Write what a run leaves behind, and read it again."""
+"""Write the results of a run, and read them."""

@@ -104,7 +104,7 @@ def _order(cases: Sequence[Profiled]) -> list[str]:
 
 
 def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Name what the modules' paths share, then the rest of each; a module's own operator goes by its kind."""
+    """Name the common part of the modules' paths, then the rest of each, or its kind for an own operator."""
     paths = [layer["layer"].split(".") for layer in layers]
     common = [name for name, *_ in takewhile(lambda level: len({*level}) == 1, zip(*paths, strict=False))]
     head = ".".join(common)

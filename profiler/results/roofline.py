@@ -20,7 +20,7 @@ from profiler.tables.numbers import milliseconds, times
 
 Roofs = Mapping[str, float]
 """`fp32_tflops`, `tf32_tflops`, `fp16_tflops`, `bf16_tflops` (10¹² FLOPs a second); `copy_gb_s` (10⁹ bytes read and
-written a second); `cache_mib`, the size of the last-level cache. What could not be measured is left out."""
+written a second); `cache_mib`, the size of the last-level cache. A roof that could not be measured is absent."""
 
 MIB = 2**20
 _IMPOSSIBLE = 2.5
@@ -49,15 +49,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Work:
-    """Least work of one call: FLOPs and bytes of weights, inputs and outputs; None is unknown."""
+    """Minimum work of one call: FLOPs and bytes of weights, inputs and outputs; None is unknown."""
 
     flops: float | None
     moved_bytes: float | None
     precision: str | None
     """Precision whose roof holds."""
     saved: float = _IMPOSSIBLE
-    """How many times faster than its arithmetic allows a row is still believed; a convolution alone may go by Fourier
-    transforms, whose cost does not grow with the kernel (https://arxiv.org/abs/1312.5851)."""
+    """Largest plausible speed-up over the roof. It is higher for a single convolution: the cost of Fourier transforms
+    does not grow with the kernel (https://arxiv.org/abs/1312.5851)."""
 
     def floor(self, roofs: Roofs) -> tuple[float, Literal["peak", "bandwidth"]] | None:
         """Return the shortest time in ms and the roof that sets it; None if unknown, or with nothing to do."""
@@ -81,7 +81,7 @@ class Excess(NamedTuple):
 
 
 def work_of(case: Case, result: Result) -> Work:
-    """Return what a call of a measured case must do at least."""
+    """Return the minimum work of one call of a measured case."""
     flops, moved_mib = (result.figures.get(name) for name in ("flops_per_item", "moved_mib"))
     types = (result.proof and result.proof.compute_types) or {}
     precision: str | None = case.precision.removeprefix("amp-")
@@ -122,8 +122,10 @@ def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, fl
 
 
 def widened(roofs: Roofs) -> dict[str, float]:
-    """Give a narrow type at least fp32's roof, to which every library may widen it: eager fp16 runs 100 times slower
-    than fp32 on a CPU without fp16 arithmetic."""
+    """Raise a narrow type's roof to fp32's, since every library may compute it in fp32.
+
+    On a CPU without fp16 arithmetic eager fp16 runs 100 times slower than fp32.
+    """
     least = roofs.get("fp32_tflops", 0.0)
     return {name: max(roof, least) if name.endswith("_tflops") else roof for name, roof in roofs.items()}
 

@@ -19,9 +19,9 @@ _LIMITS = {
     "threads waited {} % of the time for other processes": 0.05,
     "the hypervisor took {} % of the processors' time": 0.02,
 }
-"""What disturbs from such a share of the time on, in the order of `_shares`."""
+"""Shares of the time from which on a cause counts as a disturbance, in the order of `_shares`."""
 CARD = 0.05
-"""A GPU is disturbed from this share of its time on that others have."""
+"""A GPU is disturbed if other processes use at least this share of its time."""
 _EVIDENCE_S = 5 * TICK_S
 """Least time of others that counts: the kernel counts in ticks, and a few of them are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
@@ -44,13 +44,13 @@ class Card:
             self._busy = nvml.utilization()
 
     def opened(self) -> None:
-        """Call once this process uses the GPU: what has appeared is ours, by whatever number NVML knows it."""
+        """Call once this process uses the GPU: a process that has appeared is ours, whatever its number in NVML."""
         self._ours = (self._nvml.pids() or frozenset()) - self._there
 
     def share(self, since: float) -> float:
-        """Return the share of its time that others had since then (time.time()), never while something is timed.
+        """Return the share of the GPU's time that others used since then (time.time()). Never call it during a timing.
 
-        Where NVML shows no processes that is what the GPU did right before the case.
+        If NVML shows no processes, this is the GPU's utilization right before the case.
         """
         strangers, used = self._there | (self._nvml.pids() or frozenset()) - self._ours, self._nvml.used_by(since)
         if not strangers or used is None:
@@ -82,15 +82,15 @@ def warnings_of(loads: Sequence[Load], card: float = 0.0) -> list[Warning]:
 
 
 def reasons(load: Load) -> list[str]:
-    """Say what other work did to the processors in that time; empty where they were as good as left alone."""
+    """Say how other work disturbed the processors; empty if it did not, or hardly."""
     shares = zip(_LIMITS.items(), _shares(load), strict=True)
     return [text.format(percent(min(value, 1.0))) for (text, limit), value in shares if value and value >= limit]
 
 
 def _shares(load: Load) -> tuple[float | None, float | None, float | None]:
-    """Return what others had, how long our threads waited for them, and what the hypervisor had; 0 for no evidence.
+    """Return the shares of others, of our threads' waiting for them, and of the hypervisor; 0 without evidence.
 
-    Waiting is in seconds per second, as far as others ran: threads that wait for each other are no disturbance.
+    Waiting is in seconds per second, at most the others' time: threads that wait for each other are no disturbance.
     """
     others, steal, delay = load.others, load.steal, None
     if others is not None:

@@ -36,7 +36,7 @@ def holding() -> Iterator[None]:
 
 
 class HostMeter:
-    """Resident memory of this process above what it started with, in MiB; None where there is no /proc.
+    """Growth of this process's resident memory since its start, in MiB; None without /proc.
 
     A model that it was forked with is its own.
     """
@@ -94,8 +94,8 @@ class DeviceMeter:
         """Return what adds up to the peak: context, weights, gradients, optimizer, activations and other.
 
         `other` is slack, which the engine's allocator holds unused, and library: loaded kernels, and the handles of
-        cuDNN and cuBLAS. Activations that an engine does not declare are what was added after loading, by the first
-        run and the search for algorithms.
+        cuDNN and cuBLAS. Activations that an engine does not declare are the growth after loading, by the first run
+        and the search for algorithms.
         """
         peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
         if activations is None and self._peak is not None and self._loaded is not None:
@@ -117,7 +117,7 @@ class DeviceMeter:
 
 
 def declared_parts(declared: Memory) -> Figures:
-    """Return what an engine can say on any device: weights, gradients and optimizer."""
+    """Return the parts that an engine knows on any device: weights, gradients and optimizer."""
     return {
         "weights_mib": _mib(declared.weights),
         "gradients_mib": _mib(declared.gradients),

@@ -63,7 +63,7 @@ try:
             importlib.import_module(_module)
     settings.put_back(_usual)
 
-    # None of that is garbage: a collection in a worker would visit and so copy it all, which takes 0.4 s.
+    # Nothing here is garbage: a collection in a worker would visit, and so copy, all of it, which takes 0.4 s.
     gc.freeze()
 except Exception:
     ERROR = traceback.format_exc()

@@ -22,8 +22,7 @@ from profiler.worker.disturbance import CARD, reasons
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
-"""Time for a kernel; a case's own sampling time if that is shorter. A kernel of which two calls do not fit is not
-tried."""
+"""Time for each kernel, or a case's sampling time if that is shorter; a kernel is skipped if two calls do not fit."""
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
@@ -78,7 +77,7 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
 
     torch's products are no roof there: on an AMD EPYC (Zen 5) MKL multiplies fp32 at 110 to 220 GFLOP/s where oneDNN's
     convolutions in NHWC reach 510, which is the two cores' peak. A GPU's products come within a few percent of its
-    fastest convolutions, and those may be Winograd's, whose rate is none of the processor.
+    fastest convolutions, and those may be Winograd's, whose rate is not the processor's.
     """
 
     def product(side: int) -> Run:
@@ -100,7 +99,7 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
 
 
 def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -> float:
-    """Copy between two buffers, each far larger than the cache: 1 GiB on a GPU, at most an eighth of what is free."""
+    """Copy between two buffers far larger than the cache: 1 GiB each on a GPU, at most an eighth of the free memory."""
     free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib()
     largest = 1024.0 if device == "cuda" else min(1024.0, max(256.0, 4 * cache_mib))
     source = torch.randn(MIB // 4, device=device).repeat(int(min(largest, free / 8)))
