@@ -48,12 +48,11 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
 
     Raises ModelError for a file that ONNX cannot take, and for a batch other than the graph's fixed one.
     """
+    specs = graph_specs(job.source, job.graph)
     if job.source.own_graph is not None:
         check_onnx(job.graph)
-    specs = graph_specs(job.source, job.graph)
-    fixed = fixed_batch(specs)
-    if fixed not in (None, job.batch_size):
-        raise job.source.error(f"its batch is fixed to {fixed}, and {job.batch_size} was measured")
+        if (fixed := fixed_batch(specs)) not in (None, job.batch_size):
+            raise job.source.error(f"its batch is fixed to {fixed}, and {job.batch_size} was measured")
     for place, file in graph_files(job.graph).items():
         target = folder / ("model.onnx" if file == job.graph else place)
         target.parent.mkdir(parents=True, exist_ok=True)

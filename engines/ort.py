@@ -29,8 +29,9 @@ from engines.deployment import Deployed, copy_graph, copy_run
 from engines.layers import ITERATIONS, covered_nodes, record, steps_of
 from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
+from exporters.batch import batch_axes, batch_symbols
 from exporters.errors import text_of
-from exporters.inputs import BATCH, batch_symbols, symbolic_shapes
+from exporters.inputs import BATCH, symbolic_shapes
 from exporters.onnx_files import file_inputs, read_onnx
 
 _TYPES = {
@@ -336,7 +337,8 @@ def symbol_sizes(job: Job[Any]) -> dict[str, int]:
     """Give the sizes of the graph's symbolic dimensions."""
     symbols = {BATCH}
     if job.source.own_graph is not None:
-        symbols = batch_symbols(symbolic_shapes(file_inputs(job.graph)))
+        shapes = symbolic_shapes(file_inputs(job.graph))
+        symbols = batch_symbols(shapes, batch_axes(job.source, shapes))
     # x[0] is our word for a dimension that the file does not name.
     return {**dict.fromkeys((s for s in symbols if "[" not in s), job.batch_size), **job.source.dimensions}
 

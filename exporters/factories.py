@@ -8,8 +8,8 @@ import importlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.utils._pytree import (
 )
 
 from exporters import settings
+from exporters.batch import batch_symbols, check_batch
 from exporters.cache import file_sha256
 from exporters.errors import nearest, sentence
 from exporters.libraries import build_from_library
@@ -47,8 +48,8 @@ class Example:
     array: NDArray[Any]
     axes: dict[int, str]
     """Names of axes in `dynamic_shapes`, the batch's left out."""
-    has_batch: bool = True
-    """False for one that all items share: its first size is not the batch's."""
+    batch_axis: int | None = 0
+    """Axis of the items; None for one that all items share."""
 
 
 def make(source: ModelSource) -> nn.Module:
@@ -79,7 +80,7 @@ def called_once() -> Iterator[None]:
 
 
 def _made(source: ModelSource) -> tuple[nn.Module, list[Example]]:
-    key = f"{source.factory} {source.options}"
+    key = f"{source.factory} {source.options} {source.batch}"
     if _KEPT is None or source.library is not None:
         return _make(source)
     if key not in _KEPT:
@@ -187,8 +188,7 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
         register_dataclass(kind)
     leaves, _ = tree_flatten_with_path(keywords or positional)
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
-    batch = next((len(leaf) for _, leaf in tensors if leaf.ndim), None)
-    if batch is None:
+    if not any(leaf.ndim for _, leaf in tensors):
         raise source.error("no example is a tensor with a dimension; the first dimension of the first one is the batch")
     if not any(leaf.dtype == torch.float64 for _, leaf in tensors):
         vars(model)[settings.KEEPS_DOUBLES] = True
@@ -206,9 +206,36 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
         name = ".".join(map(str, [place if keywords else called.get(place, f"x{place}"), *inner]))
         name = name if keywords or len(tensors) > 1 else "x"
         array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).cpu().numpy()
-        has_batch = leaf.ndim > 0 and len(leaf) == batch
         where = number if is_nested else place
-        found.append(Example(name, where, np.require(array, requirements="C"), _axes(own), has_batch))
+        found.append(Example(name, where, np.require(array, requirements="C"), _axes(own)))
+    batch = {
+        found[0].name if name == called.get(0) and len(found) == 1 else name: a for name, a in source.batch.items()
+    }
+    return _with_batch(replace(source, batch=batch), found)
+
+
+def _with_batch(source: ModelSource, given: Sequence[Example]) -> list[Example]:
+    """Find each example's axis of items: the one that the job names, or whose name in `dynamic_shapes` is the batch's,
+    else the first if it has the batch's size. Raises ModelError for an axis of another size."""
+    shapes = {each.name: [each.axes.get(axis, size) for axis, size in enumerate(each.array.shape)] for each in given}
+    check_batch(source, shapes)
+    asked, names = source.batch, batch_symbols(shapes, source.batch)
+    axes = {name: next((axis for axis, size in enumerate(own) if size in names), None) for name, own in shapes.items()}
+    axes |= asked
+    sizes = [(each.name, each.array.shape[axis]) for each in given if (axis := axes[each.name]) is not None]
+    sizes += [(each.name, len(each.array)) for each in given if each.array.ndim and each.name not in asked]
+    found = []
+    for each in given:
+        axis, shape = axes[each.name], each.array.shape
+        is_named = each.name in asked or (names and 0 in each.axes)
+        if axis is None and not is_named and shape and shape[0] == sizes[0][1]:
+            axis = 0
+        if axis is not None and shape[axis] != sizes[0][1]:
+            first, items = sizes[0]
+            raise source.error(
+                f"batch: axis {axis} of {each.name!r} has size {shape[axis]}, {first!r} has {items} items"
+            )
+        found.append(replace(each, batch_axis=axis, axes={n: name for n, name in each.axes.items() if n != axis}))
     return found
 
 
@@ -221,7 +248,7 @@ def _taken_by_position(model: nn.Module) -> list[str]:
 
 def _axes(shape: Any) -> dict[int, str]:
     pairs = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-    return {axis: size.__name__ for axis, size in pairs if axis and hasattr(size, "__name__")}
+    return {axis: size.__name__ for axis, size in pairs if hasattr(size, "__name__")}
 
 
 def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from exporters.batch import batch_axes, batch_hint, batch_symbols
 from exporters.cache import Cache
 from exporters.catalog import network_of
 from exporters.errors import nearest
@@ -30,8 +30,6 @@ BATCH = "batch"
 SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
 HOW_SEEDED = "inputs are drawn at random; real ones are a factory's example_inputs, or `data` of a graph's inputs"
-_ALONE = re.compile(r"unk__\d+|unk_\d+|dim_\d+|[a-z]?\d+", re.IGNORECASE)
-"""Symbols that converters number, such as tf2onnx's unk__10: they name no meaning."""
 Value = TypeVar("Value")
 
 
@@ -61,6 +59,8 @@ class TensorSpec:
     """Mark a mask of padding: ones up to a drawn length, then zeros."""
     data: str = ""
     """The sha256 of real values, items that repeat; the cache has them (`_kept`)."""
+    fixed_axis: int | None = 0
+    """Axis of the items where the batch is fixed; None for an input that all items share."""
     named: tuple[NamedAxis, ...] = field(default=(), repr=False)
     """Axes whose sizes differ between cases; in an export they stay free."""
 
@@ -142,10 +142,12 @@ def _of_examples(source: ModelSource) -> Known:
 
     specs, sizes = list[TensorSpec](), dict[str, int]()
     for each in examples(source):
-        first = [BATCH] if each.has_batch else list(each.array.shape[:1])
-        shape = (*first, *(each.axes.get(axis, size) for axis, size in enumerate(each.array.shape) if axis))
+        own = each.axes if each.batch_axis is None else {**each.axes, each.batch_axis: BATCH}
+        shape = tuple(own.get(axis, size) for axis, size in enumerate(each.array.shape))
         sizes |= {name: each.array.shape[axis] for axis, name in each.axes.items()}
-        specs.append(TensorSpec(each.name, shape, str(each.array.dtype), each.place, data=_kept(each.array)))
+        data = _kept(items_first(each.array, each.batch_axis))
+        one = TensorSpec(each.name, shape, str(each.array.dtype), each.place, data=data, fixed_axis=each.batch_axis)
+        specs.append(one)
     return Known(tuple(specs), sizes)
 
 
@@ -179,12 +181,18 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
     """Add the array of a .npy file. Raises ModelError for one that does not fit."""
     try:
         array = np.load(path)
-        items = array.shape[1:] if spec.shape[:1] == (BATCH,) else array.shape
+        items = tuple(size for axis, size in enumerate(array.shape) if axis != spec.batch_axis)
     except Exception as error:  # Whatever the file holds.
         raise source.error(f"input {spec.name!r}: {path} holds no array ({error}); save it by numpy.save") from None
     if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
         raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
-    return replace(spec, data=_kept(array))
+    axis = spec.fixed_axis if spec.batch_axis is None else spec.batch_axis
+    return replace(spec, data=_kept(items_first(array, axis)))
+
+
+def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
+    """Return a view of the array with the axis of its items first."""
+    return np.moveaxis(array, axis, 0) if axis else array
 
 
 def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tuple[Value, ...], dict[str, Value]]:
@@ -208,8 +216,16 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
     """Return the only batch size that the model can run at, or None if the batch is free."""
     if any(BATCH in spec.shape for spec in specs) or not specs:
         return None
-    leading = specs[0].shape[:1]
-    return int(leading[0]) if leading else 1
+    axes = ((spec.shape, spec.fixed_axis) for spec in specs if spec.fixed_axis is not None)
+    return next((int(shape[axis]) for shape, axis in axes if axis < len(shape)), 1)
+
+
+def item_axes(specs: Sequence[TensorSpec]) -> list[int | None]:
+    """Return each input's axis of items, of a free or a fixed batch; None for an input that all items share."""
+    if (fixed := fixed_batch(specs)) is None:
+        return [spec.batch_axis for spec in specs]
+    axes = ((spec.shape, spec.fixed_axis) for spec in specs)
+    return [axis if axis is not None and shape[axis : axis + 1] == (fixed,) else None for shape, axis in axes]
 
 
 def seeded_inputs(
@@ -225,10 +241,8 @@ def seeded_inputs(
     if fixed is not None and batch != fixed:
         raise ModelError(f"the model's batch size is fixed to {fixed}; batch size {batch} cannot run")
     arrays = []
-    for index, spec in enumerate(specs):
+    for index, (spec, axis) in enumerate(zip(specs, item_axes(specs), strict=True)):
         item_shape = list(spec.at(batch))
-        leading = fixed is not None and spec.shape[:1] == (fixed,)
-        axis = 0 if leading else spec.batch_axis
         if axis is None:
             arrays.append(seeded_item(spec, item_shape, index, 0))
             continue
@@ -241,10 +255,8 @@ def seeded_inputs(
 
 def distinct_items(specs: Sequence[TensorSpec]) -> int | None:
     """Return after how many items the seeded inputs repeat, or None if they never do."""
-    fixed, counts = fixed_batch(specs), [1]
-    for spec in specs:
-        if spec.batch_axis is None and (fixed is None or spec.shape[:1] != (fixed,)):
-            continue
+    counts = [1]
+    for spec in (spec for spec, axis in zip(specs, item_axes(specs), strict=True) if axis is not None):
         if not spec.data:
             return None
         array = _values(spec.data)
@@ -303,7 +315,8 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
     inputs = file_inputs(path)
     shapes = symbolic_shapes(inputs)
-    batch = batch_symbols(shapes) - source.dimensions.keys()  # A leading symbol with a size is no batch.
+    axes = batch_axes(source, shapes)
+    batch = batch_symbols(shapes, axes) - source.dimensions.keys()  # A leading symbol with a size is no batch.
     free = _free(shapes, batch)
     if strays := [name for name in source.dimensions if source.onnx is not None and name not in free]:
         raise source.error(
@@ -314,7 +327,13 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         example = ", ".join(f"{name}: 128" if name.isidentifier() else f'"{name}": 128' for name in names)
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; give their sizes next to `onnx`, for "
-            f"example:\n    dimensions: {{{example}}}"
+            f"example:\n    dimensions: {{{example}}}{batch_hint(shapes, batch, names)}"
+        )
+    fixed = [name for name, axis in axes.items() if axis is not None and isinstance(shapes[name][axis], int)]
+    if batch and fixed:
+        raise source.error(
+            f"batch: {path} has a free batch, and fixes axis {axes[fixed[0]]} of {fixed[0]!r}; export it again with "
+            "both free, or both fixed"
         )
     kinds = [value.type.tensor_type.elem_type for value in inputs]
     if strange := [v.name for v, kind in zip(inputs, kinds, strict=True) if kind in (0, 8)]:  # Undefined, and strings.
@@ -322,19 +341,13 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     dtypes = [str(tensor_dtype_to_np_dtype(kind)) for kind in kinds]
     known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [
-        TensorSpec(name, tuple(known.get(size, size) for size in sizes), dtype, named=_named(source, sizes))
+        TensorSpec(
+            *(name, tuple(known.get(size, size) for size in sizes), dtype),
+            fixed_axis=axes.get(name, 0),
+            named=_named(source, sizes),
+        )
         for (name, sizes), dtype in zip(shapes.items(), dtypes, strict=True)
     ]
-
-
-def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
-    """Return what a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is
-    symbolic, and then every leading dimension without a meaning; else "batch". Empty where the batch is fixed."""
-    first = next(iter(shapes.values()), ())
-    if not first or isinstance(first[0], int):
-        return {BATCH} if any(BATCH in shape for shape in shapes.values()) else set()
-    leading = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
-    return {first[0], *(symbol for symbol in leading if symbol.endswith("[0]") or _ALONE.fullmatch(symbol))}
 
 
 def _free(shapes: Mapping[str, Sequence[int | str]], batch: Collection[str]) -> list[str]:
@@ -362,7 +375,7 @@ def dimensions_of(source: ModelSource) -> list[str]:
     """Return the names of sizes in the model's inputs, the batch's left out. Raises ModelError."""
     if source.onnx is not None:
         shapes = symbolic_shapes(file_inputs(source.onnx))
-        return _free(shapes, batch_symbols(shapes))
+        return _free(shapes, batch_symbols(shapes, batch_axes(source, shapes)))
     if source.library is None and source.asks_code:
         from exporters.factories import examples
 

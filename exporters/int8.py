@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.inputs import TensorSpec, fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
 from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx
 from exporters.source import ModelError, ModelSource, digest
@@ -178,12 +178,13 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
 
 def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
     """Map the file's array from the disk, as a batch. Raises ModelError for another type or shape."""
-    item = tuple(spec.shape[1:])
+    axis = spec.batch_axis or 0
+    item = tuple(size for place, size in enumerate(spec.shape) if place != axis)
     try:
         array = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
         raise ModelError(f"calibration {file}: no .npy array, or a truncated one ({error}); save it again") from error
-    batch: NDArray[Any] = array[None] if array.shape == item else array
+    batch: NDArray[Any] = array[None] if array.shape == item else items_first(array, axis)
     if array.dtype != np.float32 or batch.shape[1:] != item or not batch.size:
         given = f"{array.dtype} of shape {array.shape}, but an item is float32 of shape {item}"
         raise ModelError(f"calibration {file}: {given}; save items, or batches of them, as the model gets them")
@@ -196,7 +197,7 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
         for item in opened(file, specs[0]):
             if not np.isfinite(item).all():
                 raise ModelError(f"calibration {file}: it holds NaN or infinity, so it has no range")
-            yield {specs[0].name: np.ascontiguousarray(item)[None]}
+            yield {specs[0].name: np.expand_dims(np.ascontiguousarray(item), specs[0].batch_axis or 0)}
     if not files:
         fixed = fixed_batch(specs)
         for item in range(SEEDED_ITEMS if fixed is None else 1):

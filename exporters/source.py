@@ -83,6 +83,8 @@ class ModelSource:
     """Names of the compared outputs; training takes the first. Empty means all."""
     dimensions: dict[str, int] = field(default_factory=dict)
     """Sizes of named dimensions other than the batch."""
+    batch: dict[str, int | None] = field(default_factory=dict)
+    """Axis of the items by input, where it is not the first; None for an input that all items share."""
     varied: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Least and largest size of each dimension that a job measures at several sizes: one graph is exported for all."""
     options: dict[str, Any] = field(default_factory=dict)

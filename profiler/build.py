@@ -149,7 +149,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     if task.case.source.kind == "onnx":
         check_onnx(task.onnx)
     specs = graph_specs(task.case.source, task.onnx)
-    fixed = fixed_batch(specs)
+    fixed = fixed_batch(specs) if task.case.source.own_graph is not None else None
     if fixed is not None and batch != fixed:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}: use --batch {fixed}")
     device = {"target": task.target} if task.target else built_for(module, *current_gpu())

@@ -66,6 +66,10 @@ class Run:
         "--input",
         metavar="SHAPE|NAME=VALUES",
     )
+    batch_axis: list[str] = _several(
+        "An .onnx file's input, or a factory's, whose batch is not the first axis, such as state=1; may be repeated",
+        metavar="NAME=AXIS",
+    )
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _only()

@@ -46,7 +46,8 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     latency = 1000 * statistics.median(times[len(times) // 4 :])
     print(f"{config['model']}: output {output.shape}, median latency {latency:.3f} ms in {len(times)} calls")
     if not arguments.input and (HERE / "expected.npy").is_file():
-        check(output, np.load(HERE / "expected.npy"), config["usual_error"])
+        items = np.moveaxis(output, config.get("items_axis", 0), 0)
+        check(items, np.load(HERE / "expected.npy"), config["usual_error"])
 
 
 def check(output: Array, expected: Array, usual: float) -> None:

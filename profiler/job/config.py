@@ -174,6 +174,8 @@ class ModelEntry(_Strict):
     outputs: list[str] = []
     """Compared outputs by name; training takes the first."""
     dimensions: dict[str, Count] = {}
+    batch: dict[str, Annotated[int, Field(ge=0)] | None] = {}
+    """Axis of the items by input, where it is not the first; null for an input that all items share."""
     shapes: Shapes | None = None
     """In place of the job's."""
     options: dict[str, Any] = {}
@@ -213,6 +215,8 @@ class ModelEntry(_Strict):
             )
         if self.inputs and not self.is_file:
             raise mistake("inputs are of an .onnx file; a factory returns its own: (module, example_inputs)", "inputs")
+        if self.batch and not self.is_file and (not self.factory or self.input is not None):
+            raise mistake("the inputs are known: the batch is their first axis; leave batch out", "batch")
         if self.is_file and (self.weights or self.options):
             raise mistake("an onnx file brings its own weights: leave out weights and options")
         if self.step is not None:

@@ -129,26 +129,28 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     specs = input_specs(case.source)
     expected = None
     with contextlib.suppress(ModelError, Unsupported):  # Where nothing can be compared, the row says so too.
-        expected = _expected(case, specs, deployed.config.get("outputs"))
+        expected, axis = _expected(case, specs, deployed.config.get("outputs"))
+        deployed.config.update({"items_axis": axis} if axis else {})
     save_examples(specs, case.batch_size, expected, folder)
     return deployed
 
 
-def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None) -> Array | None:
-    """Return the reference's first output by item, NaN at tokens of padding; None where it has none by item."""
+def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None) -> tuple[Array | None, int]:
+    """Return the reference's first output by item, NaN at tokens of padding, and the axis of its items; None where it
+    has none by item."""
     from profiler.worker.parity import Outputs  # Only here is torch there.
     from profiler.worker.prepare_model import cached_reference
 
     cache, source = Cache(), identified(case.source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
     reference = Outputs.read(cached_reference(source, specs, state, cache, case.batch_size))
-    first = next(iter(reference.arrays))
-    found = reference.rows(outputs[0] if outputs and outputs[0] in reference.arrays else first)
+    name = outputs[0] if outputs and outputs[0] in reference.arrays else next(iter(reference.arrays))
+    found = reference.rows(name)
     if found is None or not len(found[0]):
-        return None
+        return None, 0
     found = found[:8].astype("float64")
     found[padding(specs, found.shape)] = np.nan
-    return found
+    return found, reference.axes.get(name, 0)
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shutil
 import tempfile
 import threading
@@ -44,6 +45,7 @@ def measure(
     precisions: Sequence[str] = ("fp32",),
     batch_sizes: Sequence[int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: Mapping[str, int | None] | None = None,
     passes: Sequence[str] = ("inference",),
     device: str = "auto",
     replicates: int = 1,
@@ -57,9 +59,9 @@ def measure(
 
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
-    one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each. `quick` takes a
-    fraction of the sampling time, `output` is a folder in which the run's is kept, `name` what rows call
-    the model, `progress` prints what the command prints; all else is as in docs/config.md.
+    one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each; `batch` names
+    another axis, by input. `quick` takes a fraction of the sampling time, `output` is a folder in which the run's is
+    kept, `name` what rows call the model, `progress` prints what the command prints; all else is as in docs/config.md.
 
     A case that fails is a row with status and reason. Raises ConfigError for arguments that cannot be used. A
     KeyboardInterrupt goes on once what was measured is written, and names the folder.
@@ -71,9 +73,9 @@ def measure(
     check_process()
     most = most_bytes()
     with _TURN, _run_folder(output) as run:
-        entry, batch = _entry(model, inputs, run.path / _MODEL)
+        entry, items = _entry(model, inputs, run.path / _MODEL, batch or {})
         entry["name"] = name or entry["name"]
-        usual = {"suite": "measure", "models": [entry], "batch_sizes": [batch], "output": run.path.parent}
+        usual = {"suite": "measure", "models": [entry], "batch_sizes": [items], "output": run.path.parent}
         _run(run, {**usual, **job}, most, _console(progress), report=output is not None)
         results, samples = load(run.path)
         return (results.collect().lazy(), samples.collect().lazy()) if output is None else (results, samples)
@@ -119,14 +121,17 @@ def run_job(
     return measure_cases(start.runner(run), console, report=report)[0]
 
 
-def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], int]:
+def _entry(model: Any, inputs: Any, folder: Path, axes: Mapping[str, int | None]) -> tuple[dict[str, Any], int]:
     """Make the job's entry of the model, saving what is live into the folder, and tell the batch of the examples."""
     is_shape = isinstance(inputs, tuple | list) and all(isinstance(size, int) for size in inputs)
-    examples, taken = (None, {"input": inputs}) if is_shape else (inputs, {})
-    batch = _batch(examples)
+    examples, taken = (None, {"input": inputs}) if is_shape else (inputs, dict[str, Any]())
+    taken |= {"batch": dict(axes)} if axes else {}
+    names = list(inspect.signature(model.forward).parameters) if hasattr(model, "forward") else []
     if isinstance(model, str | Path):
-        entry = named_entry(model)
-        return entry | (taken if examples is None else _of_graph(entry, examples, folder)), batch
+        entry = named_entry(model) | taken
+        names = [value.name for value in file_inputs(Path(entry["onnx"]))] if "onnx" in entry else []
+        items = _batch(examples, axes, names)
+        return entry | ({} if examples is None else _of_graph(entry, examples, folder)), items
     if not callable(model):
         raise ConfigError(
             f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "
@@ -139,11 +144,18 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], int]:
     model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
     folder.mkdir(exist_ok=True)
     entry = save(model, folder, examples)
-    return {"name": getattr(model, "__name__", type(model).__name__), **entry, **taken}, batch
+    entry = {"name": getattr(model, "__name__", type(model).__name__), **entry, **taken}
+    return entry, _batch(examples, axes, names)
 
 
-def _batch(examples: Any) -> int:
-    """Return the first dimension of the first example, 1 without one. Raises ConfigError for what is no tensor."""
+def _batch(examples: Any, axes: Mapping[str, int | None], names: Sequence[str]) -> int:
+    """Return the size of the first example's batch, 1 without one. Raises ConfigError for what is no tensor."""
+    several = examples if isinstance(examples, Mapping | tuple | list) else [examples]
+    given = several if isinstance(several, Mapping) else dict(zip(names, several, strict=False))
+    for name, axis in axes.items():
+        shape = getattr(given.get(name), "shape", ())
+        if axis is not None and axis < len(shape):
+            return int(shape[axis])
     while isinstance(examples, Mapping | tuple | list) and examples:
         examples = next(iter(examples.values() if isinstance(examples, Mapping) else examples))
     shape = getattr(examples, "shape", ())
@@ -161,7 +173,8 @@ def _of_graph(entry: Mapping[str, Any], examples: Any, folder: Path) -> dict[str
         raise ConfigError(f"inputs: {entry['name']} has its own; a factory returns (module, example_inputs)")
     folder.mkdir(exist_ok=True)
     path, sizes, data = Path(entry["onnx"]), dict[str, int](), dict[str, Any]()
-    known, free = symbolic_shapes(file_inputs(path)), dimensions_of(ModelSource(path.stem, onnx=path))
+    source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})))
+    known, free = symbolic_shapes(file_inputs(path)), dimensions_of(source)
     several = examples if isinstance(examples, tuple | list) else [examples]
     given = examples if isinstance(examples, Mapping) else dict(zip(known, several, strict=False))
     for number, (name, value) in enumerate(given.items()):

@@ -32,6 +32,7 @@ _BUDGET = {"seconds": 1.0}
 """Enough for a first answer, with its first rows after seconds."""
 _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--batch": ("batch", [("batch_sizes",)]),
+    "--batch-axis": ("batch_axis", [("models", 0, "batch")]),
     "--shapes": ("shapes", [("shapes",)]),
     "--precision": ("precision", [("precisions",)]),
     "--engine": ("engine", [("engines",)]),
@@ -137,8 +138,9 @@ def model_job(word: str, options: Options) -> ModelJob:
     entry = named_entry(word) | _taken(options.inputs)
     if word in CATALOG:
         del entry["network"]
-    shapes = _shapes(options.shapes)
-    fixed = _fixed_batch(Path(entry["onnx"]), shapes) if "onnx" in entry else None
+    shapes, batch = _shapes(options.shapes), _axes(options.batch_axis)
+    entry |= {"batch": batch} if batch else {}
+    fixed = _fixed_batch(Path(entry["onnx"]), shapes, batch) if "onnx" in entry else None
     lists: dict[str, Any] = {
         "engines": [name for text in options.engine for name in _words(text)],
         "passes": options.pass_ and _words(options.pass_),
@@ -176,6 +178,17 @@ def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
     return shapes
 
 
+def _axes(texts: Sequence[str]) -> dict[str, int]:
+    """Read "state=1" as the axis of the batch by input. Raises ConfigError."""
+    axes = {}
+    for text in texts:
+        name, _, axis = text.rpartition("=")
+        if not name or not axis.isdigit():
+            raise ConfigError(f"--batch-axis {text}: is not of the form NAME=AXIS, such as state=1")
+        axes[name] = int(axis)
+    return axes
+
+
 def _taken(texts: Sequence[str]) -> dict[str, Any]:
     """Read `--input` as a job's keys: the shape of a factory's item, as 3,64,64 or 3x64x64, or values by name."""
     taken: dict[str, Any] = {}
@@ -193,16 +206,16 @@ def _taken(texts: Sequence[str]) -> dict[str, Any]:
     return taken
 
 
-def _fixed_batch(path: Path, varied: Mapping[str, Sequence[Any]]) -> int | None:
+def _fixed_batch(path: Path, varied: Mapping[str, Sequence[Any]], batch: Mapping[str, int]) -> int | None:
     """Return the only batch size of an ONNX file, or None if it is free.
 
     Raises ConfigError where the sizes of its inputs are not known.
     """
-    source, names = ModelSource(path.stem, onnx=path), list[str]()
+    source, names = ModelSource(path.stem, onnx=path, batch=dict(batch)), list[str]()
     try:
         names = dimensions_of(source)
         sizes = {name: varied[name][0] for name in names if name in varied}
         return fixed_batch(graph_specs(replace(source, dimensions=sizes), path))
     except ModelError as error:
-        more = "\n  or on the command line: --shapes NAME=SIZES" if names else ""
+        more = "\n  or on the command line: --shapes NAME=SIZES, --batch-axis NAME=AXIS" if names else ""
         raise ConfigError(f"{error}{more}") from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.base import Array, Feedable, Movable, Session, Warning, ignore
-from exporters.inputs import TensorSpec, distinct_items, seeded_inputs
+from exporters.inputs import TensorSpec, distinct_items, item_axes, seeded_inputs
 from profiler.results.result import Result
 from profiler.stats.intervals import CONTRADICTION
 from profiler.tables.numbers import milliseconds
@@ -105,8 +105,8 @@ class Fresh:
         if self.batch <= _DRAWN and distinct_items(self.specs) is None:
             return seeded_inputs(self.specs, self.batch, first=_FIRST + number * self.batch)
         new = []
-        for spec, array in zip(self.specs, self.own, strict=True):
-            shift, axis = (1 + number % (self.batch - 1), spec.batch_axis or 0) if self.batch > 1 else (0, 0)
-            moved = np.roll(array, shift, axis) if array.shape[axis : axis + 1] == (self.batch,) else array.copy()
+        for axis, array in zip(item_axes(self.specs), self.own, strict=True):
+            shift = 1 + number % (self.batch - 1) if self.batch > 1 else 0
+            moved = array.copy() if axis is None else np.roll(array, shift, axis)
             new.append(np.roll(moved, number + 1, -1) if moved.ndim and array.dtype.kind == "f" else moved)
         return new

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from engines.base import Array, Feedable, Warning, ignore
 from engines.options import PRECISION_TABLE
 from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
-from exporters.inputs import HOW_SEEDED, TensorSpec, padding, seeded_inputs
+from exporters.inputs import HOW_SEEDED, TensorSpec, item_axes, padding, seeded_inputs
 from profiler.results.result import Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
@@ -47,41 +47,66 @@ class Outputs:
     """Maker, if it is not the engine for references."""
     dependent: bool = False
     """True if an item alone has other outputs than among others."""
+    axes: Mapping[str, int] = field(default_factory=dict)
+    """Axis of the items by output, where it is not the first."""
 
     @classmethod
     def of_runs(
-        cls, names: Sequence[str], runs: Sequence[Sequence[Array]], batch: int, unsteady: str = "", maker: str = ""
+        cls,
+        names: Sequence[str],
+        runs: Sequence[Sequence[Array]],
+        batch: int,
+        unsteady: str = "",
+        maker: str = "",
+        axes: Sequence[int] = (0,),
     ) -> Outputs:
-        return cls(dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True)), batch, unsteady, maker)
+        """Stack the outputs of runs. Of the `axes` of inputs the first one of the batch's size is an output's own."""
+        arrays = dict(zip(names, map(np.stack, zip(*runs, strict=True)), strict=True))
+        sizes = {name: array.shape[1:] for name, array in arrays.items()}
+        where = {name: next((x for x in axes if own[x : x + 1] == (batch,)), 0) for name, own in sizes.items()}
+        return cls(arrays, batch, unsteady, maker, axes=where)
 
-    def beside(self, alone: Outputs, item: int) -> Outputs:
+    def beside(self, other: Outputs) -> Outputs:
+        """Return these outputs with each one's axis of items where it shows: only there sizes are the two batches'."""
+        axes = dict(self.axes)
+        for name in self.arrays.keys() & other.arrays.keys():
+            pairs = list(zip(self.arrays[name].shape[1:], other.arrays[name].shape[1:], strict=False))
+            found = [axis for axis, sizes in enumerate(pairs) if sizes == (self.batch, other.batch)]
+            if self.batch != other.batch and len(found) == 1:
+                axes[name] = found[0]
+        return replace(self, axes=axes)
+
+    def with_item(self, alone: Outputs, item: int) -> Outputs:
         """Return these outputs, marked `dependent` if the item differs from itself `alone`."""
-        rows = [(alone.rows(name), self.rows(name)) for name in self.arrays if name in alone.arrays]
+        own, alone = self.beside(alone), alone.beside(self)
+        rows = [(alone.rows(name), own.rows(name)) for name in self.arrays if name in alone.arrays]
         pairs = [Pair(one[0], all_[item]) for one, all_ in rows if one is not None and all_ is not None]
-        return replace(
-            self, dependent=any(compare(p).error > _TOGETHER for p in pairs if p.ours.shape == p.truth.shape)
-        )
+        return replace(own, dependent=any(compare(p).error > _TOGETHER for p in pairs if p.ours.shape == p.truth.shape))
 
     @property
     def items(self) -> int:
         return self.batch * len(next(iter(self.arrays.values())))
 
     def rows(self, name: str) -> Array | None:
-        """Return the items of all runs one after another; None of an output whose first axis is not the items'."""
-        array = self.arrays[name]
-        items = array.shape[0] * self.batch
-        return array.reshape(items, *array.shape[2:]) if array.shape[1:2] == (self.batch,) else None
+        """Return the items of all runs one after another, along the first axis; None of an output without items."""
+        array, axis = self.arrays[name], 1 + self.axes.get(name, 0)
+        if array.shape[axis : axis + 1] != (self.batch,):
+            return None
+        array = np.moveaxis(array, axis, 1)
+        return array.reshape(array.shape[0] * self.batch, *array.shape[2:])
 
     def save(self, path: Path) -> None:
         members = {f"{number} {name}": array for number, (name, array) in enumerate(self.arrays.items())}
         facts = {"batch": self.batch, "unsteady": self.unsteady, "maker": self.maker, "dependent": self.dependent}
-        np.savez(path, **facts, **members)  # type: ignore[arg-type]
+        axes = [self.axes.get(name, 0) for name in self.arrays]
+        np.savez(path, **facts, axes=axes, **members)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Outputs:
         with np.load(path) as file:
             arrays = {key.partition(" ")[2]: file[key] for key in file.files if " " in key}
-            return cls(arrays, int(file["batch"]), str(file["unsteady"]), str(file["maker"]), bool(file["dependent"]))
+            facts = int(file["batch"]), str(file["unsteady"]), str(file["maker"]), bool(file["dependent"])
+            return cls(arrays, *facts, axes=dict(zip(arrays, map(int, file["axes"]), strict=True)))
 
 
 def alike(one: Sequence[Array], other: Sequence[Array]) -> bool:
@@ -92,6 +117,11 @@ def alike(one: Sequence[Array], other: Sequence[Array]) -> bool:
             if difference.wrong or difference.error > _AGAIN:
                 return False
     return True
+
+
+def axes_of(specs: Sequence[TensorSpec]) -> list[int]:
+    """Return the axes that hold items in a model's inputs."""
+    return [axis for axis in item_axes(specs) if axis is not None] or [0]
 
 
 def further_runs(
@@ -105,10 +135,11 @@ def further_runs(
     """Run the session on the items after those of its `first` outputs, while `goes_on` with so many items.
 
     `run` replaces the session's own. Ends with a run whose shapes are others, since they depend on values, and at once
-    where no output has items first.
+    where no output has items.
     """
     shapes, items = [array.shape for array in first], batch
-    while any(shape[:1] == (batch,) for shape in shapes) and goes_on(items):
+    has_items = any(shape[axis : axis + 1] == (batch,) for shape in shapes for axis in {0, *axes_of(specs)})
+    while has_items and goes_on(items):
         session.feed(seeded_inputs(specs, batch, first=items))
         run() if run else session.run(ignore)
         outputs = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
@@ -145,6 +176,7 @@ def align(ours: Outputs, reference: Outputs, wanted: Sequence[str]) -> tuple[lis
         ours = replace(ours, arrays=dict(zip(known, arrays.values(), strict=True)))
     if not set(ours.arrays) & set(known):
         raise ValueError(f"{len(arrays)} outputs, the reference has {len(known)}")
+    ours, reference = replace(ours, axes=reference.axes).beside(reference), reference.beside(ours)
     for name in (known[place] for place in chosen(wanted, known)):
         if name not in ours.arrays:
             apart.append(f"{name} is not among the outputs at this batch size")

@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -271,7 +272,7 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
         with contextlib.suppress(ModelError):  # Memory of the host may end before a GPU's.
             return _run(source, specs, state, REFERENCE_ITEMS)[0]
         raise
-    return together if alone is None or together.unsteady else together.beside(alone, affordable - 1)
+    return together if alone is None or together.unsteady else together.with_item(alone, affordable - 1)
 
 
 def _run(
@@ -307,6 +308,7 @@ def _run(
         if not outputs:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
         chosen(source.outputs, names)
+        kept = partial(parity.Outputs.of_runs, names, batch=batch, axes=parity.axes_of(specs))
         session.run(ignore)
         again = session.outputs()
     except (ModelError, Unsupported):
@@ -317,11 +319,11 @@ def _run(
     if not parity.alike(outputs, again):
         why = f"keeps state in {changed[0]}" if changed else "draws random numbers"
         why = "changes its inputs" if spoilt else why
-        return parity.Outputs.of_runs(names, [outputs], batch, f"the model {why}"), seconds, size
+        return kept([outputs], unsteady=f"the model {why}"), seconds, size
     if only_one:
-        return parity.Outputs.of_runs(names, [outputs], batch), seconds, size
-    if source.onnx is not None and (exact := _exact(source.onnx, specs, inputs, batch, names, outputs)):
-        return exact, seconds, size
+        return kept([outputs]), seconds, size
+    if source.onnx is not None and (exact := _exact(source.onnx, specs, inputs, names, outputs)):
+        return kept([exact], maker="onnx-float64"), seconds, size
     assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
     runs, items = [outputs], distinct_items(specs) or MOST_REFERENCE_ITEMS
     most = batch * affordable_runs(batch, seconds, size, items)
@@ -330,7 +332,7 @@ def _run(
     except Exception:  # Those of the first run are there.
         traceback.print_exc()
     remembers = "the model returns its last outputs for other inputs" if _repeats(runs) else ""
-    return parity.Outputs.of_runs(names, runs[: 1 if remembers else None], batch, remembers), seconds, size
+    return kept(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
 
 
 def _repeats(runs: Sequence[Sequence[Array]]) -> bool:
@@ -345,10 +347,9 @@ def _exact(
     path: Path,
     specs: Sequence[TensorSpec],
     inputs: Sequence[Array],
-    batch: int,
     names: Sequence[str],
     first: Sequence[Array],
-) -> parity.Outputs | None:
+) -> list[Array] | None:
     """Return float64 outputs if ONNX Runtime's fp32 outputs differ from them by more than rounding."""
     found = evaluate(path, dict(zip((spec.name for spec in specs), inputs, strict=True)), _EXACT_SECONDS)
     if found is None or any(
@@ -359,7 +360,7 @@ def _exact(
     pairs = [parity.Pair(ours, truth) for ours, truth in zip(first, exact, strict=True)]
     if all(difference.judged <= _ROUNDING for difference in map(parity.compare, pairs)):
         return None
-    return parity.Outputs.of_runs(names, [exact], batch, maker="onnx-float64")
+    return exact
 
 
 def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:

@@ -89,6 +89,10 @@ TWO = (torch.ones(4, 3), torch.ones(4, 3))
 def several(): return nn.Bilinear(3, 3, 2), TWO
 def traced(): return torch.jit.trace(nn.Bilinear(3, 3, 2), TWO), TWO
 def single(): return nn.Linear(3, 2), torch.ones(4, 3).double()
+def steps(): return nn.LSTM(3, 2, 2), (torch.ones(5, 4, 3), (torch.ones(2, 4, 2), torch.ones(2, 4, 2)))
+def dims():
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    return nn.Bilinear(3, 3, 2), TWO[::-1], {"input1": {0: length, 1: batch}, "input2": {1: batch}}
 def alone(): return Net()
 def nothing(): return Net(), ()
 """
@@ -134,6 +138,31 @@ def test_examples_are_inputs_of_any_nesting(name: str, specs: list[Any], dimensi
     outputs = call(build(source), found, [torch.from_numpy(array) for array in arrays])
     assert len(outputs) == 6
     assert torch.allclose(outputs[:2], outputs[4:], atol=1e-6)
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize(
+    ("name", "batch", "expected"),
+    [
+        ("steps", {"input": 1, "hx.0": 1, "hx.1": 1}, [(5, "batch", 3), (2, "batch", 2), (2, "batch", 2)]),
+        ("dims", {}, [("length", "batch"), (4, "batch")]),
+        ("several", {"input1": 1, "input2": None}, [(4, "batch"), (4, 3)]),
+        ("named", {"input": 1}, [(4, "batch")]),
+        ("steps", {"input": 0, "hx.0": 1}, "batch: axis 1 of 'hx.0' has size 4, 'input' has 5 items"),
+        ("steps", {"hx": 1}, "batch: no input 'hx'"),
+    ],
+)
+def test_the_batch_of_an_example_is_on_the_named_axis(name: str, batch: Any, expected: Any) -> None:
+    source = example(name, batch=batch)
+    if isinstance(expected, str):
+        with pytest.raises(ModelError, match=re.escape(expected)):
+            input_specs(source)
+        return
+    specs = input_specs(source)
+    sizes = {"length": 4}
+    assert [spec.shape for spec in specs] == [tuple(sizes.get(size, size) for size in shape) for shape in expected]
+    for spec, array in zip(specs, seeded_inputs(specs, 7), strict=True):
+        assert array.shape == spec.at(7)
 
 
 @pytest.mark.usefixtures("examples")

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from exporters.inputs import (
     TensorSpec,
     arguments,
+    dimensions_of,
     distinct_items,
     first_items,
     fixed_batch,
@@ -125,6 +126,51 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
     assert input_specs(replace(unknown, dimensions={"in0[1]": 5}))[0].shape == ("batch", 5, 3)
     anonymous = input_specs(save(tmp_path / "n.onnx", [None, 3], [None, 4]))
     assert [spec.shape for spec in anonymous] == [("batch", 3), ("batch", 4)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "batch", "more", "expected"),
+    [
+        ([["N", 3], [2, None, 4]], {"in1": 1}, {}, [("batch", 3), (2, "batch", 4)]),
+        ([["L", "n", 4]], {"in0": 1}, {"L": 5}, [(5, "batch", 4)]),
+        ([["L", "L"], ["L", "n", 4]], {"in1": 1}, {"L": 5}, [(5, 5), (5, "batch", 4)]),
+        ([["L", "L"], ["M", 4]], {"in0": None}, {"L": 5}, [(5, 5), ("batch", 4)]),
+        ([["L", "batch_size", 4], ["unk__1"]], {}, {"L": 5}, [(5, "batch", 4), ("batch",)]),
+        ([["L", 3, 4], [7]], {"in0": 1, "in1": None}, {"L": 5}, [(5, 3, 4), (7,)]),
+        ([["N", 3], [2, 1, 4]], {"in1": 1}, {}, "has a free batch, and fixes axis 1 of 'in1'"),
+        ([["N", 3]], {"ino": 1}, {}, "batch: no input 'ino'; valid: in0"),
+        ([["N", 3]], {"in0": 2}, {}, r"batch: 'in0' of shape \['N', 3\] has no axis 2"),
+        ([["N", 3], [2, None, 4]], {}, {}, r"that is the batch:\n    batch: \{in1: 1\}"),
+    ],
+)
+def test_the_batch_is_on_the_axis_that_the_job_names(
+    tmp_path: Path, shapes: list[Any], batch: dict[str, int | None], more: dict[str, int], expected: Any
+) -> None:
+    theirs = replace(save(tmp_path / "b.onnx", *shapes), batch=batch, dimensions=more)
+    if isinstance(expected, str):
+        with pytest.raises(ModelError, match=expected):
+            input_specs(theirs)
+        return
+    specs = input_specs(theirs)
+    assert [spec.shape for spec in specs] == expected
+    assert set(dimensions_of(theirs)) == set(more)
+    if "batch" not in str(expected):
+        assert fixed_batch(specs) == 3
+        first, later = seeded_inputs(specs, 3), seeded_inputs(specs, 3, first=2)
+        np.testing.assert_array_equal(first[0][:, 2], later[0][:, 0])
+        np.testing.assert_array_equal(first[1], later[1])
+
+
+def test_real_values_are_given_as_the_model_takes_them(tmp_path: Path) -> None:
+    state = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
+    np.save(tmp_path / "s.npy", state)
+    for shape in ([2, "n", 4], [2, 3, 4]):
+        theirs = replace(save(tmp_path / "s.onnx", shape), batch={"in0": 1}, inputs={"in0": tmp_path / "s.npy"})
+        specs = input_specs(theirs)
+        np.testing.assert_array_equal(seeded_inputs(specs, 3)[0], state)
+        assert distinct_items(specs) == 3
+    specs = input_specs(replace(theirs, onnx=save(tmp_path / "n.onnx", [2, "n", 4]).onnx))
+    np.testing.assert_array_equal(seeded_inputs(specs, 5)[0], state[:, [0, 1, 2, 0, 1]])
 
 
 def test_fixed_batch(tmp_path: Path) -> None:

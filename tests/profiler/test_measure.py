@@ -89,8 +89,9 @@ def test_the_examples_of_the_page_in_a_notebook(
 def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     results, _ = profiler.measure(
         str(onnx_file(tmp_path)),
-        {"b": np.ones((2, 3), np.float32), "a": np.ones((2, 3), np.float32)},
+        {"b": np.ones((3, 2), np.float32), "a": np.ones((3, 2), np.float32)},
         engines=["eager", "ort"],
+        batch={"a": 1, "b": 1},
         device="cpu",
         budget=BUDGET,
         output=tmp_path / "runs",

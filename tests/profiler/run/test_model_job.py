@@ -53,10 +53,10 @@ def write_graph(name: str, inputs: dict[str, int], shape: list[Any]) -> None:
 def options(line: str) -> Run:
     """The command's options, as the words of a command line give them."""
     word, *rest = line.split()
-    given: dict[str, Any] = {"inputs": [], "engine": [], "shapes": []}
+    given: dict[str, Any] = {"inputs": [], "engine": [], "shapes": [], "batch_axis": []}
     for flag, value in zip(rest[::2], rest[1::2], strict=True):
-        name = {"--input": "inputs", "--pass": "pass_"}.get(flag, flag.strip("-"))
-        given[name] = [*given[name], value] if name in ("inputs", "engine", "shapes") else value
+        name = {"--input": "inputs", "--pass": "pass_"}.get(flag, flag.strip("-").replace("-", "_"))
+        given[name] = [*given[name], value] if name in ("inputs", "engine", "shapes", "batch_axis") else value
     return Run(config=Path(word), **given)
 
 
@@ -73,6 +73,7 @@ def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) ->
         ("net:make --input 3,2,2", {"name": "net.make", "factory": "net:make", "input": (3, 2, 2)}),
         ("net:make --input 3x2x2", {"input": (3, 2, 2)}),
         ("net:make", {"input": None}),
+        ("net:make --batch-axis state=1", {"batch": {"state": 1}}),
         (
             f"{WORDS} --input input_ids=0,1000",
             {"inputs": {"input_ids": GraphInput(range=(0, 1000)), "attention_mask": GraphInput(range=(1, 2))}},
@@ -163,6 +164,9 @@ REFUSED = [
     ("hf:BertModel --input 3,32,32", "hf:BertModel knows its input's shape: leave out input"),
     ("net:make --input 3,2x", "--input: must be a whole number, got '2x'"),
     ("net:make --input 0,2", "--input: "),
+    ("net:make --batch-axis state", "--batch-axis state: is not of the form NAME=AXIS"),
+    ("resnet18 --batch-axis x=1", "--batch-axis: the inputs are known: the batch is their first axis"),
+    ("words.onnx --batch-axis ids=1", "batch: no input 'ids'; valid: input_ids"),
     ("net:make --input a=0,3", r"--input: inputs are of an .onnx file; .*\(module, example_inputs\)"),
     ("words.onnx", "dimensions of no fixed size: sequence(.|\n)*on the command line: --shapes "),
     (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),

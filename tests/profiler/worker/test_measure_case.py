@@ -135,6 +135,22 @@ class Pairs(Product):
         return self.last(torch.cat([pair for pair in x.view(-1, 2, *x.shape[1:])]))
 
 
+class Steps(nn.Module):
+    """A sequence of steps, then items, and states of two layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.GRU(8, 6, 2)
+
+    def forward(self, x, h):
+        return self.layer(x, h)
+
+
+def steps():
+    return Steps(), (torch.randn(7, 64, 8), torch.randn(2, 64, 6))
+
+
 class Refusing(Product):
     def __init__(self, items):
         super().__init__()
@@ -249,6 +265,7 @@ class Logits(nn.Module):
         return torch.where(torch.arange(10) % 2 == 0, logits, float("-inf")) if self.masked else logits
 '''
 TEXT = ModelSource("text", "case_factories:text")
+STEPS = ModelSource("steps", "case_factories:steps", batch={"x": 1, "h": 1})
 QUIET: Any = lambda message: None  # noqa: E731
 BUDGET = Budget(seconds=0.05, min_samples=3)
 Measure = Callable[..., Result]
@@ -331,6 +348,7 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     *[(case(source("Pooling"), engine=engine), "", {"unproven"}, {}) for engine in ("eager", "ort")],
     *[(case(source("Masked"), engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
     *[(case(TEXT, engine=engine), "", set[str](), {}) for engine in ("eager", "ort")],
+    (case(STEPS, engine="ort"), "", {"unproven"}, {}),
     (case(source("Deaf")), "", set(), {}),
     (case(source("First"), batch_size=8), "", {"no-parity"}, {}),
     (case(source("Pairs"), batch_size=8), "", set(), {}),
@@ -598,6 +616,14 @@ def test_a_runtime_that_is_too_old_to_be_measured_makes_references(
         assert missing(ENGINES["ort"], "cpu")
         with raises:
             assert prepare_model((theirs, tmp_path / "cache"), QUIET).onnx
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_items_are_compared_along_the_named_axis(measure: Measure, batch: int) -> None:
+    result = measure(case(STEPS, batch_size=batch))
+    assert (result.status, result.figures["rel_l2_error"]) == ("ok", 0.0)
+    assert (result.figures["error_items"] or 0) >= 7
+    assert not kinds(result) & STRANGE, "items alone and together are the same"
 
 
 def test_a_reference_of_fewer_items_is_compared_with_these_and_named(

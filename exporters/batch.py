@@ -1,0 +1,60 @@
+"""Find the axis along which an input's items lie, by what the job and the model say of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from exporters.errors import nearest
+from exporters.source import ModelSource
+
+Shapes = Mapping[str, Sequence[int | str]]
+"""Sizes and symbols of inputs, by name."""
+_ALONE = re.compile(r"unk__\d+|unk_\d+|dim_\d+|[a-z]?\d+", re.IGNORECASE)
+"""Symbols that converters number, such as tf2onnx's unk__10: they name no meaning."""
+_BATCH_WORDS = ("batch", "batch_size", "batchsize")
+
+
+def batch_axes(source: ModelSource, shapes: Shapes) -> dict[str, int | None]:
+    """Return the axes of items that the job names, of inputs with these shapes.
+
+    Raises ModelError for an input or an axis that an ONNX file lacks; a module's graph may give inputs other names.
+    """
+    if source.onnx is not None:
+        check_batch(source, shapes)
+    return {name: axis for name, axis in source.batch.items() if name in shapes}
+
+
+def check_batch(source: ModelSource, shapes: Shapes) -> None:
+    """Raise ModelError where the job names the batch of an input or at an axis that the model lacks."""
+    for name, axis in source.batch.items():
+        if name not in shapes:
+            raise source.error(f"batch: no input {name!r}{nearest(name, shapes)}")
+        if axis is not None and axis >= len(shapes[name]):
+            raise source.error(f"batch: {name!r} of shape {list(shapes[name])} has no axis {axis}; the first is 0")
+
+
+def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyType({})) -> set[str]:
+    """Return the symbols that stand for the batch in the shapes of a model's inputs; none where it is fixed.
+
+    They are the symbols at the `axes` that the job names, and "batch"; if the first input has none of these, its
+    leading one; then all leading ones without a meaning. Other axes of the inputs in `axes` never are the batch.
+    """
+    at = {shapes[name][axis] for name, axis in axes.items() if axis is not None}
+    others = {size for name, own in axes.items() for axis, size in enumerate(shapes[name]) if axis != own}
+    words = {size for shape in shapes.values() for size in shape if str(size).lower() in _BATCH_WORDS}
+    found = {size for size in at | (words - others) if isinstance(size, str)}
+    leading = {name: shape[0] for name, shape in shapes.items() if shape and isinstance(shape[0], str)}
+    first = next((name for name in shapes if axes.get(name, 0) is not None), None)
+    if first in leading.keys() - axes.keys() and not found.intersection(shapes[first]):
+        found |= {leading[first]} - others
+    alone = {size for size in leading.values() if size.endswith("[0]") or _ALONE.fullmatch(size)}
+    return found | (alone - others) if found else found
+
+
+def batch_hint(shapes: Shapes, batch: Collection[str], names: Collection[str]) -> str:
+    """Say how to call a free dimension the batch, of an input that has none yet."""
+    lacking = [(name, shape) for name, shape in shapes.items() if not set(shape) & set(batch)]
+    places = (f"{name}: {axis}" for name, shape in lacking for axis, size in enumerate(shape) if size in names)
+    return next((f"\n  or, if that is the batch:\n    batch: {{{place}}}" for place in places), "")
