@@ -32,7 +32,8 @@ from engines.ort_providers import PROVIDERS, Provider
 from exporters.batch import batch_axes, batch_symbols
 from exporters.errors import text_of
 from exporters.inputs import BATCH, symbolic_shapes
-from exporters.onnx_files import file_inputs, read_onnx
+from exporters.onnx_files import file_inputs, how_to_lower, read_onnx
+from exporters.source import ModelError
 
 _TYPES = {
     f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))
@@ -216,6 +217,8 @@ class OrtSession:
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         except Exception as error:  # Its own classes, which have no other base.
+            if mend := how_to_lower(self.job.graph, str(error)):
+                raise ModelError(mend) from None
             if not self.job.options.cuda_graph or _NOT_CAPTURED not in str(error):
                 raise
             self.fallback = text_of(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 MADE = ("fp32", "tf32", "fp16", "int8")
 """Precisions to which a float32 file can be converted."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_IR = re.compile(r"max supported IR version: (\d+)")
+_MOST_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
+_EVERYWHERE_IR = 10
+"""IR version of all opsets before 24 that every current runtime takes."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 
 
@@ -129,6 +134,8 @@ def check_onnx(path: Path) -> None:
         end, has = (place.offset or 0) + (place.length or min(math.prod(tensor.dims), 1)), data.stat().st_size
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
+    if (version := read_onnx(path).ir_version) > onnx.IR_VERSION:
+        raise ModelError(_lower_ir(path, version, _EVERYWHERE_IR, f"onnx {onnx.__version__}"))
     try:
         # onnx refuses linked data; the loop above has checked them.
         onnx.checker.check_model(_without_data(read_onnx(path)) if external_tensors(path) else str(path))
@@ -147,6 +154,35 @@ def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
         del tensor.dims[:]
         tensor.dims.append(0)
     return model
+
+
+def how_to_lower(path: Path, said: str) -> str | None:
+    """Explain how to lower the file's IR version or opset, by the limit that ONNX Runtime `said`; None without one."""
+    import onnx
+
+    if limit := _MOST_IR.search(said):
+        return _lower_ir(path, read_onnx(path).ir_version, int(limit[1]), "ONNX Runtime")
+    if limit := _MOST_OPSET.search(said):
+        domain, newest = limit[1], int(limit[2])
+        version = max((o.version for o in read_onnx(path).opset_import if (o.domain or "ai.onnx") == domain), default=0)
+        text = f"{path} has opset {version} of {domain}, ONNX Runtime takes up to {newest}; "
+        if domain != "ai.onnx" or version > onnx.defs.onnx_opset_version():
+            return f"{text}export it again with an older one"
+        target = path.with_name(f"{path.stem}.opset{newest}.onnx")
+        return (
+            f"{text}lower it in Python:\n    import onnx, onnx.version_converter as v\n"
+            f"    m = v.convert_version(onnx.load({str(path)!r}), {newest})\n    onnx.save(m, {str(target)!r})"
+        )
+    return None
+
+
+def _lower_ir(path: Path, version: int, newest: int, taker: str) -> str:
+    target = path.with_name(f"{path.stem}.ir{newest}.onnx")
+    return (
+        f"{path} has IR version {version}, {taker} takes up to {newest}; lower it in Python:\n"
+        f"    import onnx; m = onnx.load({str(path)!r}, load_external_data=False)\n"
+        f"    m.ir_version = {newest}; onnx.save(m, {str(target)!r})"
+    )
 
 
 def is_float32(path: Path) -> bool:

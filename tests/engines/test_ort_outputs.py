@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,32 @@ def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path: Path) -> None:
         else:
             with pytest.raises(RuntimeError, match=r"no output is a tensor of numbers: prob .*zipmap=False"):
                 run(tmp_path / "g.onnx")
+
+
+@pytest.mark.parametrize(
+    ("ir", "opset", "says"),
+    [
+        (14, 17, "has IR version 14, ONNX Runtime takes up to "),
+        (99, 17, "has IR version 99, onnx "),
+        (10, 27, "has opset 27 of ai.onnx, ONNX Runtime takes up to "),
+        (10, 99, "export it again with an older one"),
+    ],
+)
+def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ir: int, opset: int, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", shapes[:1], shapes[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir), "g.onnx")
+    with pytest.raises(ModelError, match=says) as caught:
+        check_onnx(tmp_path / "g.onnx")
+        run(tmp_path / "g.onnx")
+    _, _, lines = str(caught.value).partition("in Python:\n")
+    if lines:
+        exec(textwrap.dedent(lines))
+        (lowered,) = tmp_path.glob("g.*.onnx")
+        assert run(lowered)[1] == ["y"]
 
 
 def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path: Path) -> None:
