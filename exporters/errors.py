@@ -34,6 +34,14 @@ def cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
+def without_middle(text: str, characters: int) -> str:
+    """Shorten the text to that many characters, with " … " in its middle: errors often end with the cause."""
+    if len(text) <= characters:
+        return text
+    end = characters // 2
+    return f"{text[: characters - end - 3].rstrip()} … {text[-end:].lstrip()}"
+
+
 def shown(text: str, characters: int = 120) -> str:
     """Return a text's beginning on one line, with escapes for what a terminal would not print."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut(text, characters))
@@ -63,8 +71,10 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     errors = chain(error)
     ends = ((each, traceback.extract_tb(each.__traceback__)[-1:]) for each in errors)
     first, own = errors[-1], next((each for each, end in ends if end and _is_users(end[0].filename)), errors[-1])
-    text = _named(first, characters)
-    return (text if own is first else f"{_named(own, characters)}, after {text}") + place(error)
+    text, outer = _named(first, characters), _named(own, characters)
+    # Some wrap an error into another with the same text.
+    same = own is first or text_of(first, characters) in outer
+    return (text if own is first else outer if same else f"{outer}, after {text}") + place(error)
 
 
 def place(error: BaseException) -> str:
@@ -93,7 +103,7 @@ def text_of(error: BaseException, characters: int = 300) -> str:
         faults = [line for line in more.splitlines() if "error: " in line]
         first = f"{first}: {faults[0] if faults else more}"
     words = "".join(filter(str.isprintable, " ".join(first.split())))
-    return cut(_SIGNATURE.sub("", words), characters)
+    return without_middle(_SIGNATURE.sub("", words), characters)
 
 
 def message(error: BaseException) -> str:

@@ -78,8 +78,7 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 
         model = restore(source, cached_state(source, cache))
         start = time.perf_counter()
-        step = f"the export to ONNX in {precision}{f' at batch size {batch}' if batch else ''}"
-        with source.failing(step, "change that line, or give a graph of your own (`onnx: FILE`)"):
+        with source.failing("the export to ONNX", "change that line, or give a graph of your own (`onnx: FILE`)"):
             how = write_onnx(model, input_specs(source), precision, path, batch)
         note(path, time.perf_counter() - start, how)
 

@@ -243,8 +243,10 @@ class Stages:
         for (name, graph, batch), outcome in outcomes.items():
             if outcome.status != "ok":
                 why, free = failed(outcome).reason, self.prepared[name].failures[graph].reason
-                reason = f"no ONNX graph in {graph}, neither for any batch nor for batch {batch} only: {why}"
-                outcome = replace(failed(outcome), reason=reason if why == free else f"{reason}; for any batch: {free}")
+                reason = (
+                    f"{free}; for one batch size it fails alike" if why == free else f"{free}; at batch {batch}: {why}"
+                )
+                outcome = replace(failed(outcome), reason=reason)
             self._keep(name, static_graph(graph, batch), outcome)
 
     def _exports(self, graphs: Iterable[tuple[str, str]]) -> Part:

@@ -62,9 +62,16 @@ def replaced_by_user():
         return missing()
     except KeyError:
         raise RuntimeError("no stem") from None
+
+def repeated():
+    try:
+        raise RuntimeError("no stem")
+    except RuntimeError as error:
+        raise ValueError(f"failed: {error}") from error
 """
 WIDTH = "KeyError: 'width' at {file}:5 (`return sizes[\"width\"]`)"
 SAID = {
+    "repeated": 'ValueError: failed: no stem at {file}:33 (`raise RuntimeError("no stem")`)',
     "missing": WIDTH,
     "negative": "ValueError: a size must be positive at {file}:14 (`return somelib.checked(-3)`)",
     "wrapped_by_library": WIDTH,
@@ -119,7 +126,7 @@ COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"
             COMPILER,
         ),
         ("two\n\nparagraphs", "ValueError: two: paragraphs"),
-        ("x" * 400, f"ValueError: {'x' * 299}…"),
+        ("x" * 300 + "end", f"ValueError: {'x' * 147} … {'x' * 147}end"),
     ],
 )
 def test_a_message_is_one_short_line_of_plain_text(text: str, said: str) -> None:

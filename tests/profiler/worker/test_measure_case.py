@@ -395,7 +395,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
     ("one", "says"),
     [
         (trained(TEXT), r"starts from output 'ids', which is torch.int64: write `outputs: \[logits\]`"),
-        (case(image("Boxes"), engine="ort"), "export to ONNX in fp32 failed"),
+        (case(image("Boxes"), engine="ort"), "export to ONNX failed"),
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
