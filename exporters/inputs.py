@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
+import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -29,7 +32,6 @@ SEED = 20240229
 BATCH = "batch"
 SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
-HOW_SEEDED = "inputs are drawn at random; real ones are a factory's example_inputs, or `data` of a graph's inputs"
 Value = TypeVar("Value")
 
 
@@ -108,7 +110,7 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     if source.specs is not None:
         return list(source.specs)
     if source.onnx is not None:
-        return _with_values(source, graph_specs(source, source.onnx))
+        return _with_values(source, file_specs(source))
     known = _known(source)
     if strays := [name for name in source.dimensions if name not in known.sizes]:
         raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
@@ -156,20 +158,27 @@ def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, 
     return tuple(NamedAxis(axis, *each) for axis, each in ranges.items() if each[1] < each[2])
 
 
-def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Add what the job says that a graph's inputs hold. Raises ModelError for integers of which it says nothing."""
+def file_specs(source: ModelSource) -> list[TensorSpec]:
+    """Return the inputs of a user's ONNX file without their values. Raises ModelError where sizes or ranges lack."""
+    assert source.onnx is not None
+    specs = graph_specs(source, source.onnx)
     names = [spec.name for spec in specs]
     if strays := [name for name in source.inputs if name not in names]:
         raise source.error(f"inputs: {source.onnx} has no input {strays[0]!r}{nearest(strays[0], names)}")
     integers = [spec for spec in specs if spec.dtype.startswith(("int", "uint")) and spec.name not in source.inputs]
     if integers:
-        ranges = ", ".join(f"{spec.name}: {{range: [0, 100]}}" for spec in integers)
-        options = " ".join(f"--input {spec.name}=0,100" for spec in integers)
+        ranges = ", ".join(f"{_key(spec.name)}: {{range: [0, 100]}}" for spec in integers)
+        options = " ".join(f"--input {shlex.quote(f'{spec.name}=0,100')}" for spec in integers)
         named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in integers)
         raise source.error(
             f"nothing says which values {'input' if len(integers) == 1 else 'inputs'} {named} may have: give {options} "
             f"(the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{ranges}}}`"
         )
+    return specs
+
+
+def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Add what the job says that a graph's inputs hold. Raises ModelError for arrays that do not fit."""
     held = []
     for spec in specs:
         value = source.inputs.get(spec.name)
@@ -210,6 +219,34 @@ def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) 
         value if spec.batch_axis is None else value[(slice(None),) * spec.batch_axis + (slice(items),)]
         for spec, value in zip(specs, values, strict=True)
     ]
+
+
+def drawn_inputs(specs: Sequence[TensorSpec]) -> list[str]:
+    """Name the inputs whose values nobody gave."""
+    return [spec.name for spec in specs if not spec.data]
+
+
+def how_drawn(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
+    """Say like "; x is drawn at random: give real ones, …" which inputs nobody gave; "" if there is none."""
+    if not (names := drawn_inputs(specs)):
+        return ""
+    return f"; {how_to_give(names, source.kind)}"
+
+
+def how_to_give(names: Sequence[str], kind: str) -> str:
+    """Say that inputs are drawn at random, and how to give real ones, ready to copy."""
+    drawn = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} drawn at random"
+    if kind != "onnx":
+        return f"{drawn}: real ones come from a factory that returns (module, example_inputs)"
+    files = {name: f"{re.sub(r'[^A-Za-z0-9.-]+', '_', name)}.npy" for name in names}
+    options = " ".join(f"--input {shlex.quote(f'{name}={file}')}" for name, file in files.items())
+    data = ", ".join(f"{_key(name)}: {{data: {file}}}" for name, file in files.items())
+    return f"{drawn}: give data, {options} (in a job `inputs: {{{data}}}`)"
+
+
+def _key(name: str) -> str:
+    """Return the name as a key of YAML."""
+    return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) else json.dumps(name)
 
 
 def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from engines.catalog import known
 from engines.options import PASSES
+from exporters.inputs import how_to_give
 from profiler.bundled import suites
 from profiler.cluster.command import execute as run_on_cluster
 from profiler.errors import PROGRAM, ConfigError, check_choice
@@ -233,7 +234,15 @@ def headline(choice: Choice) -> str:
     nearest = next((loser for loser in choice.losers if loser.cell is choice.nearest), None)
     if nearest is None:
         return f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)}"
-    return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}"
+    return f"Nothing meets the limits; the nearest is {nearest.cell['name']}: {_why(nearest)}{_give(nearest)}"
+
+
+def _give(loser: Loser) -> str:
+    """Say how to give real inputs, where the error of drawn ones is over its limit or unknown."""
+    names, kind = loser.cell["drawn"], loser.cell["model_kind"]
+    if not names or all(reason.figure != "error" for reason in loser.reasons):
+        return ""
+    return f"; {how_to_give(names.split(', '), kind)}"
 
 
 def comparison(choice: Choice) -> str:
@@ -267,7 +276,8 @@ def kept_out(choice: Choice) -> str:
             digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
             figure = amount(choice.figure, *_ends(cell, choice.figure))
             allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
-            bound = f"Better but for its error bound of {error(cell['error_high'], 3)}"
+            place = f" (largest in {cell['worst']})" if cell["worst"] else ""
+            bound = f"Better but for its error bound of {error(cell['error_high'], 3)}{place}"
             return f"{bound}: {cell['name']}, {figure}; --max-error {allowed} admits it"
     return ""
 

@@ -49,7 +49,7 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
     latency, undivided = _latency(), figure("Undivided", "undivided_mib", whole, unit="MiB")
     sums = [figure(DERIVED[of].heading, of, aligned(most=2), unit="s") for of in ("once_s", "start_s", "set_up_s")]
     further = [field(c.name) for c in columns(*_FURTHER, shown=Shown.REPORT) if c.name not in _ELSEWHERE]
-    verdict = [words("over", "base"), words("Verdict", "verdict"), field("error"), *further]
+    verdict = [words("over", "base"), words("Verdict", "verdict"), field("error"), field("error_high"), *further]
     verdict += [words("Footnotes", "footnotes")]
     rates = [
         figure("Items/s (95\u00a0%)", ("throughput", "throughput_low", "throughput_high"), numbers.ranges),

@@ -66,7 +66,8 @@ class Limit:
             return None
         code = "under" if self.figure in HIGHER else "over"
         low, high = map(cell.get, ends_of(self.figure)) if self.figure in WITH_ENDS else (None, None)
-        return Reason(code, value, self.value, low, high, figure=self.figure)
+        place = (cell.get("worst") or "") if self.figure == "error" else ""
+        return Reason(code, value, self.value, low, high, figure=self.figure, text=place)
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,10 @@ def kinds_in(folder: Path) -> list[Path]:
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
-    """Open a run's table lazily, an empty one where it has none. Raises ConfigError for one that is no such table."""
+    """Open a run's table lazily, an empty one where it has none. Columns that an earlier version lacked are null.
+
+    Raises ConfigError for a file that is no such table.
+    """
     path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
     if name != "results" and not path.is_file():
         return pl.LazyFrame(schema=schema)
@@ -203,10 +206,11 @@ def _scan(folder: Path, name: str) -> pl.LazyFrame:
         found = frame.collect_schema()
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
+    lacking = {} if "run_id" not in found else {c: pl.lit(None, d) for c, d in schema.items() if c not in found}
     for column, dtype in schema.items():
-        if found.get(column) != dtype:
+        if column not in lacking and found.get(column) != dtype:
             raise ConfigError(f"{path}: this is no table of a run: column {column} is not of type {dtype}; {_GIVE}")
-    return frame.select(*schema)
+    return frame.with_columns(**lacking).select(*schema)
 
 
 def _unreadable(path: Path, error: BaseException) -> ConfigError:

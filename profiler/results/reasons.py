@@ -72,7 +72,8 @@ def _held(reason: Reason) -> str:
         return f"{noun(reason.figure)} {amount(reason.figure, value, reason.low, reason.high)}"
     # 0.01036 is over 0.01 by its third digit.
     is_close = numbers.error(value) == numbers.error(reason.limit or 0.0)
-    return f"error bound {numbers.error(value, 3 if is_close else 2)}"
+    place = f" (largest in {reason.text})" if reason.text else ""
+    return f"error bound {numbers.error(value, 3 if is_close else 2)}{place}"
 
 
 def _missed(reason: Reason) -> str:

@@ -43,6 +43,10 @@ class Result:
     reasons: list[str] = field(default_factory=list)
     """Why the status is not "ok"."""
     reference: str | None = None
+    worst: str | None = None
+    """Output, channels and item with the largest error."""
+    drawn: str | None = None
+    """Names of the inputs that are drawn at random."""
     clock: str | None = None
     stop_reason: str | None = None
     throughput: float | None = None

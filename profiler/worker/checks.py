@@ -28,7 +28,7 @@ from exporters.gradients import (
     tiled,
     unlike,
 )
-from exporters.inputs import HOW_SEEDED, distinct_items, seeded_inputs
+from exporters.inputs import distinct_items, drawn_inputs, how_drawn, seeded_inputs
 from exporters.int8 import DYNAMIC
 from exporters.source import shape_words
 from exporters.weights import has_own_weights
@@ -128,6 +128,7 @@ def _check_outputs(
     case, model = task.case, task.prepared
     file = model.reference(case)
     assert file is not None
+    result.drawn = ", ".join(drawn_inputs(model.specs)) or None
     reference, start = parity.Outputs.read(file), perf_counter()
     if reference.unsteady:
         _note_unsteady(session, outputs, reference.unsteady, result)
@@ -135,7 +136,8 @@ def _check_outputs(
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
     runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
     pairs, apart = _pairs(task, names, runs, reference)
-    finding = parity.judge(case.precision, list(map(parity.compare, pairs)))
+    drawn = how_drawn(case.source, model.specs)
+    finding = parity.judge(case.precision, list(map(parity.compare, pairs)), drawn)
 
     def goes_on(items: int) -> bool:
         return bool(allowance and items < reference.items and allowance.allows(items, perf_counter() - start))
@@ -155,7 +157,7 @@ def _check_outputs(
         if reference.batch != case.batch_size:
             result.warnings.append(Warning("unchecked-outputs", f"{text}, and the CPU cannot afford these"))
             return
-    result.take(parity.judge(case.precision, differences))
+    result.take(parity.judge(case.precision, differences, drawn))
     if apart:
         result.warnings.append(Warning("no-parity", _some(apart)))
     if differences:
@@ -164,6 +166,7 @@ def _check_outputs(
         result.reference = (reference.maker or reference_of(case.source.kind)[1].name) + few
         own, distinct = has_own_weights(case.source), distinct_items(model.specs)
         result.figures |= parity.figures(differences, pairs, own, distinct, case.precision)
+        result.worst = parity.worst(differences, case.precision)
 
 
 def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result: Result) -> None:
@@ -207,7 +210,7 @@ def _check_training(task: Task, session: Session, outputs: Sequence[Array], resu
     truth = Gradients.read(reference.path)
     if not is_finite and np.isfinite(truth.result).all():
         result.fail(_NOT_FINITE)
-    elif doubt := judge_reference(truth):
+    elif doubt := judge_reference(truth, how_drawn(case.source, task.prepared.specs)):
         result.take(doubt)
     else:
         _check_gradients(task, session, reference, truth, result)
@@ -234,13 +237,13 @@ def _check_gradients(
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
-def judge_reference(truth: Gradients) -> Finding:
+def judge_reference(truth: Gradients, drawn: str = "") -> Finding:
     """Tell what makes a reference worthless: a loss or gradients that are not finite, or all gradients zero."""
     norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
     if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
-        return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}: {HOW_SEEDED}"
+        return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}{drawn}"
     if not any(truth.norms.values()):
-        return Warning("unchecked-gradients", f"the reference's gradients are zero: {HOW_SEEDED}")
+        return Warning("unchecked-gradients", f"the reference's gradients are zero{drawn}")
     return None
 
 

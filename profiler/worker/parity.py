@@ -13,7 +13,7 @@ from engines.base import Array, Feedable, Warning, ignore
 from engines.options import PRECISION_TABLE
 from exporters.calls import chosen
 from exporters.gradients import finite, is_exact, relative_l2, unlike
-from exporters.inputs import HOW_SEEDED, TensorSpec, item_axes, padding, seeded_inputs
+from exporters.inputs import TensorSpec, item_axes, padding, seeded_inputs
 from profiler.results.result import Figures, Finding
 from profiler.stats.intervals import upper_bound
 from profiler.tables import numbers
@@ -248,6 +248,8 @@ class Difference:
     """The largest absolute error; exact values (token ids, classes) have none."""
     items: tuple[float, ...] = ()
     wrong: str | None = None
+    is_blind: bool = False
+    """True if the reference is not finite, so that nothing can be compared."""
     is_zero: bool = False
     """True if the reference is zeros."""
     hidden: Hidden | None = None
@@ -263,7 +265,8 @@ def compare(pair: Pair) -> Difference:
     """Measure how far an output is from the reference's."""
     ours, truth = pair.ours, pair.truth
     if wrong := _not_alike(pair):
-        return Difference(float("nan"), name=pair.name, largest=float("nan"), wrong=wrong)
+        is_blind = pair.ours.shape == pair.truth.shape and _is_blind(pair.truth)
+        return Difference(float("nan"), name=pair.name, largest=float("nan"), wrong=wrong, is_blind=is_blind)
     is_zero, largest, distance, measure = not truth.any(), None, _share_apart, "share of wrong values"
     if not is_exact(truth):
         distance, measure = relative_l2, "L2 distance to zeros" if is_zero else _L2
@@ -308,14 +311,32 @@ def _not_alike(pair: Pair) -> str | None:
     if pair.ours.shape != pair.truth.shape:
         shapes = f"has shape {pair.ours.shape}, the reference {pair.truth.shape} of the same call"
         return f"the outputs are wrong: output {pair.name} {shapes}"
-    truth, usable = pair.truth, np.count_nonzero(np.isfinite(pair.truth))
-    if truth.size and (not usable or np.count_nonzero(np.isnan(truth)) > truth.size / 2):
-        where = f"{numbers.percent(1 - usable / truth.size)} % of output {pair.name}"
-        return f"nothing can be compared: the reference itself is not finite in {where}: {HOW_SEEDED}"
+    truth = pair.truth
+    if _is_blind(truth):
+        where = f"{numbers.percent(1 - np.count_nonzero(np.isfinite(truth)) / truth.size)} % of output {pair.name}"
+        return f"nothing can be compared: the reference itself is not finite in {where}"
     if apart := unlike(pair.ours, truth):
         where = f"in {apart:,} of {truth.size:,} places, where one side is not finite"
         return f"the outputs are wrong: output {pair.name} differs {where}"
     return None
+
+
+def _is_blind(truth: Array) -> bool:
+    usable, unknown = (int(np.count_nonzero(has(truth))) for has in (np.isfinite, np.isnan))
+    return truth.size > 0 and (not usable or unknown > truth.size / 2)
+
+
+def worst(differences: Sequence[Difference], precision: str) -> str | None:
+    """Name where the largest error is, like "scores, channels 4 to 83 of axis 1, item 3"; None if nothing differs."""
+    places = []
+    for difference in differences:
+        if (hidden := difference.hidden) and hidden.counts(precision):
+            places.append((hidden.error, f"{difference.name}, {hidden.where}"))
+        items = difference.items
+        item = f", item {int(np.argmax(items))}" if len(items) > 1 else ""
+        places.append((max(items, default=difference.error), f"{difference.name}{item}"))
+    error, place = max(places, default=(0.0, ""))
+    return place if error > 0 else None
 
 
 def figures(
@@ -330,7 +351,7 @@ def figures(
     The error of an item is the largest over its outputs; an output without items counts for every item, and so do
     channels whose error others hide. After
     `distinct` items the inputs repeat. Top-1 agreement needs two-dimensional outputs of floats and real weights: with
-    seeded ones it says nothing about accuracy.
+    seeded ones it says nothing about accuracy. Against a reference of zeros there is no error.
     """
     agreement = None
     largest = [difference.largest for difference in differences if difference.largest is not None]
@@ -340,10 +361,11 @@ def figures(
     hidden = [d.hidden.error for d in differences if d.hidden and d.hidden.counts(precision)]
     each = [np.broadcast_to(error, items) for error in hidden]
     each += [np.broadcast_to(difference.items or difference.error, items) for difference in differences]
+    unknown = bool(differences) and all(difference.is_zero and difference.error < WRONG for difference in differences)
     errors = (np.max(each, axis=0) if each else np.zeros(1))[:distinct]  # A NaN stays one, which max() would lose.
     return {
-        "rel_l2_error": _finite(np.median(errors)),
-        "rel_l2_error_high": _finite(upper_bound(errors)),
+        "rel_l2_error": None if unknown else _finite(np.median(errors)),
+        "rel_l2_error_high": None if unknown else _finite(upper_bound(errors)),
         "error_items": len(errors),
         "max_abs_error": _finite(np.max(largest)) if largest else None,
         "top1_agreement": agreement,
@@ -354,10 +376,15 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def judge(precision: str, differences: Sequence[Difference]) -> Finding:
-    """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all."""
-    if wrong := next((difference.wrong for difference in differences if difference.wrong), None):
-        return wrong + (FP16_ENDS if precision == "fp16" else "")
+def judge(precision: str, differences: Sequence[Difference], drawn: str = "") -> Finding:
+    """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all.
+
+    `drawn` says which inputs are drawn at random (`how_drawn`).
+    """
+    for difference in differences:
+        if difference.wrong:
+            ends = FP16_ENDS if precision == "fp16" else ""
+            return f"{difference.wrong}{drawn if difference.is_blind else ''}{ends}"
     for difference in differences:
         if (hidden := difference.hidden) and hidden.counts(precision):
             what = (
@@ -369,7 +396,7 @@ def judge(precision: str, differences: Sequence[Difference]) -> Finding:
     if worst.judged >= WRONG:
         return f"the outputs are wrong: {what}"
     if differences and all(difference.is_zero for difference in differences):
-        return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing: {HOW_SEEDED}")
+        return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing{drawn}")
     if worst.judged > usual:
         return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")
     return None

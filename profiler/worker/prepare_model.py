@@ -34,12 +34,12 @@ from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
 from exporters.inputs import (
-    HOW_SEEDED,
     TensorSpec,
     described,
     dimensions_of,
     distinct_items,
     fixed_batch,
+    how_drawn,
     numpy_dtype,
     seeded_inputs,
 )
@@ -375,7 +375,7 @@ def _no_reference(
     """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
     why = f"{sentence(error)}; given, in a batch of {batch}: {described(specs)}"
     if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
-        why += f"; {HOW_SEEDED}"
+        why += how_drawn(source, specs)
     if isinstance(error, TypeError) and isinstance(model, nn.Module):
         why += f"; forward takes {', '.join(inspect.signature(model.forward).parameters)}"
     return source.error(f"its reference outputs cannot be made: {why}")

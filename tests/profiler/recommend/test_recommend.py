@@ -257,6 +257,18 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest() -> None:
     assert answer.winner is None and answer.nearest and answer.nearest["name"] == "compiled fp16"
     assert headline(answer).startswith("Nothing meets the limits; the nearest is compiled fp16: latency 0.925 ms (")
     assert headline(ask(row("trt", ms=None))) == "Nothing to deploy: no candidate has a figure for latency"
+    apart = {"rel_l2_error": 0.1, "rel_l2_error_high": 0.2, "worst": "scores, item 3"}
+    drawn = {"drawn": "input:0, ids", "model_kind": "onnx"}
+    assert headline(ask(row("ort", **apart, **drawn))) == (
+        "Nothing meets the limits; the nearest is ort fp16: error bound 2.0e-1 (largest in scores, item 3), over the "
+        "limit of 1.0e-2; input:0, ids are drawn at random: give data, --input input:0=input_0.npy --input ids=ids.npy "
+        '(in a job `inputs: {"input:0": {data: input_0.npy}, ids: {data: ids.npy}}`)'
+    )
+    unknown = {"rel_l2_error": None, "rel_l2_error_high": None, "drawn": "x", "model_kind": "factory"}
+    assert "error was not measured; x is drawn at random: real ones come from a factory" in headline(
+        ask(row("ort", **unknown))
+    )
+    assert headline(ask(row("ort", **apart))).endswith("over the limit of 1.0e-2")
 
 
 def test_limits_are_named_only_where_one_kept_a_candidate_out() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import handmade
 import polars as pl
 import pytest
 
@@ -122,6 +123,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign": (empty(**RESULTS | {"setting": pl.Int64()}), "column setting is not of type String"),
     "lacking": (empty(a=pl.Int64()), "column run_id"),
 }
+
+
+def test_columns_that_an_earlier_version_lacked_are_null(tmp_path: Path) -> None:
+    results, _ = handmade.run(handmade.row("ort"))
+    results.drop("worst", "drawn").write_parquet(tmp_path / "results.parquet")
+    (tmp_path / "bench.yaml").touch()
+    found = read_runs([tmp_path]).results.collect()
+    assert found.equals(results.select(found.columns)), "those are null in it, too"
 
 
 @pytest.mark.parametrize("what", DAMAGES)

@@ -492,10 +492,17 @@ def test_token_ids_are_compared_place_by_place_over_further_batches(
 def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure: Measure, tmp_path: Path) -> None:
     result = measure(tokens(tmp_path / "zeros.onnx", factor=0))
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
-    says = "inputs are drawn at random"
+    says = "ids is drawn at random: give data, --input ids=ids.npy"
     assert says in text
+    assert result.drawn == "ids"
     with pytest.raises(ModelError, match=rf"(?s)its reference outputs cannot be made: .*indices.* {says}"):
         measure(tokens(tmp_path / "few.onnx", rows=1))
+    np.save(tmp_path / "ids.npy", np.ones((2, 4), np.int64))
+    given = tokens(tmp_path / "given.onnx", factor=0)
+    given = replace(given, source=replace(given.source, inputs={"ids": tmp_path / "ids.npy"}))
+    result = measure(given)
+    (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
+    assert (text, result.drawn) == ("the reference is zero, as is what computes nothing", None)
 
 
 @pytest.mark.parametrize(("engine", "session"), [("eager", EagerSession), ("ort", OrtSession)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from profiler.worker.parity import Difference, Outputs, Pair, align, compare, ju
 pytestmark = pytest.mark.slow
 
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
-SEEDED = "inputs are drawn at random"
+SEEDED = "; x is drawn at random"
 INF, NAN = math.inf, math.nan
 NO_ERROR = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0, "error_items": 1, "max_abs_error": 0.0}
 
@@ -35,7 +36,7 @@ def found(outputs: list[Array], reference: list[Array], real: bool = False, by_i
 
 
 def judged(output: Array, reference: Array, precision: str = "fp32", by_item: bool = False) -> str:
-    return str(judge(precision, list(map(compare, pairs([output], [reference], [by_item])))))
+    return str(judge(precision, list(map(compare, pairs([output], [reference], [by_item]))), SEEDED))
 
 
 def array(*values: float) -> Array:
@@ -130,6 +131,9 @@ def test_channels_that_others_hide_are_judged_by_themselves() -> None:
     assert parity.figures([found], [], False, precision="int8")["rel_l2_error_high"] == 1.0
     fine = compare(Pair(rounded, truth, "y", by_item=True))
     assert judge("fp16", [fine]) is None
+    assert parity.worst([fine, found], "int8") == "y, channels 4 to 23 of axis 1"
+    second = replace(fine, items=(1e-3, 2e-3))
+    assert [parity.worst(each, "fp16") for each in ([second], [compare(Pair(truth, truth))])] == ["y, item 1", None]
     assert parity.figures([fine], [], False, precision="fp16")["rel_l2_error"] == pytest.approx(1e-3, rel=0.2)
     noise = truth * np.where(np.arange(24) < 4, 1, 1e-9)[:, None]
     assert compare(Pair(noise + 1e-7, noise, "y", by_item=True)).hidden is None, "rounding of small numbers"
@@ -172,7 +176,7 @@ BOOLS = np.array([True, False, True, True])
         ([HALF], [HALF.astype(np.float32)], False, {"rel_l2_error": 0.0}),
         ([np.array(2.2)], [np.array(2.0)], True, {"rel_l2_error": 0.1, "top1_agreement": None}),
         ([ZEROS + 2], [ZEROS], False, {"rel_l2_error": math.sqrt(8)}),
-        ([ZEROS[:0]], [ZEROS[:0]], False, {"rel_l2_error": 0.0}),
+        ([ZEROS[:0]], [ZEROS[:0]], False, {"rel_l2_error": None}),
         ([IDS.copy()], [IDS], True, NO_ERROR | {"max_abs_error": None, "top1_agreement": None}),
         ([ANOTHER_ID], [IDS], False, {"rel_l2_error": 0.05}),
         ([np.array([2**53 + 1, 1])], [np.array([2**53, 1])], False, {"rel_l2_error": 0.5}),
@@ -269,11 +273,11 @@ def apart(places: str) -> str:
         ((1.0, -9e9, 3.0), (1.0, -INF, 3.0), "fp32", apart("1 of 3")),
         ((NAN, NAN, INF, 1.0), (1.0, 1.0, -INF, 1.0), "fp32", apart("3 of 4")),
         ((INF,), (7e4,), "fp16", f"{apart('1 of 1')}; fp16 ends"),
-        ((1.0, 1.0), (-INF, -INF), "fp32", f"{NOTHING}not finite in 100 % of output 0: {SEEDED}"),
+        ((1.0, 1.0), (-INF, -INF), "fp32", f"{NOTHING}not finite in 100 % of output 0{SEEDED}"),
         ((1.0, 1.0, 1.0), (1.0, -INF, -INF), "fp32", apart("2 of 3")),
-        ((1.0,) * 4, (NAN,) * 4, "fp32", f"{NOTHING}not finite in 100 % of output 0: {SEEDED}"),
-        ((1.0,) * 4, (NAN, NAN, NAN, 1.0), "fp32", f"{NOTHING}not finite in 75 % of output 0: {SEEDED}"),
-        ((INF, INF, -INF, -INF), (INF, INF, -INF, -INF), "fp32", f"{NOTHING}not finite in 100 % of output 0: {SEEDED}"),
+        ((1.0,) * 4, (NAN,) * 4, "fp32", f"{NOTHING}not finite in 100 % of output 0{SEEDED}"),
+        ((1.0,) * 4, (NAN, NAN, NAN, 1.0), "fp32", f"{NOTHING}not finite in 75 % of output 0{SEEDED}"),
+        ((INF, INF, -INF, -INF), (INF, INF, -INF, -INF), "fp32", f"{NOTHING}not finite in 100 % of output 0{SEEDED}"),
         ((2.0, 2.0), (0.0, 0.0), "fp32", "the outputs are wrong: L2 distance to zeros 2.8e0 of output 0"),
     ],
 )  # fmt: skip
@@ -289,6 +293,8 @@ def test_token_ids_are_equal_or_not() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_a_reference_of_zeros_is_no_check(dtype: type) -> None:
     zeros = np.zeros((2, 3), dtype=dtype)
-    finding = judge("fp32", list(map(compare, pairs([zeros.copy()], [zeros]))))
+    differences = list(map(compare, pairs([zeros.copy()], [zeros])))
+    assert parity.figures(differences, [], False)["rel_l2_error_high"] is None, "it meets no limit"
+    finding = judge("fp32", differences, SEEDED)
     assert isinstance(finding, Warning) and finding.kind == "unchecked-outputs" and SEEDED in finding.text
     assert judge("fp32", list(map(compare, pairs([zeros.copy(), LOGITS], [zeros, LOGITS])))) is None
