@@ -13,7 +13,7 @@ from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import Device
 from engines.requirements import missing
 from exporters.catalog import CATALOG
-from exporters.inputs import dimensions_of, fixed_batch, graph_specs
+from exporters.inputs import dimensions_of, file_specs, fixed_batch
 from exporters.libraries import library_of, model_entry, not_installed
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
@@ -140,7 +140,7 @@ def model_job(word: str, options: Options) -> ModelJob:
         del entry["network"]
     shapes, batch = _shapes(options.shapes), _axes(options.batch_axis)
     entry |= {"batch": batch} if batch else {}
-    fixed = _fixed_batch(Path(entry["onnx"]), shapes, batch) if "onnx" in entry else None
+    fixed = _fixed_batch(entry, shapes) if "onnx" in entry else None
     lists: dict[str, Any] = {
         "engines": [name for text in options.engine for name in _words(text)],
         "passes": options.pass_ and _words(options.pass_),
@@ -206,16 +206,18 @@ def _taken(texts: Sequence[str]) -> dict[str, Any]:
     return taken
 
 
-def _fixed_batch(path: Path, varied: Mapping[str, Sequence[Any]], batch: Mapping[str, int]) -> int | None:
+def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> int | None:
     """Return the only batch size of an ONNX file, or None if it is free.
 
-    Raises ConfigError where the sizes of its inputs are not known.
+    Raises ConfigError where sizes of its inputs, or values of integers, are not known.
     """
-    source, names = ModelSource(path.stem, onnx=path, batch=dict(batch)), list[str]()
+    path, names, inputs = Path(entry["onnx"]), list[str](), dict(entry.get("inputs", {}))
+    source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})), inputs=inputs)
     try:
         names = dimensions_of(source)
         sizes = {name: varied[name][0] for name in names if name in varied}
-        return fixed_batch(graph_specs(replace(source, dimensions=sizes), path))
+        names = sorted(set(names) - sizes.keys())
+        return fixed_batch(file_specs(replace(source, dimensions=sizes)))
     except ModelError as error:
         more = "\n  or on the command line: --shapes NAME=SIZES, --batch-axis NAME=AXIS" if names else ""
         raise ConfigError(f"{error}{more}") from None

@@ -12,6 +12,8 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
+from exporters.inputs import file_specs
+from exporters.source import ModelError
 from profiler.job.case import Case, setting_words
 from profiler.job.config import Config
 from profiler.job.plan import estimate_seconds
@@ -54,7 +56,7 @@ _WIDE = 2.0
 
 
 def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Config) -> int:
-    """Print a row a model, variant and pass. Returns the exit code: 2 where no case can run."""
+    """Print a row a model, variant and pass, and what the inputs of files lack; returns 2 where no case can run."""
     seconds = {case.id: estimate_seconds(case, config.budget) for case in cases}
     groups = grouped(((case.model, case.variant, case.pass_, case.unsupported), seconds[case.id]) for case in cases)
     rows = [
@@ -63,13 +65,27 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     ]
     columns = [name("Model", "model"), name("Variant", "variant"), name("Pass", "pass")]
     print_table(console, of_rows("", [*columns, figure("Cases", "cases", numbers.whole), words("Time", "time")], rows))
-    runnable = sum(case.unsupported is None for case in cases)
+    lacking = _lacking(cases)
+    for why in dict.fromkeys(lacking.values()):
+        console.print(Text(f"\n{why}", style="red"), soft_wrap=True)
+    runnable = sum(case.unsupported is None and case.subject not in lacking for case in cases)
     text = f"\n{machine}: {runnable} of {counted(len(cases), 'case')} can run here"
     if runnable:
         text += f", in about {duration(sum(seconds.values()))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
-    console.print(Text(f"{text}. No model was loaded: names and shapes are not checked."), soft_wrap=True)
+    console.print(Text(f"{text}. No module was loaded: their shapes are not checked."), soft_wrap=True)
     return 0 if runnable else 2
+
+
+def _lacking(cases: Sequence[Case]) -> dict[str, str]:
+    """Say by subject which sizes or values of a file's inputs the job lacks."""
+    found = {}
+    for source in {case.subject: case.source for case in cases if case.source.onnx}.values():
+        try:
+            file_specs(source)
+        except ModelError as error:
+            found[source.subject] = str(error)
+    return found
 
 
 def print_results(

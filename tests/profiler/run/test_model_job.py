@@ -166,6 +166,7 @@ REFUSED = [
     ("net:make --input 0,2", "--input: "),
     ("net:make --batch-axis state", "--batch-axis state: is not of the form NAME=AXIS"),
     ("resnet18 --batch-axis x=1", "--batch-axis: the inputs are known: the batch is their first axis"),
+    ("words.onnx --shapes sequence=8", r"give --input input_ids=0,100 --input attention_mask=0,100 .the end is excl"),
     ("words.onnx --batch-axis ids=1", "batch: no input 'ids'; valid: input_ids"),
     ("net:make --input a=0,3", r"--input: inputs are of an .onnx file; .*\(module, example_inputs\)"),
     ("words.onnx", "dimensions of no fixed size: sequence(.|\n)*on the command line: --shapes "),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import handmade
 import pytest
+from matrix_product import write_text
 from rich.console import Console
 from runs import on_console
 
@@ -193,6 +195,18 @@ def planned(cases: list[Case]) -> tuple[int, list[str]]:
     output, config = io.StringIO(), config_of({"models": ["alexnet"], "engines": ["eager"]})
     code = print_plan(Console(file=output, width=80), "EPYC", cases, config)
     return code, [" ".join(line.split()) for line in output.getvalue().splitlines() if line.strip()]
+
+
+def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path: Path) -> None:
+    write_text(tmp_path / "s.onnx", "s (int64[n, 4] a, int64[n, 4] b) => (int64[n, 4] y) { y = Add (a, b) }")
+    files = [ModelSource(name, onnx=tmp_path / "s.onnx", inputs=own) for name, own in (("p", {}), ("q", {"a": (0, 9)}))]
+    cases = [replace(CASE, engine="ort", model=source.name, source=source) for source in files]
+    code, lines = planned([*cases, CASE])
+    text = " ".join(lines)
+    assert (code, "1 of 3 cases can run here" in text) == (0, True)
+    assert "model 'p': nothing says which values inputs 'a' (int64), 'b' (int64) may have: give --input a=0,100" in text
+    assert "model 'q': nothing says which values input 'b' (int64) may have: give --input b=0,100" in text
+    assert planned(cases)[0] == 2
 
 
 def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_reason() -> None:
