@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported
 from engines.deployment import Deployed, copy_graph, copy_run
 from engines.options import OpenVinoOptions
+from exporters.errors import text_of
 
 _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
 """How kinds of its nodes begin that are convolutions and products, such as FullyConnectedQuantizedLegacy."""
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
 """By the type of the activations: uint8 times int8 is int8's arithmetic."""
+_NOT_CONVERTED = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): (?P<names>[^\n]+)")
 
 
 def compute_type(kind: str, precision: str) -> str | None:
@@ -50,7 +53,7 @@ class OpenVinoSession:
         core = self.library.Core()
         if job.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise Unsupported("this processor has no bf16; ask for fp32")
-        model = core.read_model(job.graph)
+        model = _read(core, job.graph)
         self.names = [port.any_name for port in model.inputs]
         arrays = job.named_inputs(self.names)
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
@@ -100,6 +103,16 @@ class OpenVinoSession:
 
     def close(self) -> None:
         del self.request, self.compiled
+
+
+def _read(core: Any, graph: Path) -> Any:
+    """Read a graph that ONNX Runtime has run. Raises Unsupported where OpenVINO cannot."""
+    try:
+        return core.read_model(graph)
+    except RuntimeError as error:
+        operators = _NOT_CONVERTED.search(str(error))
+        why = f"convert {operators['names']}" if operators else f"read the graph: {text_of(error)}"
+        raise Unsupported(f"OpenVINO cannot {why}") from error
 
 
 def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from able_engines import needs
 from matrix_product import write_text
 from onnx import TensorProto, helper
 
-from engines.base import Job, ignore
-from engines.options import OrtOptions
+import engines
+from engines.base import Job, Unsupported, ignore
+from engines.options import OpenVinoOptions, OrtOptions
 from engines.ort import open_session
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_files import check_onnx
@@ -111,6 +113,17 @@ def test_a_file_that_is_too_new_is_lowered_by_the_lines_of_the_message(
         exec(textwrap.dedent(lines))
         (lowered,) = tmp_path.glob("g.*.onnx")
         assert run(lowered)[1] == ["y"]
+
+
+@needs("openvino")
+@pytest.mark.parametrize(("node", "why"), [("acme.First", "convert acme.First$"), ("Upsample", "convert Upsample-20$")])
+def test_what_openvino_cannot_read_is_unsupported(tmp_path: Path, node: str, why: str) -> None:
+    path = write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y) {{ y = {node} (x) }}")
+    source = ModelSource("net", onnx=path)
+    inputs = tuple(seeded_inputs(input_specs(source), 2))
+    job = Job(source, "inference", "fp32", 2, "cpu", OpenVinoOptions(), inputs, onnx=path, engine="openvino")
+    with pytest.raises(Unsupported, match=f"^OpenVINO cannot {why}"):
+        engines.open_session("openvino", job)
 
 
 def test_data_may_lie_under_links_as_in_a_cache_of_hugging_face(tmp_path: Path) -> None:
