@@ -54,7 +54,8 @@ def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyT
 
 
 def batch_hint(shapes: Shapes, batch: Collection[str], names: Collection[str]) -> str:
-    """Say how to call a free dimension the batch, of an input that has none yet."""
+    """Say how to call a free dimension the batch, of an input that has none yet, in a job and on the command line."""
     lacking = [(name, shape) for name, shape in shapes.items() if not set(shape) & set(batch)]
-    places = (f"{name}: {axis}" for name, shape in lacking for axis, size in enumerate(shape) if size in names)
-    return next((f"\n  or, if that is the batch:\n    batch: {{{place}}}" for place in places), "")
+    places = ((name, axis) for name, shape in lacking for axis, size in enumerate(shape) if size in names)
+    texts = (f"batch: {{{name}: {axis}}}    # or --batch-axis {name}={axis}" for name, axis in places)
+    return next((f"\n  or, if that is the batch:\n    {text}" for text in texts), "")

@@ -22,7 +22,7 @@ from exporters.cache import Cache
 from exporters.catalog import network_of
 from exporters.errors import nearest
 from exporters.libraries import Known, known_inputs
-from exporters.onnx_files import file_inputs
+from exporters.onnx_files import file_inputs, graph_inputs, read_onnx, usual_range
 from exporters.source import ModelError, ModelSource
 
 if TYPE_CHECKING:
@@ -165,15 +165,7 @@ def file_specs(source: ModelSource) -> list[TensorSpec]:
     names = [spec.name for spec in specs]
     if strays := [name for name in source.inputs if name not in names]:
         raise source.error(f"inputs: {source.onnx} has no input {strays[0]!r}{nearest(strays[0], names)}")
-    integers = [spec for spec in specs if spec.dtype.startswith(("int", "uint")) and spec.name not in source.inputs]
-    if integers:
-        ranges = ", ".join(f"{_key(spec.name)}: {{range: [0, 100]}}" for spec in integers)
-        options = " ".join(f"--input {shlex.quote(f'{spec.name}=0,100')}" for spec in integers)
-        named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in integers)
-        raise source.error(
-            f"nothing says which values {'input' if len(integers) == 1 else 'inputs'} {named} may have: give {options} "
-            f"(the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{ranges}}}`"
-        )
+    _refuse_open_integers(source, specs)
     return specs
 
 
@@ -202,6 +194,63 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
 def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
     """Return a view of the array with the axis of its items first."""
     return np.moveaxis(array, axis, 0) if axis else array
+
+
+def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> None:
+    """Raise ModelError for integers of an ONNX file whose values the job does not give."""
+    unknown = {spec.name: spec.dtype for spec in specs if spec.dtype.startswith(("int", "uint"))}
+    unknown = {name: dtype for name, dtype in unknown.items() if name not in source.inputs}
+    if not unknown:
+        return
+    assert source.onnx is not None, "only a file leaves values open"
+    graph = read_onnx(source.onnx).graph
+    ranges = {name: usual_range(graph, name) for name in unknown}
+    named = ", ".join(f"{name!r} ({dtype})" for name, dtype in unknown.items())
+    written = ", ".join(f"{_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
+    raise source.error(
+        f"nothing says which values {'input' if len(ranges) == 1 else 'inputs'} {named} may have: give "
+        f"{_value_options(ranges)} (the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{written}}}`"
+    )
+
+
+def open_options(source: ModelSource) -> str:
+    """Return usual sizes and values for an ONNX file's inputs that lack them, as options of the command line."""
+    assert source.onnx is not None, "only a file leaves sizes open"
+    graph = read_onnx(source.onnx).graph
+    inputs = graph_inputs(graph)
+    shapes = symbolic_shapes(inputs)
+    usual = _usual_sizes(inputs, batch_symbols(shapes, batch_axes(source, shapes)))
+    sizes = {name: size for name, size in usual.items() if name not in source.dimensions}
+    integers = [value.name for value in inputs if _is_whole(value) and value.name not in source.inputs]
+    ranges = _value_options({name: usual_range(graph, name) for name in integers})
+    options = [f"--shapes {shlex.quote(f'{name}={size}')}" for name, size in sizes.items()]
+    return " ".join(filter(None, [*options, "--batch 1" if 1 in sizes.values() else "", ranges]))
+
+
+def _value_options(ranges: Mapping[str, tuple[int, int]]) -> str:
+    return " ".join(f"--input {shlex.quote(f'{name}={low},{high}')}" for name, (low, high) in ranges.items())
+
+
+def _usual_sizes(inputs: Sequence[onnx.ValueInfoProto], batch: Collection[str]) -> dict[str, int]:
+    """Choose a size that most models can run for each free dimension but the batch.
+
+    A recurrent state without names, such as [2, ?, 128], holds one item.
+    """
+    shapes, sizes = symbolic_shapes(inputs), dict[str, int]()
+    for value in inputs:
+        shape, usual = shapes[value.name], 128 if _is_whole(value) else 256
+        for axis, name in enumerate(shape):
+            if isinstance(name, str) and name not in batch:
+                is_state = batch and axis == 1 and name.endswith("[1]") and isinstance(shape[0], int)
+                sizes.setdefault(name, 1 if is_state else 16000 if "sample" in name else usual)
+    return sizes
+
+
+def _is_whole(value: onnx.ValueInfoProto) -> bool:
+    from onnx import TensorProto
+
+    kind: str = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    return kind.startswith(("INT", "UINT"))
 
 
 def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tuple[Value, ...], dict[str, Value]]:
@@ -361,7 +410,8 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
             f"{', '.join(free) or 'none'}"
         )
     if names := sorted(set(free) - source.dimensions.keys()):
-        example = ", ".join(f"{name}: 128" if name.isidentifier() else f'"{name}": 128' for name in names)
+        sizes = _usual_sizes(inputs, batch)
+        example = ", ".join(f"{_key(name)}: {sizes[name]}" for name in names)
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; give their sizes next to `onnx`, for "
             f"example:\n    dimensions: {{{example}}}{batch_hint(shapes, batch, names)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ _MOST_IR = re.compile(r"max supported IR version: (\d+)")
 _MOST_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _EVERYWHERE_IR = 10
 """IR version of all opsets before 24 that every current runtime takes."""
+_KEEPS_INDICES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Where", "Add", "Mul")
+"""Operators between an input and its table; the last three count negative indices from the end, as Keras does."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 
 
@@ -63,6 +66,37 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
     """Return the inputs of a file's graph. Raises ModelError where it cannot be read."""
     return graph_inputs(read_onnx(path).graph)
+
+
+def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
+    """Return a range of values that an input of integers surely takes, the end excluded.
+
+    An input that indexes a table takes its rows; one that the graph compares with a number takes that number.
+    """
+    from onnx.numpy_helper import to_array
+
+    if "mask" in name.lower():
+        return 1, 2
+    makers = {output: node for node in graph.node for output in node.output}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors |= {name: a.t for name, node in makers.items() for a in node.attribute if node.op_type == "Constant"}
+    names = {name}
+    for node in graph.node:  # In the order of computation.
+        if not names.intersection(node.input):
+            continue
+        sources = [tensors[source] for source in node.input if source in tensors]
+        if node.op_type in _KEEPS_INDICES:
+            names.update(node.output)
+        elif node.op_type == "Gather" and names.intersection(node.input[1:]):
+            if maker := makers.get(node.input[0]):  # A table may be stored in fewer bits and widened here.
+                sources += [tensors[source] for source in maker.input if source in tensors]
+            if rows := max((tensor.dims[0] for tensor in sources if len(tensor.dims) > 1), default=0):
+                return 0, rows
+        elif node.op_type == "Equal" and sources and math.prod(sources[0].dims) == 1 and not sources[0].data_location:
+            with contextlib.suppress(TypeError, ValueError):  # A damaged one is left to the checker.
+                number = int(to_array(sources[0]).item())
+                return number, number + 1
+    return 0, 100
 
 
 def every_graph(graph: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import Device
 from engines.requirements import missing
 from exporters.catalog import CATALOG
-from exporters.inputs import dimensions_of, file_specs, fixed_batch
+from exporters.inputs import dimensions_of, file_specs, fixed_batch, open_options
 from exporters.libraries import library_of, model_entry, not_installed
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
@@ -215,9 +215,9 @@ def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) 
     source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})), inputs=inputs)
     try:
         names = dimensions_of(source)
-        sizes = {name: varied[name][0] for name in names if name in varied}
-        names = sorted(set(names) - sizes.keys())
-        return fixed_batch(file_specs(replace(source, dimensions=sizes)))
+        source = replace(source, dimensions={name: varied[name][0] for name in names if name in varied})
+        names = sorted(set(names) - source.dimensions.keys())
+        return fixed_batch(file_specs(source))
     except ModelError as error:
-        more = "\n  or on the command line: --shapes NAME=SIZES, --batch-axis NAME=AXIS" if names else ""
+        more = f"\n  or on the command line: {open_options(source)}" if names else ""
         raise ConfigError(f"{error}{more}") from None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from matrix_product import write_text
 from onnx import TensorProto, helper
 
 from exporters.inputs import (
@@ -107,7 +108,7 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
     for changes, says in (
         ({"inputs": {}}, r"'in1' \(int64\) may have: give --input in1=0,100 .*`inputs: {in1: {range: \[0, 100\]}}`"),
         ({"inputs": {"ids": (0, 2)}}, "m.onnx has no input 'ids'"),
-        ({"dimensions": {}}, r"dimensions: \{H: 128\}"),
+        ({"dimensions": {}}, r"dimensions: \{H: 256\}"),
         ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W' beside the batch; free are: H"),
         ({"dimensions": {"H": 8, "in0[1]": 5}}, r"no free dimension 'in0\[1\]'"),
     ):
@@ -116,12 +117,12 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
     sized = input_specs(replace(theirs, dimensions={"H": 8, "N": 4}))
     assert [spec.shape for spec in sized] == [(4, 3, 8), (4, 4), (8, 4)], "a leading symbol with a size is no batch"
     numbered = save(tmp_path / "t.onnx", ["unk__10", 3], ["unk__11", "unk__12"])
-    with pytest.raises(ModelError, match=r"dimensions: \{unk__12: 128\}"):
+    with pytest.raises(ModelError, match=r"dimensions: \{unk__12: 256\}"):
         input_specs(numbered)
     specs = input_specs(replace(numbered, dimensions={"unk__12": 5}))
     assert [spec.shape for spec in specs] == [("batch", 3), ("batch", 5)]
     unknown = save(tmp_path / "q.onnx", ["?", "?", 3])
-    with pytest.raises(ModelError, match=r'"in0\[1\]": 128'):
+    with pytest.raises(ModelError, match=r'"in0\[1\]": 256'):
         input_specs(unknown)
     assert input_specs(replace(unknown, dimensions={"in0[1]": 5}))[0].shape == ("batch", 5, 3)
     anonymous = input_specs(save(tmp_path / "n.onnx", [None, 3], [None, 4]))
@@ -171,6 +172,27 @@ def test_real_values_are_given_as_the_model_takes_them(tmp_path: Path) -> None:
         assert distinct_items(specs) == 3
     specs = input_specs(replace(theirs, onnx=save(tmp_path / "n.onnx", [2, "n", 4]).onnx))
     np.testing.assert_array_equal(seeded_inputs(specs, 5)[0], state[:, [0, 1, 2, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "values"),
+    [
+        ("i = Cast <to: int = 7> (a)  y = Gather (table, i)", (0, 5)),
+        ("n = Add (a, rate)  c = Less (a, rate)  i = Where (c, n, a)  y = Gather (table, i)", (0, 5)),
+        ("wide = DequantizeLinear (small, one)  y = Gather (wide, a)", (0, 3)),
+        ("y = Equal (a, rate)", (16000, 16001)),
+        ("y = Gather (a, a)", (0, 100)),
+    ],
+)
+def test_an_option_for_integers_has_values_that_the_graph_takes(
+    tmp_path: Path, nodes: str, values: tuple[int, int]
+) -> None:
+    tables = "float[5, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 0}, int8[3, 2] small = {1, 2, 3, 4, 5, 6}"
+    held = f"<{tables}, float one = {{1}}, int64 rate = {{16000}}>"
+    write_text(tmp_path / "m.onnx", f"g (int32[n] a, int64[n] pad_mask) => (float[n, 2] y) {held} {{ {nodes} }}")
+    says = rf"give --input a={values[0]},{values[1]} --input pad_mask=1,2 .*end.*a: {{range: \[{values[0]}, "
+    with pytest.raises(ModelError, match=says):
+        input_specs(ModelSource("theirs", onnx=tmp_path / "m.onnx"))
 
 
 def test_fixed_batch(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from matrix_product import write_text
 from onnx import TensorProto, helper
 
 from engines import requirements
@@ -36,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_graph("words.onnx", {"input_ids": TensorProto.INT64, "attention_mask": TensorProto.INT64}, ["n", "sequence"])
     write_graph("fixed.onnx", {"x": TensorProto.FLOAT}, [2, 3])
     write_graph("free.onnx", {"x": TensorProto.FLOAT}, ["n", 3])
+    write_text(Path("voice.onnx"), "g (float[n, samples] x, float[2, ?, 8] state) => (int64 y) { y = Size (x) }")
     write_graph("half.onnx", {"x": TensorProto.FLOAT16}, ["n", 3])
     np.save("ids.npy", np.ones((2, 64), np.int64))
     return tmp_path
@@ -166,10 +168,16 @@ REFUSED = [
     ("net:make --input 0,2", "--input: "),
     ("net:make --batch-axis state", "--batch-axis state: is not of the form NAME=AXIS"),
     ("resnet18 --batch-axis x=1", "--batch-axis: the inputs are known: the batch is their first axis"),
-    ("words.onnx --shapes sequence=8", r"give --input input_ids=0,100 --input attention_mask=0,100 .the end is excl"),
+    ("words.onnx --shapes sequence=8", r"give --input input_ids=0,100 --input attention_mask=1,2 .the end is excl"),
     ("words.onnx --batch-axis ids=1", "batch: no input 'ids'; valid: input_ids"),
     ("net:make --input a=0,3", r"--input: inputs are of an .onnx file; .*\(module, example_inputs\)"),
-    ("words.onnx", "dimensions of no fixed size: sequence(.|\n)*on the command line: --shapes "),
+    (
+        "words.onnx",
+        "no fixed size: sequence(.|\n)*on the command line: --shapes sequence=128 --input input_ids=0,100 "
+        "--input attention_mask=1,2$",
+    ),
+    (WORDS, "nothing says which values input 'input_ids' .int64. may have: give --input input_ids=0,100 "),
+    ("voice.onnx", r"on the command line: --shapes samples=16000 --shapes 'state\[1\]=1' --batch 1$"),
     (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),
     (f"{WORDS} --input input_ids=no.npy", "--input: there is no file"),
     ("fake.onnx", r"no ONNX model, or a truncated one(?s:(?!.*--shapes))"),
