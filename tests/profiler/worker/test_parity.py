@@ -135,8 +135,9 @@ def test_channels_that_others_hide_are_judged_by_themselves() -> None:
     second = replace(fine, items=(1e-3, 2e-3))
     assert [parity.worst(each, "fp16") for each in ([second], [compare(Pair(truth, truth))])] == ["y, item 1", None]
     assert parity.figures([fine], [], False, precision="fp16")["rel_l2_error"] == pytest.approx(1e-3, rel=0.2)
-    noise = truth * np.where(np.arange(24) < 4, 1, 1e-9)[:, None]
-    assert compare(Pair(noise + 1e-7, noise, "y", by_item=True)).hidden is None, "rounding of small numbers"
+    for scale, factor in ((1, 1e-9), (1e-5, 1e-2)):  # The second is a map of probabilities that are nearly 0.
+        noise = scale * truth * np.where(np.arange(24) < 4, 1, factor)[:, None]
+        assert compare(Pair(noise + 1e-7, noise, "y", by_item=True)).hidden is None, "rounding of small numbers"
 
 
 def test_tokens_that_every_mask_leaves_out_are_not_compared() -> None:
