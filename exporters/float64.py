@@ -21,8 +21,10 @@ _MOST_BYTES = 2**28
 """Largest file that is evaluated: in doubles its weights take twice as much."""
 
 
-def evaluate(path: Path, feeds: Mapping[str, NDArray[Any]], seconds: float) -> dict[str, NDArray[Any]] | None:
-    """Return the outputs by name, computed by onnx's reference evaluator in float64.
+def evaluate(
+    path: Path, feeds: Mapping[str, NDArray[Any]], seconds: float, double: bool = True
+) -> dict[str, NDArray[Any]] | None:
+    """Return the outputs by name, computed by onnx's reference evaluator in float64, or as the file says.
 
     None if that takes longer than `seconds`, if the evaluator lacks an operator, and for a file that is large or not
     float32 throughout.
@@ -32,12 +34,12 @@ def evaluate(path: Path, feeds: Mapping[str, NDArray[Any]], seconds: float) -> d
 
     if not is_float32(path) or sum(file.stat().st_size for file in graph_files(path).values()) > _MOST_BYTES:
         return None
-    doubles = {name: array.astype(np.float64) if array.dtype == np.float32 else array for name, array in feeds.items()}
     with contextlib.suppress(Exception), _limit(seconds):
         model = onnx.load(path)
-        _double(model)
-        evaluator = ReferenceEvaluator(model)
-        results = evaluator.run(None, doubles)
+        if double:
+            feeds = {n: array.astype(np.float64) if array.dtype == np.float32 else array for n, array in feeds.items()}
+            _double(model)
+        results = ReferenceEvaluator(model).run(None, dict(feeds))
         return dict(zip((value.name for value in model.graph.output), map(np.asarray, results), strict=True))
     return None
 

@@ -489,6 +489,31 @@ def test_token_ids_are_compared_place_by_place_over_further_batches(
     assert measure(one).reason == "the outputs are wrong: share of wrong values 1.0e0 of output next"
 
 
+def test_equal_outputs_for_all_inputs_are_compared(measure: Measure, tmp_path: Path) -> None:
+    nodes = "a = Abs (x)  one = Sign (a)  y = Mul (one, w)"
+    text = f"g (float[n, 4] x) => (float[n, 4] y) <float[4] w = {{1, 2, 3, 4}}> {{ {nodes} }}"
+    result = measure(case(ModelSource("constant", onnx=write_text(tmp_path / "c.onnx", text)), engine="ort"))
+    assert (result.status, result.figures.get("rel_l2_error")) == ("ok", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "maker"),
+    [
+        ("y = BatchNormalization <momentum = 0.9> (x, two, one, one, two)", "ort-cpu-unoptimized"),  # onnx errs.
+        ("a = Add (x, large)  y = Sub (a, large)", "onnx-float64"),
+        ("a = Sub (x, low)  y = Sigmoid (a)", "onnx-float64"),
+    ],
+)
+def test_float64_is_the_reference_where_fp32_rounds(measure: Measure, tmp_path: Path, nodes: str, maker: str) -> None:
+    held = "<float[4] one = {1, 1, 1, 1}, float[4] two = {2, 2, 2, 2}, float large = {3000000}, float low = {13}>"
+    write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y) {held} {{ {nodes} }}")
+    model = onnx.load(tmp_path / "g.onnx")
+    model.opset_import[0].version = 11
+    onnx.save(model, tmp_path / "g.onnx")
+    result = measure(case(ModelSource("g", onnx=tmp_path / "g.onnx"), engine="ort"))
+    assert (result.status, result.reference) == ("ok", maker)
+
+
 def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure: Measure, tmp_path: Path) -> None:
     result = measure(tokens(tmp_path / "zeros.onnx", factor=0))
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
