@@ -32,7 +32,7 @@ from engines.ort_providers import PROVIDERS, Provider
 from exporters.batch import batch_axes, batch_symbols
 from exporters.errors import text_of
 from exporters.inputs import BATCH, symbolic_shapes
-from exporters.onnx_files import file_inputs, how_to_lower, read_onnx
+from exporters.onnx_files import every_graph, file_inputs, how_to_lower, read_onnx
 from exporters.source import ModelError
 
 _TYPES = {
@@ -165,11 +165,13 @@ class OrtSession:
         """
         if self.provider.compiles:
             return {"unknown": compute}, {}
-        graph = self._optimized_graph()
-        known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-        known |= {t.name: t.data_type for t in graph.initializer}
-        counts = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
-        return dict(counts), {"operators": len(graph.node), "casts": sum(node.op_type == "Cast" for node in graph.node)}
+        graphs = list(every_graph(self._optimized_graph()))  # Branches and loops have graphs of their own.
+        values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
+        known = {value.name: value.type.tensor_type.elem_type for value in values}
+        known |= {tensor.name: tensor.data_type for graph in graphs for tensor in graph.initializer}
+        nodes = [node for graph in graphs for node in graph.node]
+        counts = Counter(_operand_type(node, known) for node in nodes if node.op_type in _COMPUTE)
+        return dict(counts), {"operators": len(nodes), "casts": sum(node.op_type == "Cast" for node in nodes)}
 
     def layers(self) -> list[Layer]:
         """Time the nodes of a twin session that ONNX Runtime profiles; a provider that compiles has none.

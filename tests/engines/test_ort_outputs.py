@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import engines
 from engines.base import Job, Unsupported, ignore
 from engines.options import OpenVinoOptions, OrtOptions
-from engines.ort import open_session
+from engines.ort import OrtSession, open_session
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_files import check_onnx
 from exporters.source import ModelError, ModelSource
@@ -24,11 +24,14 @@ from exporters.source import ModelError, ModelSource
 pytestmark = pytest.mark.slow
 
 
-def run(path: Path, batch: int = 2) -> tuple[list[np.ndarray], list[str], list[str]]:
+def opened(path: Path, batch: int = 2) -> OrtSession:
     source = ModelSource("net", onnx=path)
     inputs = tuple(seeded_inputs(input_specs(source), batch))
-    job = Job(source, "inference", "native", batch, "cpu", OrtOptions(), inputs, onnx=path, engine="ort")
-    session = open_session(job)
+    return open_session(Job(source, "inference", "native", batch, "cpu", OrtOptions(), inputs, onnx=path, engine="ort"))
+
+
+def run(path: Path, batch: int = 2) -> tuple[list[np.ndarray], list[str], list[str]]:
+    session = opened(path, batch)
     for _ in range(3):
         session.run(ignore)
     found = [array.copy() for array in session.outputs()]
@@ -64,6 +67,15 @@ def test_an_output_without_elements_is_an_output(tmp_path: Path) -> None:
     write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y, int64[k, 2] z) {{ {nodes} }}")
     (y, z), names, _ = run(tmp_path / "g.onnx")
     assert (y.shape, z.shape, names) == ((2, 4), (0, 2), ["y", "z"])
+
+
+def test_products_in_a_branch_are_proven(tmp_path: Path) -> None:
+    branches = "then_branch = t () => (float[n, 1] a) { a = MatMul (x, w) }, else_branch = e () => (float[n, 1] b) "
+    nodes = f"s = ReduceSum <keepdims = 0> (x)  c = Less (s, zero)  y = If (c) <{branches} {{ b = MatMul (x, w) }}>"
+    held = "<float[4, 1] w = {1, 2, 3, 4}, float zero = {0}>"
+    write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 1] y) {held} {{ {nodes} }}")
+    proof = opened(tmp_path / "g.onnx").proof()
+    assert proof.compute_types == {"float32": 2}
 
 
 def test_what_is_no_tensor_is_left_out_with_a_word(tmp_path: Path) -> None:
