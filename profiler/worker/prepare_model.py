@@ -7,8 +7,10 @@ import ctypes
 import importlib
 import inspect
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +31,7 @@ from exporters.cache import Cache, code_of, file_sha256
 from exporters.calls import chosen
 from exporters.errors import sentence
 from exporters.factories import called_once
-from exporters.float64 import evaluate
+from exporters.float64 import evaluate, with_exact_sigmoids
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
@@ -297,7 +299,9 @@ def _run(
     )
     session: Session | None = None
     try:
-        session = engines.open_session(engine, job)
+        with tempfile.TemporaryDirectory() as folder:
+            graph = source.onnx and with_exact_sigmoids(source.onnx, Path(folder))
+            session = engines.open_session(engine, replace(job, onnx=graph))
         model = getattr(session, "model", None)
         before, given = held_state(model), [tensor.clone() for tensor in getattr(session, "inputs", ())]
         start = perf_counter()

@@ -501,11 +501,13 @@ def test_equal_outputs_for_all_inputs_are_compared(measure: Measure, tmp_path: P
     [
         ("y = BatchNormalization <momentum = 0.9> (x, two, one, one, two)", "ort-cpu-unoptimized"),  # onnx errs.
         ("a = Add (x, large)  y = Sub (a, large)", "onnx-float64"),
-        ("a = Sub (x, low)  y = Sigmoid (a)", "onnx-float64"),
+        ("a = Sub (x, low)  b = Tanh (a)  y = Add (b, one)", "onnx-float64"),
+        ("a = Sub (x, low)  b = Sub (a, low)  y = Sigmoid (b)", "ort-cpu-unoptimized"),
+        ("d = Cast <to = 11> (x)  s = Sigmoid (d)  y = Cast <to = 1> (s)", "ort-cpu-unoptimized"),
     ],
 )
 def test_float64_is_the_reference_where_fp32_rounds(measure: Measure, tmp_path: Path, nodes: str, maker: str) -> None:
-    held = "<float[4] one = {1, 1, 1, 1}, float[4] two = {2, 2, 2, 2}, float large = {3000000}, float low = {13}>"
+    held = "<float[4] one = {1, 1, 1, 1}, float[4] two = {2, 2, 2, 2}, float large = {3000000}, float low = {6}>"
     write_text(tmp_path / "g.onnx", f"g (float[n, 4] x) => (float[n, 4] y) {held} {{ {nodes} }}")
     model = onnx.load(tmp_path / "g.onnx")
     model.opset_import[0].version = 11
