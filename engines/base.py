@@ -125,6 +125,8 @@ class Proof:
     """Guards of torch.compile that failed, though every call has the same shapes."""
     settings_changed: Mapping[str, Sequence[str]] | None = None
     """torch's global settings that the model changed while it ran: what they were, and are."""
+    dropout: bool | None = None
+    """True if an operator dropped activations."""
     build: Building | None = None
     warnings: Sequence[Warning] | None = None
     """They become the row's own."""

@@ -38,6 +38,9 @@ _COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", 
 # As inference mode has them.
 _COMPUTE |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {"lstm", "gru"}
 _COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of torchao; out_dtype is int8's on a GPU.
+_DROPS = {"bernoulli", "bernoulli_", "native_dropout"}
+_MAY_DROP = ("_scaled_dot_product", "_cudnn_rnn")
+"""Beginnings of the names of operators with a probability among their arguments."""
 _SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
 """In proofs: uint8 times int8 is int8's arithmetic."""
 _MULTIPLE_OF = {("int8", "cuda"): 8, ("fp8", "cuda"): 16}
@@ -86,6 +89,8 @@ class EagerSession:
         """Where inputs have been: kept, so that none is at the address of an earlier one."""
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.call: Callable[..., Any]
+        self.drops = False
+        """True once an operator has been seen that drops something."""
         self.quantized: dict[str, Any] = {}
         """torchao's part of the proof."""
         self.result: Any = None
@@ -155,6 +160,7 @@ class EagerSession:
 
         def see(operator: Any, args: Sequence[Any], _: Any) -> None:
             seen.append(operator.__name__)
+            self.drops |= _drops(operator.__name__, args)
             if operator.__name__ in _COMPUTE:
                 own = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
                 types[_SAME.get(own, own)] += 1
@@ -197,6 +203,7 @@ class EagerSession:
             compute_types=dict(compute_types),
             tf32=cuda and tf32,
             cudnn=cuda and torch.backends.cudnn.enabled,
+            dropout=self.drops if self.training else None,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
             settings_changed=settings.changes(self.settings) or None,
@@ -266,6 +273,11 @@ class EagerSession:
             if tensor.dim() in self.formats and tensor.layout == torch.strided:
                 tensor.data = tensor.data.contiguous(memory_format=self.formats[tensor.dim()])
         return module
+
+
+def _drops(operator: str, args: Sequence[Any]) -> bool:
+    may_drop = operator.startswith(_MAY_DROP) and any(isinstance(value, float) and 0 < value < 1 for value in args)
+    return operator in _DROPS or may_drop
 
 
 def _to_numpy(tensor: torch.Tensor) -> Array:

@@ -20,6 +20,8 @@ _WHOLE = 4096
 _SAMPLED = 4093
 """A prime, so that the spacing is no multiple of a tensor's own dimensions, by which all samples could fall into one
 column or one place of the kernels."""
+NOTABLE = 0.01
+"""Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
 
 
 def is_exact(reference: Array) -> bool:
@@ -62,19 +64,25 @@ class Gradients:
     target: Array | None
     samples: Mapping[str, Array]
     norms: Mapping[str, float]
+    is_random: bool = False
+    """True if an equal step had other gradients."""
+    is_dependent: bool = False
+    """True if a larger batch of the same items had other gradients: it is no mean over them."""
 
     def save(self, path: Path) -> None:
         target = {} if self.target is None else {"target": self.target}
         samples = {f"gradient {name}": sample for name, sample in self.samples.items()}
         norms = np.array([self.norms[name] for name in self.samples])
-        np.savez(path, result=self.result, norms=norms, **target, **samples)  # type: ignore[arg-type]
+        doubts = {"is_random": self.is_random, "is_dependent": self.is_dependent}
+        np.savez(path, result=self.result, norms=norms, **doubts, **target, **samples)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Gradients:
         with np.load(path) as file:
             samples = {key.removeprefix("gradient "): file[key] for key in file.files if key.startswith("gradient ")}
             norms = dict(zip(samples, map(float, file["norms"]), strict=True))
-            return cls(file["result"], file["target"] if "target" in file.files else None, samples, norms)
+            target = file["target"] if "target" in file.files else None
+            return cls(file["result"], target, samples, norms, bool(file["is_random"]), bool(file["is_dependent"]))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from engines.base import Proof
 from engines.catalog import ENGINES
 from exporters.cache import default_root
 from exporters.source import shape_words
@@ -58,7 +59,7 @@ def row_of(
         "model_kind": case.source.kind,
         "network": case.source.catalog_name,
         "shape": "/".join(shape_words(case.shape)) or None,
-        **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
+        **(_training(case, proof) if case.pass_ == "training" else {}),
         "options": json.dumps(dict(case.options), sort_keys=True),
         "warnings": list(map(str, result.warnings)),
         "proof": json.dumps(proof.to_dict(), sort_keys=True) if proof else None,
@@ -67,6 +68,12 @@ def row_of(
     if version and version.from_proof and proof and proof.library:
         row[version.column] = proof.library.rpartition(" ")[2]
     return row | _figures(result, case.batch_size, row, spreads) if result.status == "ok" else row
+
+
+def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
+    """Return the settings of training, corrected by the proof."""
+    ran = {"dropout": proof.dropout} if proof else {}
+    return dataclasses.asdict(case.training) | {name: value for name, value in ran.items() if value is not None}
 
 
 def _figures(result: Result, batch_size: int, row: Row, spreads: Spreads) -> Row:

@@ -55,7 +55,11 @@ _KINDS = (
     WarningKind("mixed-precision", "8", "some convolutions and products were computed in a wider type"),
     WarningKind("inaccurate-gradients", "j", "gradients are further from fp64 than is usual at this precision"),
     WarningKind("unchecked-outputs", "0", "the reference is zero, or the model keeps state or draws random numbers"),
-    WarningKind("unchecked-gradients", "v", "gradients were not compared: dropout is on, or there is no reference"),
+    WarningKind(
+        "unchecked-gradients",
+        "v",
+        "gradients were not compared: they are random, depend on the batch, or lack a reference",
+    ),
     WarningKind("unchecked", "!", "it fitted, and left no memory for the checks of outputs and types"),
     WarningKind("built-here", "z", "memory includes what building took in the same process"),
     WarningKind("engine-cache", "a", "a cached engine did not load and was built again"),

@@ -19,6 +19,7 @@ from engines.catalog import ENGINES, reference_of
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from exporters.errors import sentence
 from exporters.gradients import (
+    NOTABLE,
     Deviation,
     GradientReference,
     Gradients,
@@ -55,8 +56,6 @@ _NOT_FINITE = "loss or outputs are not finite"
 _FLOOR = 1e-6
 _TIMES = 3
 """A step may be this many times as far from fp64 as the same step at its precision on the CPU."""
-_NOTABLE = 0.01
-"""Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
 
 
 class Allowance(NamedTuple):
@@ -210,7 +209,7 @@ def _check_training(task: Task, session: Session, outputs: Sequence[Array], resu
     truth = Gradients.read(reference.path)
     if not is_finite and np.isfinite(truth.result).all():
         result.fail(_NOT_FINITE)
-    elif doubt := judge_reference(truth, how_drawn(case.source, task.prepared.specs)):
+    elif doubt := judge_reference(truth, case.batch_size, how_drawn(case.source, task.prepared.specs)):
         result.take(doubt)
     else:
         _check_gradients(task, session, reference, truth, result)
@@ -237,8 +236,15 @@ def _check_gradients(
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
-def judge_reference(truth: Gradients, drawn: str = "") -> Finding:
-    """Tell what makes a reference worthless: a loss or gradients that are not finite, or all gradients zero."""
+def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
+    """Find why a reference checks nothing at this batch size: its step is random or depends on the batch, its loss or
+    gradients are not finite, or all gradients are zero."""
+    if truth.is_random:
+        return Warning("unchecked-gradients", "the model draws random numbers")
+    if truth.is_dependent and batch != reference_items(batch):
+        return Warning(
+            "unchecked-gradients", "the loss is no mean over the items, so its gradients depend on the batch"
+        )
     norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
     if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
         return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}{drawn}"
@@ -254,7 +260,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     """
     if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
         return f"the gradients are not finite{FP16_ENDS if precision.endswith('fp16') else ''}"
-    least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
+    least = NOTABLE * float(np.linalg.norm(list(norms.values())))
     notable = [name for name, norm in norms.items() if norm and (norm >= least or is_input(name))]
     wrong = [
         name

@@ -61,6 +61,29 @@ class Attends(nn.Module):
 
 def attends():
     return Attends()
+
+class Odd(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.stem, self.last = how, nn.Sequential(nn.Flatten(), nn.Linear(768, 16)), nn.Linear(16, 4)
+    def forward(self, x):
+        x = self.stem(x)
+        if self.how == "dropout":
+            x = nn.functional.dropout(x, 0.5, self.training)
+        elif self.how == "noise":
+            x = x * torch.randn_like(x).exp()
+        elif self.how == "gumbel":
+            x = nn.functional.gumbel_softmax(x)
+        elif self.how == "depth" and self.training:
+            x = x * (torch.rand(len(x), 1) > 0.5)
+        elif self.how == "share":
+            x = x / x.square().sum(0)
+        elif self.how == "single":
+            x = (x.float() * 1.1).to(x.dtype)
+        return self.last(x)
+
+def odd(how):
+    return Odd(how)
 """
 
 
@@ -110,6 +133,23 @@ def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None
     assert found == {"input 1": ((2, 3), 3.0), "input 3": ((3, 2), 3.0), "input 4": ((4,), 1.0)}
     (alone,) = of_reference_items([], [np.ones((5, 2))], 5)
     assert (alone[0], alone[1].shape, alone[2]) == ("input", (1, 2), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "doubt"),
+    [
+        *[(how, "random") for how in ("dropout", "noise", "gumbel", "depth")],
+        ("share", "dependent"),
+        *[(how, "") for how in ("plain", "single")],
+    ],
+)
+def test_a_step_that_no_row_can_repeat_says_why(cache: Cache, tmp_path: Path, how: str, doubt: str) -> None:
+    model = replace(source("odd"), options={"how": how})
+    given = model, input_specs(model), cached_state(model, cache), "cross-entropy", 2, ["fp32"], Cache(tmp_path)
+    reference = cached_gradients(*given)
+    found = Gradients.read(reference.path)
+    assert (found.is_random, found.is_dependent) == (doubt == "random", doubt == "dependent")
+    assert bool(reference.own) == (doubt != "random"), "another draw says nothing of what is usual"
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])
@@ -225,7 +265,7 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
         return found, [*made]
 
     first, steps = take("cross-entropy", 2, "fp32")
-    assert set(steps) == {"fp64", "fp32"}
+    assert steps == ["fp64", "fp64", *["fp32"] * 4], "the first is taken again"
     second, steps = take("cross-entropy", 2, "fp32", "bf16")
     assert (steps, second.path) == (["bf16"], first.path), "only what is new"
     third, steps = take("cross-entropy", 2, "fp32", "fp16", batches=[2, 8])
@@ -234,7 +274,7 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     others = [take("logits", 2, "bf16"), take("cross-entropy", 1, "bf16")]
     others += [take("cross-entropy", 1, "bf16", of_input=True)]
     others += [take("cross-entropy", 2, "bf16", of=replace(model, outputs=("y",)))]
-    assert [steps for _, steps in others] == [["fp64", "bf16"]] * 4
+    assert [steps for _, steps in others] == [["fp64", "fp64", "bf16"]] * 4
 
 
 INF, NAN = math.inf, math.nan

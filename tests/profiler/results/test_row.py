@@ -116,6 +116,8 @@ def test_a_row_says_what_its_training_did() -> None:
     row = row_of_(full(case.id), case)
     known = [row[name] for name in ("setting", "optimizer", "head", "dropout")]
     assert known == ["optimizer=sgd", "sgd", "cross-entropy", False]
+    ran = replace(full(case.id), proof=Proof(dropout=True))
+    assert row_of_(ran, case)["dropout"], "the model's own code dropped"
 
 
 @pytest.mark.parametrize(

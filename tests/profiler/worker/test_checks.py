@@ -191,14 +191,26 @@ def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("loss", "norms", "says"),
+    ("loss", "norms", "doubt", "says"),
     [
-        (1.0, {"weight": 1.0, "bias": math.nan, "scale": math.inf}, "nothing .* not finite in bias; scale; x is drawn"),
-        (math.inf, {"weight": 1.0}, "nothing .* in the loss; x is drawn"),
-        (1.0, {"weight": 0.0, "bias": 0.0}, "unchecked-gradients: the reference's gradients are zero; x is drawn"),
-        (1.0, {"weight": 1.0, "bias": 0.0}, "None"),
+        (
+            1.0,
+            {"weight": 1.0, "bias": math.nan, "scale": math.inf},
+            {},
+            "nothing .* not finite in bias; scale; x is drawn",
+        ),
+        (math.inf, {"weight": 1.0}, {}, "nothing .* in the loss; x is drawn"),
+        (1.0, {"weight": 0.0, "bias": 0.0}, {}, "unchecked-gradients: the reference's gradients are zero; x is drawn"),
+        (1.0, {"weight": 1.0, "bias": 0.0}, {}, "None"),
+        (1.0, {"weight": 1.0}, {"is_random": True}, "unchecked-gradients: the model draws random numbers"),
+        (1.0, {"weight": 1.0}, {"is_dependent": True}, "unchecked-gradients: the loss is no mean over the items"),
     ],
 )
-def test_a_reference_that_checks_nothing_is_named(loss: float, norms: dict[str, float], says: str) -> None:
+def test_a_reference_that_checks_nothing_is_named(
+    loss: float, norms: dict[str, float], doubt: dict[str, bool], says: str
+) -> None:
     samples = {name: np.full(2, norm) for name, norm in norms.items()}
-    assert re.match(says, str(judge_reference(Gradients(np.array(loss), None, samples, norms), "; x is drawn")))
+    truth = Gradients(np.array(loss), None, samples, norms, **doubt)
+    assert re.match(says, str(judge_reference(truth, 4, "; x is drawn")))
+    if truth.is_dependent:
+        assert judge_reference(truth, 2) is None, "it is the reference's own batch"

@@ -263,6 +263,13 @@ class Logits(nn.Module):
             raise ValueError("no double here")
         logits = self.model(x) * self.factor
         return torch.where(torch.arange(10) % 2 == 0, logits, float("-inf")) if self.masked else logits
+
+
+class Drops(Logits):
+    """Drops by a literal probability, which no setting turns off."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
 '''
 TEXT = ModelSource("text", "case_factories:text")
 STEPS = ModelSource("steps", "case_factories:steps", batch={"x": 1, "h": 1})
@@ -367,6 +374,7 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     ),
     (trained(image("Logits", factor="0")), "", {"unchecked-gradients"}, {}),
     (trained(image("net"), dropout=True), "", {"unchecked-gradients"}, {"checked": False}),
+    (trained(image("Drops")), "", {"unchecked-gradients"}, {}),
     (trained(replace(TEXT, outputs=("logits",)), batch_size=2), "", set(), {}),
 ]
 
@@ -381,6 +389,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
     assert result.samples["host"], "what was measured is kept"
     if reason or "unchecked-gradients" in warned:
         assert not {"loss_error", "gradient_error"} & result.figures.keys()
+        assert result.proof is not None and bool(result.proof.dropout) == ("Drops" in one.id)
     elif "unchecked-outputs" in warned:
         assert result.figures["rel_l2_error"] is None
     elif one.pass_ == "inference":
