@@ -19,7 +19,7 @@ from engines.device import capture
 from engines.layers import origins, profile_module
 from engines.options import EIGHT_BITS, PRECISION_TABLE, Device, EagerOptions, TorchOptions, float_part
 from engines.training import LayerStep, TrainingStep
-from exporters import settings
+from exporters import calls, settings
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.calls import Flattened, Watch, call, cast, named_outputs, typed
@@ -131,7 +131,8 @@ class EagerSession:
         weights = sum(t.nbytes for t in stored((*self.model.parameters(), *self.model.buffers())))
         gradients = optimizer = None
         if self.job.pass_ == "training":
-            gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            grads = (p.grad for p in self.model.parameters() if p.grad is not None)
+            gradients = sum(part.nbytes for gradient in grads for part in calls.stored(gradient))
             optimizer = self.training.optimizer_bytes() if self.training else 0
         if self.job.device == "cpu":
             return Memory(weights=weights, gradients=gradients, optimizer=optimizer)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engines.base import Array, Job, Mark, ignore
+from engines.base import Array, Job, Mark, Unsupported, ignore
 from engines.options import PRECISION_TABLE, TorchOptions
 from exporters.calls import call as call_module
-from exporters.calls import prepare_to_train, seeded_target, start_of_backward, trained_output
-from exporters.gradients import of_reference_items, positions
+from exporters.calls import prepare_to_train, sampled, seeded_target, start_of_backward, stored, trained_output
+from exporters.gradients import of_reference_items
 from exporters.inputs import BATCH, first_items
 from exporters.source import ModelError
 
@@ -62,9 +62,12 @@ class TrainingStep:
         self._scale: float | None = None
 
     def __call__(self, mark: Mark) -> Tensor:
-        if self._scale is None:
+        is_first = self._scale is None
+        if is_first:
             self._scale = self._find_scale()
         result = self.forward_and_backward(self.call, self.inputs, self.target, mark)
+        if is_first:
+            self._refuse()
         if self.optimizer is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -138,6 +141,16 @@ class TrainingStep:
     def _trained(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Tensor:
         return trained_output(call_module(call, self.specs, inputs), self.outputs)
 
+    def _refuse(self) -> None:
+        """Raise Unsupported where the first iteration has shown that the others cannot be measured."""
+        sparse = [name for name, p in self.model.named_parameters() if p.grad is not None and p.grad.is_sparse]
+        if sparse and self.optimizer is not None:
+            layer = sparse[0].rpartition(".")[0] or sparse[0]
+            raise Unsupported(
+                f"fused {type(self.optimizer).__name__} takes no sparse gradients, as {layer} has: make it with "
+                "sparse=False, or ask for optimizers: [none]"
+            )
+
     def _find_scale(self) -> float:
         """Find the largest loss scale with which nothing overflows, so that no timed step is skipped."""
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
@@ -149,7 +162,7 @@ class TrainingStep:
 
     def _is_finite(self) -> bool:
         gradients = [tensor.grad for tensor in (*self.model.parameters(), *self.inputs) if tensor.grad is not None]
-        return all(bool(torch.isfinite(g).all()) for g in gradients)
+        return all(bool(torch.isfinite(stored(g)[0]).all()) for g in gradients)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._type is None else torch.autocast(self.device, self._type)
@@ -239,7 +252,5 @@ def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.opti
 
 
 def _sample(gradient: Tensor) -> Array:
-    where = torch.from_numpy(positions(gradient.numel())).to(gradient.device)
-    # Not flattened first: that would copy a gradient whose memory order is another one.
-    sampled: Array = gradient[torch.unravel_index(where, gradient.shape)].float().cpu().numpy()
-    return sampled
+    array: Array = sampled(gradient).float().cpu().numpy()
+    return array

@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporters.errors import nearest
-from exporters.gradients import Array
+from exporters.gradients import Array, positions
 from exporters.inputs import TensorSpec, arguments
 from exporters.settings import KEEPS_DOUBLES
 from exporters.source import ModelError
@@ -197,3 +197,23 @@ def prepare_to_train(model: nn.Module, dropout: bool) -> None:
             for name, value in vars(module).items():
                 if "drop" in name and isinstance(value, float):
                     setattr(module, name, 0.0)
+
+
+def sampled(gradient: Tensor) -> Tensor:
+    """Return the elements of a gradient at `positions`, also of one with sparse rows, as an embedding's may be."""
+    where = torch.from_numpy(positions(gradient.numel())).to(gradient.device)
+    # Not flattened first: that would copy a gradient whose memory order is another one.
+    places = torch.unravel_index(where, gradient.shape)
+    if not gradient.is_sparse:
+        return gradient[places]
+    gradient = gradient.coalesce()
+    rows, values = gradient.indices()[0], gradient.values()
+    if not len(rows):
+        return values.new_zeros(len(where))
+    row = torch.searchsorted(rows, places[0].contiguous()).clamp(max=len(rows) - 1)
+    return torch.where(rows[row] == places[0], values[(row, *places[1:])], 0)
+
+
+def stored(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that hold a gradient: the values and the indices of a sparse one."""
+    return (tensor._values(), tensor._indices()) if tensor.is_sparse else (tensor,)

@@ -23,7 +23,16 @@ from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
 from exporters.cache import Cache, code_of
-from exporters.calls import call, prepare_to_train, seeded_target, start_of_backward, trained_output, typed
+from exporters.calls import (
+    call,
+    prepare_to_train,
+    sampled,
+    seeded_target,
+    start_of_backward,
+    stored,
+    trained_output,
+    typed,
+)
 from exporters.gradients import (
     NOTABLE,
     Array,
@@ -35,7 +44,6 @@ from exporters.gradients import (
     is_input,
     largest,
     own_name,
-    positions,
     tiled,
 )
 from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
@@ -155,13 +163,13 @@ def step(
         first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
         goal = seeded_target(first, head, items) if goal is None else goal
         root, gradients = _backward(first, goal, head, trained, scale)
-        if all(g.isfinite().all() for g in gradients.values()):
+        if all(stored(g)[0].isfinite().all() for g in gradients.values()):
             break
     return Gradients(
         root.detach().numpy(),
         None if goal is None else goal.numpy(),
-        {name: g.flatten()[torch.from_numpy(positions(g.numel()))].numpy() for name, g in gradients.items()},
-        {name: float(g.double().norm()) for name, g in gradients.items()},
+        {name: sampled(g).numpy() for name, g in gradients.items()},
+        {name: float(stored(g.coalesce() if g.is_sparse else g)[0].double().norm()) for name, g in gradients.items()},
     )
 
 

@@ -270,9 +270,27 @@ class Drops(Logits):
 
     def forward(self, x):
         return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Sparse(nn.Module):
+    """Looks up a few rows of a large table, whose gradient is sparse."""
+
+    def __init__(self, bag=False):
+        super().__init__()
+        kind = nn.EmbeddingBag if bag else nn.Embedding
+        self.table, self.last = kind(1000, 8, sparse=True), nn.Linear(8, 10)
+
+    def forward(self, ids):
+        rows = self.table(ids)
+        return self.last(rows if rows.dim() == 2 else rows.mean(1))
+
+
+def sparse(bag=False):
+    return Sparse(bag), {"ids": torch.randint(1000, (4, 6))}
 '''
 TEXT = ModelSource("text", "case_factories:text")
 STEPS = ModelSource("steps", "case_factories:steps", batch={"x": 1, "h": 1})
+SPARSE = ModelSource("sparse", "case_factories:sparse")
 QUIET: Any = lambda message: None  # noqa: E731
 BUDGET = Budget(seconds=0.05, min_samples=3)
 Measure = Callable[..., Result]
@@ -405,6 +423,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
     [
         (trained(TEXT), r"starts from output 'ids', which is torch.int64: write `outputs: \[logits\]`"),
         (case(image("Boxes"), engine="ort"), "export to ONNX failed"),
+        *[(trained(SPARSE, each), "takes no sparse gradients, as table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
@@ -416,7 +435,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
 def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(
     measure: Measure, one: Case, says: str
 ) -> None:
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises((ModelError, Unsupported), match=says):
         measure(one)
 
 
@@ -701,6 +720,17 @@ def test_a_row_says_how_far_its_gradients_are_off(measure: Measure, precision: s
     assert not [kind for kind in kinds(result) if "gradients" in kind]
     assert {"forward", "backward"} <= result.samples.keys()
     assert ("step" in result.samples) == (one.training.optimizer != "none")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-fp16"])
+@pytest.mark.parametrize("bag", [False, True])
+def test_sparse_gradients_are_checked_and_counted_by_their_rows(measure: Measure, precision: str, bag: bool) -> None:
+    result = measure(trained(replace(SPARSE, options={"bag": bag}), precision=precision))
+    assert (result.status, result.reason, result.reference) == ("ok", None, "step-fp64-cpu")
+    assert 0 < (result.figures["gradient_error"] or 0) < (1e-4 if precision == "fp32" else 0.1)
+    size = 2 if precision == "bf16" else 4
+    looked_up = 4 * 6 * (8 * size + 8)
+    assert (result.figures["gradients_mib"] or 0) * 2**20 == looked_up + (8 * 10 + 10) * size
 
 
 def test_masked_logits_that_the_reference_has_not_fail_the_row(measure: Measure, monkeypatch: Any) -> None:
