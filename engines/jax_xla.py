@@ -22,6 +22,7 @@ from engines.jax_operators import DECOMPOSED, OPERATORS, products
 from engines.options import Options
 from exporters.build_model import restore
 from exporters.calls import Flattened, chosen, prepare_to_train, seeded_target, typed
+from exporters.factories import hooked_tensors
 from exporters.gradients import input_names, is_input, of_reference_items, positions
 from exporters.inputs import TensorSpec
 from exporters.onnx_export import quiet
@@ -59,6 +60,8 @@ class JaxSession:
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         model = restore(job.source, job.state).to(DTYPES[job.precision])
         if job.pass_ == "training":
+            if hooked := hooked_tensors(model):
+                raise Unsupported(f"JAX runs no hooks of torch, as {hooked[0]} has")
             prepare_to_train(model, job.training.dropout)
         job.phase(Phase.BUILD)
         self.program = trace(model, job.inputs, job.specs)

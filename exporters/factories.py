@@ -285,6 +285,11 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
             )
     if inputs is None and not isinstance(model, nn.Module):
         return {"factory": f"{model.__module__}:{model.__qualname__}"}
+    if hooked := hooked_tensors(model) if isinstance(model, nn.Module) else []:
+        raise ModelError(
+            f"{hooked[0]} has a hook, which no copy for another process would have: give a function in a file that "
+            "makes the model and registers its hooks"
+        )
     path = folder / "module.pt"
     tensors = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
     try:
@@ -298,6 +303,12 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
     named = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt")
     made_in = {} if isinstance(model, nn.Module) else {"made_in": model.__module__}
     return {"factory": f"{__name__}:load_saved", "options": {"file": named.name, **made_in}}
+
+
+def hooked_tensors(model: nn.Module) -> list[str]:
+    """Name the parameters and buffers with hooks of their own, as clipping or an optimizer in the backward pass has."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, each in tensors if each._backward_hooks or each._post_accumulate_grad_hooks]
 
 
 def load_saved(file: str, made_in: str = "") -> Any:

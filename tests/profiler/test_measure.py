@@ -221,6 +221,13 @@ def onnx_file(folder: Path) -> Path:
     return write_text(folder / "sum.onnx", text)
 
 
+def hooked(register: str) -> nn.Module:
+    """Clip a gradient as it comes, which a pickled copy would not."""
+    model = nn.Linear(3, 2)
+    getattr(model.weight, register)(lambda gradient: None)
+    return model
+
+
 FLOATS = np.ones((2, 3), np.float32)
 REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet81", None, {}, r"models\[0\]\.network: unknown network 'resnet81'; did you mean 'resnet18'"),
@@ -231,6 +238,10 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),
     (lambda: None, None, {}, "no other process can import this; put it in a module"),
+    *[
+        (hooked(register), (3,), {"passes": ("training",)}, "weight has a hook, which no copy .*: give a function")
+        for register in ("register_hook", "register_post_accumulate_grad_hook")
+    ],
     (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
     ("a:b", np.float32(1), {}, "inputs: expected the shape of one item, .* got float32"),
     ("sum.onnx", FLOATS, {}, "sum.onnx takes .*'a'.*'b'.*: give an example of each"),
