@@ -19,6 +19,9 @@ Mark = Callable[[str], None]
 """Called by a session at an inner boundary of an iteration, such as the end of the forward pass."""
 
 
+NO_FLOATS = "input_gradient: the model has no input of floats; list the models that have one"
+
+
 def ignore(name: str) -> None:
     """Mark nothing: for callers that ask for no boundaries."""
 
@@ -125,6 +128,8 @@ class Proof:
     """Guards of torch.compile that failed, though every call has the same shapes."""
     settings_changed: Mapping[str, Sequence[str]] | None = None
     """torch's global settings that the model changed while it ran: what they were, and are."""
+    head: str | None = None
+    """Start of the backward pass: the form of a loss."""
     dropout: bool | None = None
     """True if an operator dropped activations."""
     build: Building | None = None
@@ -257,8 +262,8 @@ class Trainable(Session, Protocol):
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
         """Run the measured iteration on `inputs` and `target`; return its output and the parameters' gradients.
 
-        It starts from the prepared weights and is called before `proof`. Gradients are unscaled, float32, at
-        `exporters.gradients.positions`; parameters without one are left out.
+        The target, a smaller batch's, is repeated. It starts from the prepared weights and is called before `proof`.
+        Gradients are unscaled, float32, at `exporters.gradients.positions`; parameters without one are left out.
         """
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -38,6 +40,9 @@ _COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", 
 # As inference mode has them.
 _COMPUTE |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {"lstm", "gru"}
 _COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of torchao; out_dtype is int8's on a GPU.
+_NEXT: dict[Any, Any] = {torch.inference_mode: torch.no_grad, torch.no_grad: torch.enable_grad}
+"""Modes of inference that allow more than the one before."""
+_OF_GRADIENTS = re.compile("requires? grad|[Ii]nference tensor|for backward")
 _DROPS = {"bernoulli", "bernoulli_", "native_dropout"}
 _MAY_DROP = ("_scaled_dot_product", "_cudnn_rnn")
 """Beginnings of the names of operators with a probability among their arguments."""
@@ -97,6 +102,7 @@ class EagerSession:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None
         """Why no CUDA graph could be recorded."""
+        self.guard: Callable[[], AbstractContextManager[Any]] = torch.inference_mode
         self.training: TrainingStep | None = None
         self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
         self._open()
@@ -183,7 +189,7 @@ class EagerSession:
         return types, len(seen)
 
     def _look(self, items: int) -> None:
-        with torch.inference_mode():
+        with self.guard():
             call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
@@ -194,6 +200,7 @@ class EagerSession:
         own = {
             "settings": {name: str(value) for name, value in self.settings.items()},
             **({"settings_undone": settings.UNDONE} if settings.UNDONE else {}),
+            "grad_mode": self.guard.__name__,
             "weight_types": dict(Counter(_name(p.dtype) for p in stored(self.model.parameters()))),
             "channels_last": bool(images)
             and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
@@ -204,6 +211,7 @@ class EagerSession:
             compute_types=dict(compute_types),
             tf32=cuda and tf32,
             cudnn=cuda and torch.backends.cudnn.enabled,
+            head=self.training.objective.name if self.training else None,
             dropout=self.drops if self.training else None,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
@@ -240,9 +248,15 @@ class EagerSession:
 
     def _infer(self, mark: Mark) -> None:
         self.result = None  # Else a second output's memory would be in use while this one is computed.
-        with torch.inference_mode():
-            positional, keywords = self.arguments
-            self.result = self.call(*positional, **keywords)
+        positional, keywords = self.arguments
+        try:
+            with self.guard():
+                self.result = self.call(*positional, **keywords)
+        except RuntimeError as error:  # A module that computes gradients inside, such as forces.
+            if self.guard not in _NEXT or not _OF_GRADIENTS.search(str(error)):
+                raise
+            self.guard = _NEXT[self.guard]
+            self._infer(mark)
 
     def _train(self, mark: Mark) -> None:
         assert self.training is not None

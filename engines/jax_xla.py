@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
+from engines.base import NO_FLOATS, Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
 from engines.eager import DTYPES
 from engines.jax_operators import DECOMPOSED, OPERATORS, products
 from engines.options import Options
 from exporters.build_model import restore
-from exporters.calls import Flattened, chosen, prepare_to_train, seeded_target, typed
+from exporters.calls import Flattened, chosen, prepare_to_train, typed
 from exporters.factories import hooked_tensors
-from exporters.gradients import input_names, is_input, of_reference_items, positions
+from exporters.gradients import input_names, is_input, of_reference_items, positions, reference_items, tiled
 from exporters.inputs import TensorSpec
+from exporters.losses import OWN, draw, form
 from exporters.onnx_export import quiet
 
 PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
@@ -67,6 +68,7 @@ class JaxSession:
         self.program = trace(model, job.inputs, job.specs)
         self.inputs = [self._to_device(array) for array in job.inputs]
         self.target: jax.Array | None = None
+        self.head: str | None = None
         self.state = self._start()
         self.gradient: Mapping[str, jax.Array] = {}
         self.result: Any = None
@@ -119,11 +121,13 @@ class JaxSession:
         self.feed(inputs)
         if self.target is not None:
             assert target is not None
+            target = tiled(target, self.target.shape, self.head == "logits")
             self.target = jax.device_put(jnp.asarray(target, self.target.dtype), self.device)
         self.run(ignore)
         sampled = {name: _sample(gradient) for name, gradient in self.gradient.items() if not is_input(name)}
         of_inputs = [self.gradient.get(name) for name in input_names(len(self.inputs))]
-        parts = of_reference_items(self.job.specs, of_inputs, self.job.batch_size)
+        batch = self.job.batch_size
+        parts = of_reference_items(self.job.specs, of_inputs, batch, reference_items(batch))
         return self.outputs()[0], sampled | {name: _sample(part) * np.float32(factor) for name, part, factor in parts}
 
     def proof(self) -> Proof:
@@ -134,6 +138,7 @@ class JaxSession:
             library=f"jax {jax.__version__}",
             device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
             compute_types=dict(seen.types),
+            head=self.head,
             tf32=self.job.device == "cuda" and seen.below_float32 > 0,
             details={"operators": len(self.program.module.graph.nodes)},
         )
@@ -157,7 +162,7 @@ class JaxSession:
                 program = self.program
                 infer = jax.jit(lambda state, inputs: program(state["weights"], state["buffers"], inputs)[0])
                 return infer.lower(self.state, self.inputs).compile()
-            step, self.target = make_step(self.job, self.program, self.state, self.inputs)
+            step, self.target, self.head = make_step(self.job, self.program, self.state, self.inputs)
             # What an iteration replaces it may overwrite.
             return jax.jit(step, donate_argnums=0).lower(self.state, self.inputs, self.target).compile()
 
@@ -269,19 +274,25 @@ def _name(target: Any) -> str:
 
 def make_step(
     job: Job[Options], program: Program, state: State, inputs: Sequence[jax.Array]
-) -> tuple[Step, jax.Array | None]:
-    """Make the training iteration, and the target that its head needs.
+) -> tuple[Step, jax.Array | None, str]:
+    """Make the training iteration, the target that it needs, and the form of its head.
 
     It takes state, inputs and target, and returns the loss (or first output), the gradients by name, and the new state.
     """
-    head, first = job.training.head, chosen(job.source.outputs, program.names)[0]
+    if ":" in job.training.head:
+        raise Unsupported("JAX computes no loss that is a function of torch")
+    first = chosen(job.source.outputs, program.names)[0]
+    has_own = job.training.head == "cross-entropy" and not job.source.outputs and "loss" in program.names
+    first = program.names.index("loss") if has_own else first
     shapes = jax.eval_shape(lambda s, x: program(s["weights"], s["buffers"], x)[0][first], state, inputs)
-    like = torch.empty(shapes.shape, device="meta")
-    drawn = seeded_target(torch.empty(1, *like.shape[1:]), head, job.batch_size)
+    head = OWN if has_own else form(job.training.head, shapes.shape)
+    drawn = None if head == OWN else draw(head, shapes.shape)
     target = None if drawn is None else jnp.asarray(drawn.numpy(), shapes.dtype if head == "logits" else jnp.int32)
     asked = job.training.input_gradient or job.source.layer is not None
     names = input_names(len(inputs))
     sought_inputs = {n for n, x in zip(names, inputs, strict=True) if asked and jnp.issubdtype(x.dtype, jnp.floating)}
+    if asked and not sought_inputs:
+        raise Unsupported(NO_FLOATS)
 
     def step(state: State, inputs: Sequence[jax.Array], target: jax.Array | None) -> Any:
         weights = state["weights"]
@@ -291,18 +302,21 @@ def make_step(
         def forward(sought: Mapping[str, jax.Array]) -> Any:
             items = [sought.get(name, x) for name, x in zip(names, inputs, strict=True)]
             outputs, buffers = program({**weights, **sought}, state["buffers"], items)
-            return (outputs[first] if head == "logits" else loss(outputs[first], target)), buffers
+            return (outputs[first] if head == "logits" else loss(outputs[first], target, head)), buffers
 
         result, pull, buffers = jax.vjp(forward, sought, has_aux=True)
         (gradients,) = pull(target if head == "logits" else jnp.ones((), result.dtype))
         return result, gradients, {"weights": weights, "buffers": buffers}
 
-    return step, target
+    return step, target, head
 
 
-def loss(first: jax.Array, target: jax.Array | None) -> jax.Array:
-    """Compute as `exporters.loss.start_of_backward`: cross entropy of logits, else the mean square, in fp32."""
+def loss(first: jax.Array, target: jax.Array | None, head: str) -> jax.Array:
+    """Compute as `exporters.losses.Objective`, in fp32."""
+    if head == OWN:
+        return first.mean()
     first = first.astype(jnp.promote_types(first.dtype, jnp.float32))
     if target is None:
         return jnp.square(first).mean()
-    return -jnp.take_along_axis(jax.nn.log_softmax(first), target[:, None], 1).mean()
+    axis = 1 if head == "pixel-cross-entropy" else first.ndim - 1
+    return -jnp.take_along_axis(jax.nn.log_softmax(first, axis), jnp.expand_dims(target, axis), axis).mean()

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
 Optimizer = Literal["none", "sgd", "adamw"]
-Head = Literal["cross-entropy", "logits"]
+Head = Literal["cross-entropy", "mean-square", "logits"]
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 PASSES: tuple[Pass, ...] = ("inference", "training")
 OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
-HEADS: tuple[Head, ...] = ("cross-entropy", "logits")
+HEADS: tuple[Head, ...] = ("cross-entropy", "mean-square", "logits")
 CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
 THREADS = (1, 2, 4, 8, 16, 32)
@@ -71,13 +71,14 @@ def float_part(precision: str, device: Device) -> str:
 class Training:
     """Parts of a training iteration besides its forward and backward pass.
 
-    With the head "logits" the backward pass starts from a fixed gradient of the network's output, and no loss is
-    computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked. With
-    `input_gradient` the backward pass ends in the gradient of the network's input, which training does not need.
+    A head is one of HEADS, or a user's loss, "package.module:function". With "logits" the backward pass starts from a
+    fixed gradient of the network's output, and no loss is computed, as convnet-benchmarks did. Dropout is off unless
+    asked for: with it no gradient could be checked. With `input_gradient` the backward pass ends in the gradient of the
+    network's input, which training does not need.
     """
 
     optimizer: Optimizer = "none"
-    head: Head = "cross-entropy"
+    head: str = "cross-entropy"
     dropout: bool = False
     input_gradient: bool = False
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engines.base import Array, Job, Mark, Unsupported, ignore
+from engines.base import NO_FLOATS, Array, Job, Mark, Unsupported, ignore
 from engines.options import PRECISION_TABLE, TorchOptions
 from exporters.calls import call as call_module
-from exporters.calls import prepare_to_train, sampled, seeded_target, start_of_backward, stored, trained_output
-from exporters.gradients import of_reference_items
-from exporters.inputs import BATCH, first_items
-from exporters.source import ModelError
+from exporters.calls import prepare_to_train, sampled, stored
+from exporters.gradients import of_reference_items, reference_items
+from exporters.inputs import first_items
+from exporters.losses import Objective, draw
 
 LEARNING_RATE = 1e-6
 """So small that weights stay what they are over thousands of iterations on one batch: learned by heart, its gradients
@@ -40,20 +41,19 @@ class TrainingStep:
     def __init__(
         self, job: Job[TorchOptions], model: torch.nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
     ) -> None:
-        self.head, self.device = job.training.head, job.device
+        self.device, self.batch = job.device, job.batch_size
         self.model, self.inputs, self.call, self.specs = model, inputs, call, job.specs
-        self.outputs, self.batch = job.source.outputs, job.batch_size
+        self.new_objective = partial(
+            Objective, job.training.head, job.source.outputs, [spec.name for spec in job.specs]
+        )
+        self.objective = self.new_objective()
         autocast = PRECISION_TABLE[job.precision].autocast
         self._type: torch.dtype | None = getattr(torch, autocast) if autocast else None
-        with torch.no_grad(), self._autocast():
-            # In eval mode, where one item will do and statistics stay as they are.
-            first = self._trained(model.eval(), first_items(self.specs, inputs, 1))
-        if first.dim() and len(first) != 1 and any(BATCH in spec.shape for spec in self.specs):
-            shape = tuple(first.shape)
-            raise ModelError(f"training starts from an output of shape {shape} for one item: name another in `outputs`")
-        self.target = seeded_target(first, self.head, self.batch)
         prepare_to_train(model, job.training.dropout)
-        for x in inputs:
+        floats = [x for x in inputs if x.is_floating_point()]
+        if job.training.input_gradient and not floats:
+            raise Unsupported(NO_FLOATS)
+        for x in floats:
             x.requires_grad_(job.training.input_gradient)
         self.optimizer = make_optimizer(job, model)
         # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself. Where a
@@ -65,7 +65,7 @@ class TrainingStep:
         is_first = self._scale is None
         if is_first:
             self._scale = self._find_scale()
-        result = self.forward_and_backward(self.call, self.inputs, self.target, mark)
+        result = self.forward_and_backward(self.call, self.inputs, self.objective, mark)
         if is_first:
             self._refuse()
         if self.optimizer is not None:
@@ -75,15 +75,15 @@ class TrainingStep:
         return result
 
     def forward_and_backward(
-        self, call: Callable[..., Any], inputs: Sequence[Tensor], target: Tensor | None, mark: Mark
+        self, call: Callable[..., Any], inputs: Sequence[Tensor], objective: Objective, mark: Mark
     ) -> Tensor:
         """Return the loss (or output); parameters and inputs keep their gradients, times the loss scale."""
         self.model.zero_grad(set_to_none=True)
         for x in inputs:
             x.grad = None
         with self._autocast():
-            first = self._trained(call, inputs)
-        root, gradient = start_of_backward(first, target, self.head)
+            result = call_module(call, self.specs, inputs)
+        root, gradient = objective.start(result, inputs)
         mark("forward")
         if gradient is None:
             self.scaler.scale(root).backward()
@@ -94,10 +94,9 @@ class TrainingStep:
 
     def few(self, items: int) -> None:
         """Run the first items through the module itself, for whoever looks at its operators."""
-        target = None if self.target is None else self.target[:items]
         inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
         inputs = [x.requires_grad_(own.requires_grad) for x, own in zip(inputs, self.inputs, strict=True)]
-        self.forward_and_backward(self.model, inputs, target, ignore)
+        self.forward_and_backward(self.model, inputs, self.new_objective(), ignore)
 
     def optimizer_bytes(self) -> int:
         """Count the optimizer's state and the loss scale."""
@@ -113,9 +112,7 @@ class TrainingStep:
         self.model.load_state_dict(state)
         for own, array in zip(self.inputs, inputs, strict=True):
             own.copy_(torch.from_numpy(array))
-        if self.target is not None:
-            assert target is not None
-            self.target.copy_(torch.from_numpy(target))
+        self.objective.refill(target)
         if self._scale is not None:
             self.scaler.update(self._scale)
 
@@ -131,15 +128,13 @@ class TrainingStep:
             sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
             # The optimizer unscales them where they are, unless it skipped its step.
             unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
-            of_inputs = of_reference_items(self.specs, [x.grad for x in self.inputs], self.batch)
+            items = reference_items(self.batch)
+            of_inputs = of_reference_items(self.specs, [x.grad for x in self.inputs], self.batch, items)
             unscaled |= {name: _sample(part) * np.float32(factor / scale) for name, part, factor in of_inputs}
             if self._is_finite():
                 return unscaled
             self.scaler.update(scale / 2)
         return unscaled
-
-    def _trained(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Tensor:
-        return trained_output(call_module(call, self.specs, inputs), self.outputs)
 
     def _refuse(self) -> None:
         """Raise Unsupported where the first iteration has shown that the others cannot be measured."""
@@ -154,7 +149,7 @@ class TrainingStep:
     def _find_scale(self) -> float:
         """Find the largest loss scale with which nothing overflows, so that no timed step is skipped."""
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
-            self.forward_and_backward(self.call, self.inputs, self.target, ignore)
+            self.forward_and_backward(self.call, self.inputs, self.objective, ignore)
             if self._is_finite():
                 break
             self.scaler.update(self.scaler.get_scale() / 2)
@@ -179,11 +174,14 @@ class LayerStep(TrainingStep):
         self, job: Job[TorchOptions], model: nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
     ) -> None:
         super().__init__(job, model, inputs, call)
-        assert self.target is not None, "a layer's training pass starts from a gradient of its output"
-        if job.options.channels_last:
-            self.target = self.target.to(memory_format=torch.channels_last)
-        self.gradient = self.target
         assert isinstance(model, nn.Conv2d)
+        with torch.no_grad(), self._autocast():
+            first = model(inputs[0][:1])
+        target = draw("logits", (self.batch, *first.shape[1:]))
+        assert target is not None
+        order = torch.channels_last if job.options.channels_last else torch.contiguous_format
+        self.gradient = self.objective.target = target.to(first.device, first.dtype, memory_format=order)
+        self.objective.name = "logits"
         self.plain = _gradients(model)
         self._grad_input, self._grad_weight = self.plain
 

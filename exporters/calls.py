@@ -1,4 +1,4 @@
-"""Call a module with its inputs, name the tensors that it returns, and start its backward pass from one of them.
+"""Call a module with its inputs, name the tensors that it returns, and set it up for training.
 
 Measured iterations and the reference of their gradients share this module, so both differentiate the same thing.
 """
@@ -23,9 +23,6 @@ from exporters.source import ModelError
 
 Place = tuple[str | int, ...]
 """Path to a tensor in nested outputs: keys are words, positions numbers."""
-SEED = 0
-_DRAWN = 2
-"""Items of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
 
 
 def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> Any:
@@ -156,33 +153,6 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.see(getattr(func, "overloadpacket", func), args, kwargs or {})
         return func(*args, **(kwargs or {}))
-
-
-def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:
-    """Draw what the head needs for a batch of outputs like `first`, on its device.
-
-    For the head "logits" the gradient of the output, of norm 1 over the channels, divided by the batch as a mean loss
-    would; else class labels, (batch,), where `first` holds logits, (items, classes), or None.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    if head == "logits":
-        drawn = min(batch, _DRAWN)
-        gradient = torch.randn(drawn, *first.shape[1:], generator=generator)
-        gradient /= batch * torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        return gradient.to(first.device, first.dtype)[torch.arange(batch, device=first.device) % drawn]
-    if first.dim() != 2:
-        return None
-    return torch.randint(first.shape[1], (batch,), generator=generator).to(first.device)
-
-
-def start_of_backward(first: Tensor, target: Tensor | None, head: str) -> tuple[Tensor, Tensor | None]:
-    """Return the tensor to be differentiated and its gradient: the output for the head "logits"; else a loss in fp32 at
-    least, cross entropy of logits or the mean square of any other output."""
-    if head == "logits":
-        return first, target
-    first = first.to(torch.promote_types(first.dtype, torch.float32))
-    loss = first.square().mean() if target is None else nn.functional.cross_entropy(first, target)
-    return loss, None
 
 
 def prepare_to_train(model: nn.Module, dropout: bool) -> None:

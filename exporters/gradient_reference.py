@@ -27,10 +27,7 @@ from exporters.calls import (
     call,
     prepare_to_train,
     sampled,
-    seeded_target,
-    start_of_backward,
     stored,
-    trained_output,
     typed,
 )
 from exporters.gradients import (
@@ -39,17 +36,18 @@ from exporters.gradients import (
     Deviation,
     GradientReference,
     Gradients,
+    corner,
     deviation,
     input_names,
     is_input,
     largest,
     own_name,
-    tiled,
 )
 from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
+from exporters.losses import Objective
 from exporters.packages import versions
 from exporters.source import ModelSource, digest
-from exporters.weights import checked, identified, source_key
+from exporters.weights import checked, code, identified, source_key
 
 Round = Callable[[Tensor], Tensor]
 
@@ -67,7 +65,7 @@ _VERSIONS = 4
 at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
 _AGAIN = 1e-3
 """Largest error between two steps that are equal in exact arithmetic; some modules compute parts in fp32."""
-_CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py")
+_CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py", "losses.py")
 
 
 def cached_gradients(
@@ -87,6 +85,8 @@ def cached_gradients(
     """
     source = identified(source)
     common = [source_key(source), head, items, of_input, source.outputs, code_of(*_CODE), versions("torch")]
+    if ":" in head:
+        common.append(code([head.partition(":")[0]], ModelSource("loss", head)))
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
@@ -98,11 +98,10 @@ def cached_gradients(
         """Take the step in fp64 again, where the batch is free over each item twice."""
         first, times = take("fp64"), 1 if fixed_batch(specs) else 2
         more = seeded_inputs(specs, times * items, items)
-        target = None if first.target is None else tiled(first.target, times * items, is_gradient=head == "logits")
-        larger = step(source, state, more, head, "fp64", target, of_input=of_input, specs=specs)
-        if _is_again(larger, first, items):
+        larger = step(source, state, more, head, "fp64", first.target, of_input=of_input, specs=specs)
+        if _is_again(larger, first):
             return first
-        is_random = not _is_again(take("fp64", first.target), first, items)
+        is_random = not _is_again(take("fp64", first.target), first)
         return replace(first, is_random=is_random, is_dependent=not is_random)
 
     path = entry("fp64", ".npz", lambda path: examined().save(path))
@@ -122,13 +121,14 @@ def cached_gradients(
     return GradientReference(path, {name: own(*key) for name, key in named.items()})
 
 
-def _is_again(again: Gradients, first: Gradients, items: int) -> bool:
+def _is_again(again: Gradients, first: Gradients) -> bool:
     """Tell whether a step had the same result and the same large gradients of parameters."""
-    result = again.result[:items] if again.result.ndim else again.result
     norms = {name: norm for name, norm in first.norms.items() if not is_input(name)}
     large = NOTABLE * float(np.linalg.norm(list(norms.values())))
     samples = {name: first.samples[name] for name in norms}
-    error = deviation(result, again.samples, replace(first, norms=norms, samples=samples))
+    error = deviation(
+        corner(again.result, first.result.shape), again.samples, replace(first, norms=norms, samples=samples)
+    )
     errors = [error.result, *(error.tensors[name] for name, norm in norms.items() if norm >= large)]
     return not any(each > _AGAIN for each in errors)
 
@@ -145,7 +145,9 @@ def step(
     of_input: bool = False,
     specs: Sequence[TensorSpec] = (),
 ) -> Gradients:
-    """Take one step of the model in training mode, without dropout, on these items. `target` is made where it is None.
+    """Take one step of the model in training mode, without dropout, on these items.
+
+    Draw the target if it is None; repeat a smaller batch's.
 
     Precisions are those of training, or "fp64". Under fp16 gradients of activations are as small as they are where the
     loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one. With
@@ -156,27 +158,26 @@ def step(
     model, inputs = _rounding(restore(source, state).to(dtype), precision, blur), typed(arrays, dtype)
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if of_input or source.layer is not None:
-        trained |= zip(input_names(len(inputs)), (x.requires_grad_() for x in inputs), strict=True)
+        floats = {name: x for name, x in zip(input_names(len(inputs)), inputs, strict=True) if x.is_floating_point()}
+        trained |= {name: x.requires_grad_() for name, x in floats.items()}
     items = _items(specs, inputs)
-    goal = None if target is None else typed([target], dtype)[0]
+    objective = Objective(head, source.outputs, [spec.name for spec in specs], target)
     for scale in _SCALES if precision == "amp-fp16" else [items / (batch or items) if precision == "fp16" else 1.0]:
-        first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
-        goal = seeded_target(first, head, items) if goal is None else goal
-        root, gradients = _backward(first, goal, head, trained, scale)
+        result = _forward(model, specs, inputs, precision, scale)
+        root, gradients = _backward(*objective.start(result, inputs), trained, scale)
         if all(stored(g)[0].isfinite().all() for g in gradients.values()):
             break
     return Gradients(
         root.detach().numpy(),
-        None if goal is None else goal.numpy(),
+        None if objective.target is None else objective.target.numpy(),
         {name: sampled(g).numpy() for name, g in gradients.items()},
         {name: float(stored(g.coalesce() if g.is_sparse else g)[0].double().norm()) for name, g in gradients.items()},
     )
 
 
 def _backward(
-    first: Tensor, goal: Tensor | None, head: str, trained: Mapping[str, Tensor], scale: float
+    root: Tensor, gradient: Tensor | None, trained: Mapping[str, Tensor], scale: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    root, gradient = start_of_backward(first, goal, head)
     for tensor in trained.values():
         tensor.grad = None
     root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)

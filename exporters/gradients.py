@@ -55,7 +55,7 @@ def finite(ours: Array, reference: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Result of one step: the loss, or with the head "logits" the output, and what the head needs (`target`).
+    """Result of one step: the loss, or with the head "logits" the output, and its objective's `target`.
 
     By parameter, and by input if asked for: elements of the gradient, at `positions`, and the norm of all of it.
     """
@@ -122,10 +122,15 @@ def reference_items(batch: int) -> int:
     return 1 if batch % 2 else 2
 
 
-def tiled(array: Array, batch: int, is_gradient: bool = False) -> Array:
-    """Repeat items up to `batch`; a gradient of a mean over the items becomes one over the batch."""
-    repeated = np.concatenate([array] * (batch // len(array)))
-    return repeated * np.float32(len(array) / batch) if is_gradient else repeated
+def tiled(array: Array, shape: Sequence[int], is_gradient: bool = False) -> Array:
+    """Repeat an array up to `shape`; a gradient of a mean over the items becomes one over the larger batch."""
+    repeated: Array = np.tile(array, [size // own for size, own in zip(shape, array.shape, strict=True)])
+    return np.asarray(repeated * np.float32(array.size / repeated.size)) if is_gradient else repeated
+
+
+def corner(array: Array, shape: Sequence[int]) -> Array:
+    """Return the first elements along each axis: of a batch that repeats items the smaller batch's."""
+    return array[tuple(map(slice, shape))] if array.ndim == len(shape) else array
 
 
 def input_names(count: int) -> list[str]:
@@ -138,14 +143,13 @@ def is_input(name: str) -> bool:
 
 
 def of_reference_items(
-    specs: Sequence[TensorSpec], gradients: Sequence[Any], batch: int
+    specs: Sequence[TensorSpec], gradients: Sequence[Any], batch: int, items: int
 ) -> Iterator[tuple[str, Any, float]]:
-    """Yield each input's gradient: its name, the part of the first items (`reference_items`), and the factor that makes
-    it what it were if the batch had only these.
+    """Yield each input's gradient: its name, the part of the first `items`, and a factor: a batch of only these would
+    have the product.
 
     Without `specs` each input's leading dimension is the batch. One without a batch dimension is of all items.
     """
-    items = reference_items(batch)
     for number, (name, gradient) in enumerate(zip(input_names(len(gradients)), gradients, strict=True)):
         own = specs[number : number + 1]
         if gradient is not None:

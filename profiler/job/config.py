@@ -281,15 +281,30 @@ class TrainingEntry(_Strict):
 
     optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], _Some] = ["none"]
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
+    loss: str | dict[str, str] = {}
+    """A user's loss in place of the head's: of all models, or of each that is named."""
     dropout: bool = False
     input_gradient: bool | list[str] = False
     """Compute the gradient of the input, too: of all models, or of those named."""
 
+    @model_validator(mode="after")
+    def _check_losses(self) -> TrainingEntry:
+        for word in self.losses:
+            if not _is_factory(word):
+                raise mistake(f"'{word}' is not of the form package.module:function, without .py", "loss")
+        return self
+
     def settings(self, model: str) -> list[Training]:
         """List a model's settings, one an optimizer."""
-        names = self.input_gradient
+        names, losses = self.input_gradient, self.loss
         with_input = names if isinstance(names, bool) else model in names
-        return [Training(optimizer, self.head, self.dropout, with_input) for optimizer in self.optimizers]
+        head = losses if isinstance(losses, str) else losses.get(model, self.head)
+        return [Training(optimizer, head, self.dropout, with_input) for optimizer in self.optimizers]
+
+    @property
+    def losses(self) -> list[str]:
+        """The functions that it names."""
+        return [self.loss] if isinstance(self.loss, str) else list(self.loss.values())
 
 
 class LargestBatch(_Strict):

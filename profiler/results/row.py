@@ -72,7 +72,7 @@ def row_of(
 
 def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
     """Return the settings of training, corrected by the proof."""
-    ran = {"dropout": proof.dropout} if proof else {}
+    ran = {"head": proof.head, "dropout": proof.dropout} if proof else {}
     return dataclasses.asdict(case.training) | {name: value for name, value in ran.items() if value is not None}
 
 

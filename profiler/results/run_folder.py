@@ -291,6 +291,7 @@ def without_foreign_code(config: Config, folder: Path, option: str, trusted: boo
     if trusted or host_and_user().items() <= RunFolder(folder).read_environment().items():
         return config
     factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
+    factories += config.training.losses
     if named := ", ".join(factories):
         places = ", ".join(map(str, config.import_from))
         advice = "read that code, then add --trust-code"

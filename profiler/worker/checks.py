@@ -23,10 +23,10 @@ from exporters.gradients import (
     Deviation,
     GradientReference,
     Gradients,
+    corner,
     deviation,
     is_input,
     reference_items,
-    tiled,
     unlike,
 )
 from exporters.inputs import distinct_items, drawn_inputs, how_drawn, seeded_inputs
@@ -221,11 +221,9 @@ def _check_gradients(
     """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
     case, items = task.case, reference_items(task.case.batch_size)
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
-    target = truth.target
-    if target is not None:
-        target = tiled(target, case.batch_size, is_gradient=case.training.head == "logits")
-    output, gradients = session.gradients(seeded_inputs(task.prepared.specs, case.batch_size, items), target)
-    output = output[:items] if output.ndim else output
+    inputs = seeded_inputs(task.prepared.specs, case.batch_size, items)
+    output, gradients = session.gradients(inputs, truth.target)
+    output = corner(output, truth.result.shape)
     result.reference = "step-fp64-cpu"
     if unlike(output, truth.result):
         result.take(parity.judge(case.precision, [parity.compare(Pair(output, truth.result))]))

@@ -18,7 +18,7 @@ from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Gradients, deviation, reference_items, tiled
+from exporters.gradients import Gradients, deviation, reference_items
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
@@ -63,7 +63,7 @@ def true_gradients(session: Any, layer: Conv2d, cache: Cache) -> list[torch.Tens
     source = ModelSource("a-layer", layer=layer)
     module = restore(source, cached_state(source, cache)).double()
     x = session.inputs[0].detach().double().contiguous().requires_grad_()
-    module(x).backward(session.training.target.double())
+    module(x).backward(session.training.objective.target.double())
     found = [tensor.grad for tensor in (x, *module.parameters())]
     return [gradient for gradient in found if gradient is not None]
 
@@ -107,8 +107,7 @@ def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache
     truth = Gradients.read(reference.path)
     assert truth.samples.keys() == {"input", "weight", "bias"}
     assert truth.target is not None
-    inputs = [tiled(array, BATCH) for array in seeded_inputs(specs, items)]
-    output, gradients = session.gradients(inputs, tiled(truth.target, BATCH, is_gradient=True))
+    output, gradients = session.gradients(seeded_inputs(specs, BATCH, items), truth.target)
     assert max(deviation(output[:items], gradients, truth).tensors.values()) < 1e-5
     # The input's alone is wrong, which the parameters' gradients do not show.
     swapped = {**gradients, "input": gradients["input"][::-1]}

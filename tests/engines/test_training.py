@@ -17,7 +17,7 @@ from engines.base import Job, Trainable
 from engines.options import EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Deviation, Gradients, deviation, own_name, reference_items, tiled
+from exporters.gradients import Deviation, Gradients, corner, deviation, own_name, reference_items
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
@@ -31,6 +31,41 @@ def tiny():
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Dropout(0.5),
         nn.AvgPool2d(2), nn.Flatten(), nn.Linear(288, 10),
     )
+
+class Shaped(nn.Module):
+    '''Returns what `how` names; a force comes from a gradient inside forward.'''
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.model = how, tiny()
+        self.model[-1] = nn.Linear(288, 24)
+    def forward(self, x):
+        if self.how == "forces":
+            with torch.enable_grad():
+                x = x.requires_grad_()
+                energy = self.model(x).square().sum(1)
+                forces, = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return {"forces": forces, "energy": energy}
+        y = self.model(x)
+        shapes = {
+            "tokens": lambda: y.view(-1, 4, 6), "rows": lambda: y.view(-1, 6),
+            "first": lambda: y.view(-1, 4, 6).transpose(0, 1), "pixels": lambda: y.view(-1, 6, 2, 2),
+            "item": lambda: y.mean(1), "one": lambda: y[:, :1], "scalar": lambda: y.square().mean(),
+            "own": lambda: {"logits": y, "loss": y.tanh().mean()},
+        }
+        return shapes[self.how]()
+
+def tokens(): return Shaped("tokens")
+def rows(): return Shaped("rows")
+def first(): return Shaped("first")
+def pixels(): return Shaped("pixels")
+def item(): return Shaped("item")
+def one(): return Shaped("one")
+def scalar(): return Shaped("scalar")
+def own(): return Shaped("own")
+def forces(): return Shaped("forces")
+
+def smooth(y): return y.log_softmax(1).mean().neg()
+def rebuilt(y, x): return (y.mean() - x.mean()).square()
 
 def loud():
     '''Its gradients are some 1e4: times a loss scale of 65536 no fp16 holds them.'''
@@ -86,11 +121,9 @@ def compared(
     of_input = session.job.training.input_gradient
     reference = cached_gradients(model, specs, state, head, items, [precision], cache, [batch], of_input)
     truth = Gradients.read(reference.path)
-    inputs = [tiled(array, batch) for array in seeded_inputs(specs, items)]
-    assert truth.target is not None
-    output, found = session.gradients(inputs, tiled(truth.target, batch, is_gradient=head == "logits"))
+    output, found = session.gradients(seeded_inputs(specs, batch, items), truth.target)
     assert all(sample.dtype == np.float32 for sample in found.values())
-    return deviation(output[:items] if output.ndim else output, found, truth), reference.own[own_name(precision, batch)]
+    return deviation(corner(output, truth.result.shape), found, truth), reference.own[own_name(precision, batch)]
 
 
 def weights(session: Any) -> list[torch.Tensor]:
@@ -145,7 +178,7 @@ def test_the_head_of_logits_has_no_loss(open_session: Open) -> None:
     session.run(ignore)
     (output,) = session.outputs()
     assert output.shape == (BATCH, 10)
-    gradient = session.training.target
+    gradient = session.training.objective.target
     np.testing.assert_allclose(gradient.norm(dim=1), 1 / BATCH, rtol=1e-5)
     # The bias's gradient is the sum of the output's.
     torch.testing.assert_close(session.model.get_parameter("8.bias").grad, gradient.sum(0))
@@ -182,6 +215,44 @@ def test_the_iteration_that_was_measured_shows_the_references_gradients(
     assert found.gradient < 3 * max(own.gradient, 1e-6)
     assert found.result < 0.02
     assert found.zeros == []
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "form", "shape"),
+    [
+        ("tiny", "cross-entropy", "cross-entropy", ()),
+        ("tiny", "mean-square", "mean-square", ()),
+        ("tokens", "cross-entropy", "token-cross-entropy", ()),
+        ("pixels", "cross-entropy", "pixel-cross-entropy", ()),
+        ("own", "cross-entropy", "own", ()),
+        *[(name, "cross-entropy", "mean-square", ()) for name in ("item", "one", "scalar")],
+        *[("tiny", f"training_factories:{loss}", f"training_factories:{loss}", ()) for loss in ("smooth", "rebuilt")],
+        ("item", "logits", "logits", (BATCH,)),
+        ("scalar", "logits", "logits", ()),
+        ("rows", "logits", "logits", (4 * BATCH, 6)),
+        ("first", "logits", "logits", (4, BATCH, 6)),
+        ("forces", "logits", "logits", (BATCH, 3, 16, 16)),
+    ],
+)
+def test_the_backward_pass_starts_from_what_the_proof_names(
+    open_session: Open, cache: Cache, name: str, head: str, form: str, shape: tuple[int, ...]
+) -> None:
+    session = open_session(name=name, head=head)
+    session.run(ignore)
+    (output,) = session.outputs()
+    assert output.shape == shape
+    found, own = compared(cache, session, "fp32", head, name)
+    assert found.gradient < 3 * max(own.gradient, 1e-6) and found.result < 1e-5
+    assert session.proof().head == form
+
+
+@needs("jax")
+@pytest.mark.parametrize("name", ["tokens", "pixels", "own", "scalar"])
+def test_jax_starts_where_torch_does(open_session: Open, cache: Cache, name: str) -> None:
+    session = open_session(engine="jax", name=name)
+    session.run(ignore)
+    found, own = compared(cache, session, "fp32", name=name)
+    assert found.gradient < 3 * max(own.gradient, 1e-6) and found.result < 1e-5
 
 
 @needs("compiled")

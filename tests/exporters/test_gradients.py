@@ -28,7 +28,6 @@ from exporters.gradients import (
     positions,
     reference_items,
     relative_l2,
-    tiled,
     unlike,
 )
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
@@ -129,9 +128,9 @@ def test_the_reference_is_what_fp64_gives(cache: Cache, items: int, of_input: bo
 def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None:
     gradients = [np.ones((6, 3)), None, np.ones((3, 6)), np.ones(4)]
     specs = [TensorSpec(name, shape, "float32") for name, shape in SHAPES.items()]
-    found = {name: (part.shape, factor) for name, part, factor in of_reference_items(specs, gradients, 6)}
+    found = {name: (part.shape, factor) for name, part, factor in of_reference_items(specs, gradients, 6, 2)}
     assert found == {"input 1": ((2, 3), 3.0), "input 3": ((3, 2), 3.0), "input 4": ((4,), 1.0)}
-    (alone,) = of_reference_items([], [np.ones((5, 2))], 5)
+    (alone,) = of_reference_items([], [np.ones((5, 2))], 5, 1)
     assert (alone[0], alone[1].shape, alone[2]) == ("input", (1, 2), 5.0)
 
 
@@ -169,10 +168,9 @@ def test_a_batch_of_repeated_items_has_the_same_gradients(cache: Cache, head: st
     found = reference(cache, head=head, items=items)
     assert reference_items(batch) == items
     model = source("tiny")
-    arrays = [tiled(array, batch) for array in seeded_inputs(input_specs(model), items)]
-    target = tiled(found.target, batch, is_gradient=head == "logits")
-    assert len(arrays[0]) == len(target) == batch
-    again = step(model, cached_state(model, cache), arrays, head, "fp64", target)
+    arrays = seeded_inputs(input_specs(model), batch, items)
+    again = step(model, cached_state(model, cache), arrays, head, "fp64", found.target)
+    assert again.target is not None and len(again.target) == batch
     result = again.result[:items] if head == "logits" else again.result
     assert deviation(result, again.samples, found).gradient < 1e-6, "a gradient is tiled in float32"
     assert deviation(result, again.samples, found).result < 1e-12

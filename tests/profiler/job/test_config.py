@@ -52,6 +52,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("device: gpu"), 3, "device: 'gpu' cuda"),
     (more("published: cnn"), 3, "published: 'cnn'"),
     (more("training: {optimizers: [adam]}"), 3, "training.optimizers[0]: 'adam' adamw"),
+    (more("training: {loss: net.py}"), 3, "training.loss 'net.py' package.module:function"),
     (more("exclude:\n  - {engine: ort}\n  - {model: alexnt}"), 5, "exclude[1].model: mean 'alexnet'?"),
     (more("exclude: [{modl: alexnet}]"), 3, "exclude[0]: 'modl' mean 'model'?"),
     (more("exclude: [{}]"), 3, "exclude[0]: conditions"),

@@ -51,6 +51,7 @@ from profiler.worker.task import Prepared, Step, Task, static_graph
 pytestmark = pytest.mark.slow
 
 FACTORIES = '''
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -272,6 +273,21 @@ class Drops(Logits):
         return super().forward(nn.functional.dropout(x, 0.5, self.training))
 
 
+class Forces(nn.Module):
+    """Computes a gradient inside forward, with gradients turned on there or by whoever calls it."""
+
+    def __init__(self, on=True):
+        super().__init__()
+        self.model, self.on = net(), on
+
+    def forward(self, x):
+        with torch.enable_grad() if self.on else contextlib.nullcontext():
+            x = x.requires_grad_()
+            energy = self.model(x).square().sum(1)
+            (forces,) = torch.autograd.grad(energy.sum(), x, create_graph=self.training)
+        return {"forces": forces, "energy": energy}
+
+
 class Sparse(nn.Module):
     """Looks up a few rows of a large table, whose gradient is sparse."""
 
@@ -392,6 +408,10 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     ),
     (trained(image("Logits", factor="0")), "", {"unchecked-gradients"}, {}),
     (trained(image("net"), dropout=True), "", {"unchecked-gradients"}, {"checked": False}),
+    *[(case(image("Forces", on=on)), "", set(), {}) for on in (True, False)],
+    (trained(image("Forces"), head="logits"), "", set(), {}),
+    (trained(image("net"), input_gradient=True, head="mean-square"), "", set(), {}),
+    (trained(replace(TEXT, outputs=("logits",)), input_gradient=True), "", set(), {}),
     (trained(image("Drops")), "", {"unchecked-gradients"}, {}),
     (trained(replace(TEXT, outputs=("logits",)), batch_size=2), "", set(), {}),
 ]
@@ -423,6 +443,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
     [
         (trained(TEXT), r"starts from output 'ids', which is torch.int64: write `outputs: \[logits\]`"),
         (case(image("Boxes"), engine="ort"), "export to ONNX failed"),
+        (trained(SPARSE, input_gradient=True), "input_gradient: the model has no input of floats"),
         *[(trained(SPARSE, each), "takes no sparse gradients, as table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),

@@ -1,0 +1,147 @@
+"""Start a backward pass: from a loss of a module's result, or from a fixed gradient of an output.
+
+Measured iterations and the reference of their gradients share this module, so both differentiate the same thing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from exporters.calls import named_outputs, trained_output
+from exporters.errors import sentence
+from exporters.gradients import Array, tiled
+from exporters.source import ModelError
+
+SEED = 0
+OWN = "own"
+"""The head of a module that returns its loss under the name "loss"."""
+Loss = Callable[[Any, Sequence[Tensor]], Tensor]
+"""Takes a module's result and its inputs."""
+_FORMS = {
+    2: ("cross-entropy", 1),
+    3: ("token-cross-entropy", 2),
+    4: ("pixel-cross-entropy", 1),
+    5: ("pixel-cross-entropy", 1),
+}
+"""By an output's dimensions the form of cross entropy, and the axis of the classes."""
+_DRAWN = 2
+"""Rows of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
+
+
+def form(head: str, shape: Sequence[int]) -> str:
+    """Name what `head` is for an output of this shape: cross entropy has forms, and needs two classes."""
+    if head != "cross-entropy":
+        return head
+    name, axis = _FORMS.get(len(shape), ("mean-square", 0))
+    return name if shape and shape[axis] > 1 else "mean-square"
+
+
+def draw(name: str, shape: Sequence[int]) -> Tensor | None:
+    """Draw what a form needs for an output of this shape: classes, a gradient for "logits", nothing for "mean-square".
+
+    The gradient has norm 1 over axis 1, divided by the rows as a mean loss would.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    if name == "mean-square":
+        return None
+    if name != "logits":
+        axis = _FORMS[len(shape)][1]
+        return torch.randint(shape[axis], (*shape[:axis], *shape[axis + 1 :]), generator=generator)
+    if not shape:
+        return torch.ones(())
+    rows, drawn = shape[0], min(shape[0], _DRAWN)
+    gradient = torch.randn(drawn, *shape[1:], generator=generator)
+    norm = gradient.abs() if len(shape) == 1 else torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+    return (gradient / (rows * norm))[torch.arange(rows) % drawn]
+
+
+class Objective:
+    """Where a backward pass starts, for results of one shape.
+
+    The first result sets `name`, the form of the head, and `target`: drawn, or repeated from `given`, which a smaller
+    batch had.
+    """
+
+    def __init__(
+        self, head: str, outputs: Sequence[str] = (), inputs: Sequence[str] = (), given: Array | None = None
+    ) -> None:
+        self.head, self.outputs, self.given = head, outputs, given
+        self.name = ""
+        self.target: Tensor | None = None
+        self._loss = user_loss(head, inputs) if ":" in head else None
+
+    def start(self, result: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the tensor to differentiate, and its gradient for the head "logits"; a loss is at least in fp32."""
+        if self._loss is not None:
+            self.name = self.head
+            return self._loss(result, inputs), None
+        if self.head == "cross-entropy" and self.outputs[:1] in ((), ("loss",)):
+            own = named_outputs(result).get("loss")
+            if own is not None and own.is_floating_point():
+                self.name = OWN
+                return own.mean(), None
+        first = trained_output(result, self.outputs)
+        if not self.name:
+            self._begin(first)
+        if self.name == "logits":
+            return first, self.target
+        first = first.to(torch.promote_types(first.dtype, torch.float32))
+        if self.target is None:
+            return first.square().mean(), None
+        if self.name == "token-cross-entropy":
+            return cross_entropy(first.flatten(0, 1), self.target.flatten()), None
+        return cross_entropy(first, self.target), None
+
+    @torch.no_grad()
+    def refill(self, given: Array | None) -> None:
+        """Copy a smaller batch's target into the very tensor that iterations read, as a captured graph needs."""
+        self.given = given
+        if self.target is not None:
+            assert given is not None
+            self.target.copy_(torch.from_numpy(tiled(given, self.target.shape, self.name == "logits")))
+
+    def _begin(self, first: Tensor) -> None:
+        self.name = form(self.head, first.shape)
+        target = draw(self.name, first.shape)
+        if target is not None:
+            dtype = first.dtype if self.name == "logits" else target.dtype
+            order = torch.channels_last if _is_channels_last(first, target) else torch.contiguous_format
+            self.target = target.to(first.device, dtype, memory_format=order)
+            if self.given is not None:
+                self.refill(self.given)
+
+
+def _is_channels_last(first: Tensor, target: Tensor) -> bool:
+    return target.dim() == 4 and not first.is_contiguous() and first.is_contiguous(memory_format=torch.channels_last)
+
+
+def user_loss(word: str, names: Sequence[str]) -> Loss:
+    """Import a loss, "package.module:function". Raises ModelError.
+
+    It takes the module's result, and then the inputs that its parameters name, or else the first ones.
+    """
+    module, _, name = word.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except Exception as error:
+        raise ModelError(f"loss {word!r} cannot be had: {sentence(error)}") from error
+    asked = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+
+    def loss(result: Any, inputs: Sequence[Tensor]) -> Tensor:
+        named = dict(zip(names, inputs, strict=False))
+        is_named = all(each in named for each in asked)
+        value = function(result, *([named[each] for each in asked] if is_named else inputs[: len(asked)]))
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ModelError(f"loss {word!r} returned {kind}: return one number, a tensor of floats")
+        return value
+
+    return loss
