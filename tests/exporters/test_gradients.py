@@ -36,6 +36,8 @@ from exporters.weights import cached_state
 
 SHAPES = {"rows": ("batch", 3), "unused": ("batch",), "columns": (3, "batch"), "shared": (4,)}
 FACTORIES = """
+import random
+
 import torch
 from torch import nn
 
@@ -75,6 +77,10 @@ class Odd(nn.Module):
             x = nn.functional.gumbel_softmax(x)
         elif self.how == "depth" and self.training:
             x = x * (torch.rand(len(x), 1) > 0.5)
+        elif self.how == "layers" and self.training and random.random() > 0.5:
+            x = x * 2
+        elif self.how == "for nothing":
+            torch.rand([])
         elif self.how == "share":
             x = x / x.square().sum(0)
         elif self.how == "single":
@@ -137,9 +143,9 @@ def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None
 @pytest.mark.parametrize(
     ("how", "doubt"),
     [
-        *[(how, "random") for how in ("dropout", "noise", "gumbel", "depth")],
+        *[(how, "random") for how in ("dropout", "noise", "gumbel", "depth", "layers")],
         ("share", "dependent"),
-        *[(how, "") for how in ("plain", "single")],
+        *[(how, "") for how in ("plain", "single", "for nothing")],
     ],
 )
 def test_a_step_that_no_row_can_repeat_says_why(cache: Cache, tmp_path: Path, how: str, doubt: str) -> None:
