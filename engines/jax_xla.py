@@ -63,7 +63,7 @@ class JaxSession:
         if job.pass_ == "training":
             if hooked := hooked_tensors(model):
                 raise Unsupported(f"JAX runs no hooks of torch, as {hooked[0]} has")
-            prepare_to_train(model, job.training.dropout)
+            prepare_to_train(model, job.training.dropout, job.training.input_gradient)
         job.phase(Phase.BUILD)
         self.program = trace(model, job.inputs, job.specs)
         self.inputs = [self._to_device(array) for array in job.inputs]

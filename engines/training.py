@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from exporters.calls import prepare_to_train, sampled, stored
 from exporters.gradients import of_reference_items, reference_items
 from exporters.inputs import first_items
 from exporters.losses import Objective, draw
+from exporters.source import ModelError
 
 LEARNING_RATE = 1e-6
 """So small that weights stay what they are over thousands of iterations on one batch: learned by heart, its gradients
@@ -27,6 +29,9 @@ SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 Part = Callable[[Tensor, Tensor, Tensor], Any]
 """A layer's gradInput or gradWeight: a function of the output's gradient, the input and the weights."""
+_ONE_VALUE = "Expected more than 1 value per channel when training"
+_NO_INPUT = "None of the inputs have requires_grad=True"
+"""As torch says it of batch normalization, and of a reentrant checkpoint (torch 2.13)."""
 _HALVINGS = 32
 """Most halvings of a loss scale that starts at 65536."""
 
@@ -49,7 +54,7 @@ class TrainingStep:
         self.objective = self.new_objective()
         autocast = PRECISION_TABLE[job.precision].autocast
         self._type: torch.dtype | None = getattr(torch, autocast) if autocast else None
-        prepare_to_train(model, job.training.dropout)
+        prepare_to_train(model, job.training.dropout, job.training.input_gradient)
         floats = [x for x in inputs if x.is_floating_point()]
         if job.training.input_gradient and not floats:
             raise Unsupported(NO_FLOATS)
@@ -64,10 +69,10 @@ class TrainingStep:
     def __call__(self, mark: Mark) -> Tensor:
         is_first = self._scale is None
         if is_first:
-            self._scale = self._find_scale()
-        result = self.forward_and_backward(self.call, self.inputs, self.objective, mark)
-        if is_first:
-            self._refuse()
+            with self._first():
+                self._scale = self._find_scale()
+        with self._first() if is_first else contextlib.nullcontext():
+            result = self.forward_and_backward(self.call, self.inputs, self.objective, mark)
         if self.optimizer is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -84,6 +89,8 @@ class TrainingStep:
         with self._autocast():
             result = call_module(call, self.specs, inputs)
         root, gradient = objective.start(result, inputs)
+        if not root.requires_grad:
+            raise ModelError("the output has no gradient: forward detaches it, or runs under torch.no_grad")
         mark("forward")
         if gradient is None:
             self.scaler.scale(root).backward()
@@ -136,9 +143,29 @@ class TrainingStep:
             self.scaler.update(scale / 2)
         return unscaled
 
-    def _refuse(self) -> None:
-        """Raise Unsupported where the first iteration has shown that the others cannot be measured."""
-        sparse = [name for name, p in self.model.named_parameters() if p.grad is not None and p.grad.is_sparse]
+    @contextlib.contextmanager
+    def _first(self) -> Iterator[None]:
+        """Raise ModelError or Unsupported where the first iteration shows that there is nothing to measure."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                yield
+            except ValueError as error:
+                if _ONE_VALUE not in str(error):
+                    raise
+                raise ModelError(
+                    "batch normalization sees one value per channel, which has no variance: train with a larger batch"
+                ) from error
+        for warning in caught:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if any(_NO_INPUT in str(warning.message) for warning in caught):
+            lost = sum(p.grad is None for p in trained.values())
+            raise ModelError(
+                f"reentrant checkpointing lost the gradients of {lost} of {len(trained)} parameters, since no input of "
+                "a checkpoint requires one: pass use_reentrant=False"
+            )
+        sparse = [name for name, p in trained.items() if p.grad is not None and p.grad.is_sparse]
         if sparse and self.optimizer is not None:
             layer = sparse[0].rpartition(".")[0] or sparse[0]
             raise Unsupported(

@@ -155,9 +155,16 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def prepare_to_train(model: nn.Module, dropout: bool) -> None:
+def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False) -> None:
     """Set training mode; without `dropout` its modules pass everything on, as do those that hold a probability in an
-    attribute with "drop" in its name (nn.LSTM.dropout, transformers' layerdrop, timm's drop_prob)."""
+    attribute with "drop" in its name (nn.LSTM.dropout, transformers' layerdrop, timm's drop_prob).
+
+    Raises ModelError where there is nothing to train, unless the gradient of the input is asked for.
+    """
+    parameters = list(model.parameters())
+    if not of_input and not any(parameter.requires_grad for parameter in parameters):
+        frozen = f"all {len(parameters)} parameters are frozen: set requires_grad of those that train"
+        raise ModelError(frozen if parameters else "the model has no parameters to train")
     model.train()
     if not dropout:
         for module in model.modules():

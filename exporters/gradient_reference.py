@@ -163,7 +163,7 @@ def step(
     Raises exporters.source.ModelError, and what the model raises.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
-    model, inputs = _rounding(restore(source, state).to(dtype), precision, blur), typed(arrays, dtype)
+    model, inputs = _rounding(restore(source, state).to(dtype), precision, blur, of_input), typed(arrays, dtype)
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if of_input or source.layer is not None:
         floats = {name: x for name, x in zip(input_names(len(inputs)), inputs, strict=True) if x.is_floating_point()}
@@ -222,10 +222,10 @@ def _forward(
     return functional_call(model, parameters, *arguments(specs, inputs))
 
 
-def _rounding(model: nn.Module, precision: str, blur: int) -> nn.Module:
+def _rounding(model: nn.Module, precision: str, blur: int, of_input: bool) -> nn.Module:
     """Set training mode, with modules that round: under TF32 what convolutions and products multiply, forward and
     backward; at half precision, or to blur, what any leaf module returns, and the gradient that comes back to it."""
-    prepare_to_train(model, dropout=False)
+    prepare_to_train(model, False, of_input)
     narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
     if precision in _HALVES:
         narrow = _through(_HALVES[precision])

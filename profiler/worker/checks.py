@@ -246,6 +246,8 @@ def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
     norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
     if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
         return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}{drawn}"
+    if not truth.norms:
+        return Warning("unchecked-gradients", "hooks of the model leave no gradients")
     if not any(truth.norms.values()):
         return Warning("unchecked-gradients", f"the reference's gradients are zero{drawn}")
     return None

@@ -202,6 +202,7 @@ def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None
         (math.inf, {"weight": 1.0}, {}, "nothing .* in the loss; x is drawn"),
         (1.0, {"weight": 0.0, "bias": 0.0}, {}, "unchecked-gradients: the reference's gradients are zero; x is drawn"),
         (1.0, {"weight": 1.0, "bias": 0.0}, {}, "None"),
+        (1.0, {}, {}, "unchecked-gradients: hooks of the model leave no gradients"),
         (1.0, {"weight": 1.0}, {"is_random": True}, "unchecked-gradients: the model draws random numbers"),
         (1.0, {"weight": 1.0}, {"is_dependent": True}, "unchecked-gradients: the loss is no mean over the items"),
     ],

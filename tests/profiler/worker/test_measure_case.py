@@ -57,6 +57,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Attention(nn.Module):
@@ -288,6 +289,23 @@ class Forces(nn.Module):
         return {"forces": forces, "energy": energy}
 
 
+class Untrained(nn.Module):
+    """Four blocks that do not train, for a reason that `how` names."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.norm, self.last = how, nn.BatchNorm1d(32), nn.Linear(32, 5)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.requires_grad_(how != "frozen")
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True) if self.how == "reentrant" else block(x)
+        with torch.no_grad() if self.how == "no_grad" else contextlib.nullcontext():
+            return self.last(self.norm(x) if self.how == "norm" else x)
+
+
 class Sparse(nn.Module):
     """Looks up a few rows of a large table, whose gradient is sparse."""
 
@@ -443,6 +461,11 @@ def test_a_row_is_ok_or_says_what_is_wrong(
     [
         (trained(TEXT), r"starts from output 'ids', which is torch.int64: write `outputs: \[logits\]`"),
         (case(image("Boxes"), engine="ort"), "export to ONNX failed"),
+        (trained(source("Untrained", how="frozen")), "^all 12 parameters are frozen: set requires_grad"),
+        (trained(source("Untrained", how="no_grad")), "^the output has no gradient: forward detaches it, or runs"),
+        (trained(source("Untrained", how="reentrant")), "^reentrant checkpointing lost the gradients of 10 of 12"),
+        (trained(source("Untrained", how="norm"), batch_size=1), "^batch normalization sees one value per channel"),
+        (trained(source("Pooling")), "^the model has no parameters to train"),
         (trained(SPARSE, input_gradient=True), "input_gradient: the model has no input of floats"),
         *[(trained(SPARSE, each), "takes no sparse gradients, as table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
@@ -457,7 +480,7 @@ def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(
     measure: Measure, one: Case, says: str
 ) -> None:
     with pytest.raises((ModelError, Unsupported), match=says):
-        measure(one)
+        measure(one, checked=one.pass_ == "inference")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are read on Linux")
