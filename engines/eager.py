@@ -211,7 +211,7 @@ class EagerSession:
             compute_types=dict(compute_types),
             tf32=cuda and tf32,
             cudnn=cuda and torch.backends.cudnn.enabled,
-            head=self.training.objective.name if self.training else None,
+            head=self.training.objectives[0].name if self.training else None,
             dropout=self.drops if self.training else None,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,

@@ -47,6 +47,8 @@ class JaxSession:
     def __init__(self, job: Job[Options]) -> None:
         if job.training.optimizer != "none":
             raise Unsupported("the JAX engine trains without an optimizer's step: ask for optimizers: [none]")
+        if job.training.accumulation > 1:
+            raise Unsupported("the JAX engine accumulates no gradients: ask for accumulation: 1")
         self.job = job
         # XLA's CPU client reads it as it starts, and else takes every core.
         os.environ.setdefault("NPROC", str(torch.get_num_threads()))
@@ -63,7 +65,8 @@ class JaxSession:
         if job.pass_ == "training":
             if hooked := hooked_tensors(model):
                 raise Unsupported(f"JAX runs no hooks of torch, as {hooked[0]} has")
-            prepare_to_train(model, job.training.dropout, job.training.input_gradient)
+            asked = job.training
+            prepare_to_train(model, asked.dropout, asked.input_gradient, asked.frozen)
         job.phase(Phase.BUILD)
         self.program = trace(model, job.inputs, job.specs)
         self.inputs = [self._to_device(array) for array in job.inputs]

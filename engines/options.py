@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
-Optimizer = Literal["none", "sgd", "adamw"]
+Optimizer = Literal["none", "sgd", "adamw", "sgd-foreach", "adamw-foreach"]
 Head = Literal["cross-entropy", "mean-square", "logits"]
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 PASSES: tuple[Pass, ...] = ("inference", "training")
-OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
+OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw", "sgd-foreach", "adamw-foreach")
 HEADS: tuple[Head, ...] = ("cross-entropy", "mean-square", "logits")
 CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
@@ -74,13 +74,16 @@ class Training:
     A head is one of HEADS, or a user's loss, "package.module:function". With "logits" the backward pass starts from a
     fixed gradient of the network's output, and no loss is computed, as convnet-benchmarks did. Dropout is off unless
     asked for: with it no gradient could be checked. With `input_gradient` the backward pass ends in the gradient of the
-    network's input, which training does not need.
+    network's input, which training does not need. `accumulation` divides the batch into so many parts, whose gradients
+    add up. `frozen` names parameters, or modules with all of theirs, that do not train.
     """
 
     optimizer: Optimizer = "none"
     head: str = "cross-entropy"
     dropout: bool = False
     input_gradient: bool = False
+    accumulation: int = 1
+    frozen: tuple[str, ...] = ()
 
 
 PLAIN = Training()

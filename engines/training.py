@@ -18,7 +18,7 @@ from engines.options import PRECISION_TABLE, TorchOptions
 from exporters.calls import call as call_module
 from exporters.calls import prepare_to_train, sampled, stored
 from exporters.gradients import of_reference_items, reference_items
-from exporters.inputs import first_items
+from exporters.inputs import BATCH, first_items
 from exporters.losses import Objective, draw
 from exporters.source import ModelError
 
@@ -51,10 +51,14 @@ class TrainingStep:
         self.new_objective = partial(
             Objective, job.training.head, job.source.outputs, [spec.name for spec in job.specs]
         )
-        self.objective = self.new_objective()
+        self.parts = job.training.accumulation
+        self.objectives = [self.new_objective() for _ in range(self.parts)]
+        if self.parts > 1 and job.specs and not any(BATCH in spec.shape for spec in job.specs):
+            raise Unsupported("accumulation divides the batch, and this model's is fixed")
         autocast = PRECISION_TABLE[job.precision].autocast
         self._type: torch.dtype | None = getattr(torch, autocast) if autocast else None
-        prepare_to_train(model, job.training.dropout, job.training.input_gradient)
+        asked = job.training
+        prepare_to_train(model, asked.dropout, asked.input_gradient, asked.frozen)
         floats = [x for x in inputs if x.is_floating_point()]
         if job.training.input_gradient and not floats:
             raise Unsupported(NO_FLOATS)
@@ -72,7 +76,7 @@ class TrainingStep:
             with self._first():
                 self._scale = self._find_scale()
         with self._first() if is_first else contextlib.nullcontext():
-            result = self.forward_and_backward(self.call, self.inputs, self.objective, mark)
+            result = self.forward_and_backward(self.call, self.inputs, self.objectives, mark)
         if self.optimizer is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -80,30 +84,38 @@ class TrainingStep:
         return result
 
     def forward_and_backward(
-        self, call: Callable[..., Any], inputs: Sequence[Tensor], objective: Objective, mark: Mark
+        self, call: Callable[..., Any], inputs: Sequence[Tensor], objectives: Sequence[Objective], mark: Mark
     ) -> Tensor:
-        """Return the loss (or output); parameters and inputs keep their gradients, times the loss scale."""
+        """Run a part of the batch for each objective; return the last one's loss (or output).
+
+        Parameters and inputs keep their gradients, a mean over the parts, times the loss scale.
+        """
+        size = -(-self.batch // len(objectives))
         self.model.zero_grad(set_to_none=True)
         for x in inputs:
             x.grad = None
-        with self._autocast():
-            result = call_module(call, self.specs, inputs)
-        root, gradient = objective.start(result, inputs)
-        if not root.requires_grad:
-            raise ModelError("the output has no gradient: forward detaches it, or runs under torch.no_grad")
-        mark("forward")
-        if gradient is None:
-            self.scaler.scale(root).backward()
-        else:
-            root.backward(self.scaler.scale(gradient))
-        mark("backward")
+        for number, objective in enumerate(objectives):
+            part = inputs if len(objectives) == 1 else first_items(self.specs, inputs, size, number * size)
+            with self._autocast():
+                result = call_module(call, self.specs, part)
+            root, gradient = objective.start(result, part)
+            if not root.requires_grad:
+                raise ModelError("the output has no gradient: forward detaches it, or runs under torch.no_grad")
+            mark("forward")
+            start = root if gradient is None else gradient
+            start = self.scaler.scale(start if len(objectives) == 1 else start / len(objectives))
+            if gradient is None:
+                start.backward()
+            else:
+                root.backward(start)
+            mark("backward")
         return root.detach()
 
     def few(self, items: int) -> None:
         """Run the first items through the module itself, for whoever looks at its operators."""
         inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
         inputs = [x.requires_grad_(own.requires_grad) for x, own in zip(inputs, self.inputs, strict=True)]
-        self.forward_and_backward(self.model, inputs, self.new_objective(), ignore)
+        self.forward_and_backward(self.model, inputs, [self.new_objective()], ignore)
 
     def optimizer_bytes(self) -> int:
         """Count the optimizer's state and the loss scale."""
@@ -119,7 +131,8 @@ class TrainingStep:
         self.model.load_state_dict(state)
         for own, array in zip(self.inputs, inputs, strict=True):
             own.copy_(torch.from_numpy(array))
-        self.objective.refill(target)
+        for objective in self.objectives:
+            objective.refill(target)
         if self._scale is not None:
             self.scaler.update(self._scale)
 
@@ -135,7 +148,7 @@ class TrainingStep:
             sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
             # The optimizer unscales them where they are, unless it skipped its step.
             unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
-            items = reference_items(self.batch)
+            items = reference_items(self.batch // self.parts)
             of_inputs = of_reference_items(self.specs, [x.grad for x in self.inputs], self.batch, items)
             unscaled |= {name: _sample(part) * np.float32(factor / scale) for name, part, factor in of_inputs}
             if self._is_finite():
@@ -169,14 +182,14 @@ class TrainingStep:
         if sparse and self.optimizer is not None:
             layer = sparse[0].rpartition(".")[0] or sparse[0]
             raise Unsupported(
-                f"fused {type(self.optimizer).__name__} takes no sparse gradients, as {layer} has: make it with "
+                f"torch's {type(self.optimizer).__name__} takes no sparse gradients, as {layer} has: make it with "
                 "sparse=False, or ask for optimizers: [none]"
             )
 
     def _find_scale(self) -> float:
         """Find the largest loss scale with which nothing overflows, so that no timed step is skipped."""
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
-            self.forward_and_backward(self.call, self.inputs, self.objective, ignore)
+            self.forward_and_backward(self.call, self.inputs, self.objectives, ignore)
             if self._is_finite():
                 break
             self.scaler.update(self.scaler.get_scale() / 2)
@@ -207,8 +220,9 @@ class LayerStep(TrainingStep):
         target = draw("logits", (self.batch, *first.shape[1:]))
         assert target is not None
         order = torch.channels_last if job.options.channels_last else torch.contiguous_format
-        self.gradient = self.objective.target = target.to(first.device, first.dtype, memory_format=order)
-        self.objective.name = "logits"
+        (objective,) = self.objectives
+        self.gradient = objective.target = target.to(first.device, first.dtype, memory_format=order)
+        objective.name = "logits"
         self.plain = _gradients(model)
         self._grad_input, self._grad_weight = self.plain
 
@@ -261,18 +275,20 @@ def _gradients(module: nn.Conv2d) -> tuple[Part, Part]:
 
 
 def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.optim.Optimizer | None:
-    """Make a `fused` optimizer, whose work on a GPU can be captured, or None."""
+    """Make an optimizer, `fused` unless its name ends in "foreach", or None; its work on a GPU can be captured."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if job.training.optimizer == "sgd":
-        sgd = torch.optim.SGD(parameters, lr=LEARNING_RATE, **SGD, fused=True)
+    name, _, way = job.training.optimizer.partition("-")
+    how: dict[str, Any] = {"lr": LEARNING_RATE, way or "fused": True}
+    if name == "sgd":
+        sgd = torch.optim.SGD(parameters, **SGD, **how)
         for p in parameters:
             # Left to itself the fused step keeps it uninitialized when the first step of all is skipped (torch 2.13).
             sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return sgd
-    if job.training.optimizer == "adamw":
+    if name == "adamw":
         # In fp16 squares of gradients below 0.008 underflow, and 1e-8 would divide by nearly nothing.
         captured, eps = job.options.cuda_graph, 1e-3 if job.precision == "fp16" else 1e-8
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=eps, **ADAMW, fused=True, capturable=captured)
+        return torch.optim.AdamW(parameters, eps=eps, **ADAMW, **how, capturable=captured)
     return None
 
 

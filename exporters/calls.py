@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -155,16 +156,31 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False) -> None:
+def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
+    """Freeze parameters by name, by a pattern such as "*.bias", or by their module's name. Raises ModelError."""
+    parameters = dict(model.named_parameters())
+    for word in frozen:
+        matched = [name for name in parameters if name.startswith(f"{word}.") or fnmatchcase(name, word)]
+        if not matched:
+            known = [*(name for name, _ in model.named_modules() if name), *parameters]
+            raise ModelError(
+                f"frozen: the model has no parameter {word!r}{nearest(word, known, 'see model.named_parameters()')}"
+            )
+        for name in matched:
+            parameters[name].requires_grad_(False)
+
+
+def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, frozen: Sequence[str] = ()) -> None:
     """Set training mode; without `dropout` its modules pass everything on, as do those that hold a probability in an
     attribute with "drop" in its name (nn.LSTM.dropout, transformers' layerdrop, timm's drop_prob).
 
     Raises ModelError where there is nothing to train, unless the gradient of the input is asked for.
     """
+    freeze(model, frozen)
     parameters = list(model.parameters())
     if not of_input and not any(parameter.requires_grad for parameter in parameters):
-        frozen = f"all {len(parameters)} parameters are frozen: set requires_grad of those that train"
-        raise ModelError(frozen if parameters else "the model has no parameters to train")
+        all_frozen = f"all {len(parameters)} parameters are frozen: set requires_grad of those that train"
+        raise ModelError(all_frozen if parameters else "the model has no parameters to train")
     model.train()
     if not dropout:
         for module in model.modules():

@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +77,11 @@ def cached_cost(
     graph: Path | None = None,
     trains: bool = False,
     of_input: bool = False,
+    frozen: Sequence[str] = (),
 ) -> Cost:
     """Count each pass once for all runs; what cannot be counted stays None.
 
-    `of_input` tells whether training computes the gradient of a network's input.
+    `of_input` tells whether training computes the gradient of a network's input, `frozen` what it leaves out.
     """
     source, counted = identified(source), dict[str, int]()
 
@@ -94,7 +96,8 @@ def cached_cost(
     add("inference", graph and graph.name, lambda: _inference(source, specs, source.onnx or graph))
     if trains and source.onnx is None:
         wrt_input = of_input or source.layer is not None
-        add("training", [source.outputs, wrt_input], lambda: _count_module(source, specs, "training", wrt_input))
+        count = partial(_count_module, source, specs, "training", wrt_input, frozen)
+        add("training", [source.outputs, wrt_input, frozen], count)
     return Cost(**counted)
 
 
@@ -110,7 +113,11 @@ def _inference(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | N
 
 
 def _count_module(
-    source: ModelSource, specs: Sequence[TensorSpec], pass_: str = "inference", wrt_input: bool = False
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    pass_: str = "inference",
+    wrt_input: bool = False,
+    frozen: Sequence[str] = (),
 ) -> dict[str, int]:
     """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
     import torch
@@ -118,13 +125,14 @@ def _count_module(
     from torch.utils.flop_counter import FlopCounterMode
 
     from exporters.build_model import build, empty
-    from exporters.calls import call, trained_output
+    from exporters.calls import call, freeze, trained_output
 
     batch, trains = fixed_batch(specs) or _ITEMS, pass_ == "training"
 
     def count(model: nn.Module, device: str) -> dict[str, int]:
         arrays = [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
+        freeze(model, frozen)
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
         # Attention and LSTMs in parts, which torch would run as one kernel each.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)

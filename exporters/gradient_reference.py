@@ -11,7 +11,6 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,23 @@ def cached_gradients(
     cache: Cache,
     batches: Sequence[int] = (),
     of_input: bool = False,
+    frozen: Sequence[str] = (),
 ) -> GradientReference:
     """Take the step in fp64 and at each precision, once for all runs, under fp16 for each of `batches`.
 
     A random model has only the first. Raises what the model raises in training mode.
     """
     source = identified(source)
-    common = [source_key(source), head, items, of_input, source.outputs, code_of(*_CODE), versions("torch")]
+    common: list[Any] = [
+        source_key(source),
+        head,
+        items,
+        of_input,
+        frozen,
+        source.outputs,
+        code_of(*_CODE),
+        versions("torch"),
+    ]
     if ":" in head:
         common.append(code([head.partition(":")[0]], ModelSource("loss", head)))
     arrays = seeded_inputs(specs, items)
@@ -95,16 +104,20 @@ def cached_gradients(
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
         return cache.entry("gradients", digest([*common, name]), suffix, checked(source, produce))[0]
 
-    take = partial(step, source, state, arrays, head, of_input=of_input, specs=specs)
+    def on(
+        arrays: Sequence[Array], precision: str, target: Array | None = None, batch: int | None = None, blur: int = 0
+    ) -> Gradients:
+        return step(source, state, arrays, head, precision, target, batch, blur, of_input, specs, frozen)
 
     def examined() -> Gradients:
         """Take the step, again if the model draws numbers, and if the batch is free over each item twice."""
-        before, first = _generators(), take("fp64")
+        before, first = _generators(), on(arrays, "fp64")
         # Numbers may be drawn for nothing, as by a layer drop of 0, or by chance drop the same twice.
-        if before != _generators() and not all(_is_again(take("fp64", first.target), first) for _ in range(_DRAWS)):
+        again = (on(arrays, "fp64", first.target) for _ in range(_DRAWS))
+        if before != _generators() and not all(_is_again(one, first) for one in again):
             return replace(first, is_random=True)
         more = seeded_inputs(specs, items if fixed_batch(specs) else 2 * items, items)
-        larger = step(source, state, more, head, "fp64", first.target, of_input=of_input, specs=specs)
+        larger = on(more, "fp64", first.target)
         return replace(first, is_dependent=not _is_again(larger, first))
 
     path = entry("fp64", ".npz", lambda path: examined().save(path))
@@ -115,7 +128,7 @@ def cached_gradients(
     def own(precision: str, batch: int) -> Deviation:
         def produce(path: Path) -> None:
             versions = range(_VERSIONS if precision == "fp32" else 1)
-            steps = (take(precision, truth.target, batch, blur) for blur in versions)
+            steps = (on(arrays, precision, truth.target, batch, blur) for blur in versions)
             path.write_text(json.dumps(asdict(largest([deviation(s.result, s.samples, truth) for s in steps]))))
 
         return Deviation(**json.loads(entry(own_name(precision, batch), ".json", produce).read_text()))
@@ -152,6 +165,7 @@ def step(
     blur: int = 0,
     of_input: bool = False,
     specs: Sequence[TensorSpec] = (),
+    frozen: Sequence[str] = (),
 ) -> Gradients:
     """Take one step of the model in training mode, without dropout, on these items.
 
@@ -163,7 +177,9 @@ def step(
     Raises exporters.source.ModelError, and what the model raises.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
-    model, inputs = _rounding(restore(source, state).to(dtype), precision, blur, of_input), typed(arrays, dtype)
+    model, inputs = restore(source, state).to(dtype), typed(arrays, dtype)
+    prepare_to_train(model, False, of_input, frozen)
+    _rounding(model, precision, blur)
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if of_input or source.layer is not None:
         floats = {name: x for name, x in zip(input_names(len(inputs)), inputs, strict=True) if x.is_floating_point()}
@@ -222,10 +238,9 @@ def _forward(
     return functional_call(model, parameters, *arguments(specs, inputs))
 
 
-def _rounding(model: nn.Module, precision: str, blur: int, of_input: bool) -> nn.Module:
-    """Set training mode, with modules that round: under TF32 what convolutions and products multiply, forward and
+def _rounding(model: nn.Module, precision: str, blur: int) -> None:
+    """Have modules round: under TF32 what convolutions and products multiply, forward and
     backward; at half precision, or to blur, what any leaf module returns, and the gradient that comes back to it."""
-    prepare_to_train(model, False, of_input)
     narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
     if precision in _HALVES:
         narrow = _through(_HALVES[precision])
@@ -235,7 +250,6 @@ def _rounding(model: nn.Module, precision: str, blur: int, of_input: bool) -> nn
             module.register_forward_hook(lambda _, inputs, output: _round(output, _exactly, _to_tf32))
         elif narrow is not None and not list(module.children()):
             module.register_forward_hook(lambda _, inputs, output: _round(output, narrow, narrow))
-    return model
 
 
 class _Rounded(torch.autograd.Function):

@@ -260,12 +260,13 @@ def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tup
     return tuple(values[n] for _, n in positional), {place: value for place, value in pairs if isinstance(place, str)}
 
 
-def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) -> list[Any]:
-    """Return views of each input's first items; one without a batch dimension stays as it is."""
+def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int, start: int = 0) -> list[Any]:
+    """Return views of each input's first items from `start` on; one without a batch dimension stays as it is."""
+    part = slice(start, start + items)
     if not specs:
-        return [value[:items] for value in values]
+        return [value[part] for value in values]
     return [
-        value if spec.batch_axis is None else value[(slice(None),) * spec.batch_axis + (slice(items),)]
+        value if spec.batch_axis is None else value[(slice(None),) * spec.batch_axis + (part,)]
         for spec, value in zip(specs, values, strict=True)
     ]
 

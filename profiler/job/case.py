@@ -77,7 +77,7 @@ class Case:
         given, usual = asdict(self.training), asdict(PLAIN)
         if self.source.layer is not None:
             given = usual
-        words = [f"{key}={'on' if value is True else value}" for key, value in given.items() if value != usual[key]]
+        words = [f"{key}={_word(value)}" for key, value in given.items() if value != usual[key]]
         return "/".join([*words, *shape_words(self.shape)])
 
     @property
@@ -109,6 +109,10 @@ class Case:
         if engine.needs == "torch" or engine.int8_graph == "int8-dynamic":  # Ranges are taken at every call.
             return False
         return self.source.calibration is not None or "int8" in self.source.graphs
+
+
+def _word(value: Any) -> str:
+    return "on" if value is True else "+".join(value) if isinstance(value, tuple) else str(value)
 
 
 def file_name(words: str) -> str:

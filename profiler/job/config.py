@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -286,20 +287,29 @@ class TrainingEntry(_Strict):
     dropout: bool = False
     input_gradient: bool | list[str] = False
     """Compute the gradient of the input, too: of all models, or of those named."""
+    accumulation: Annotated[list[Count], _Some, BeforeValidator(lambda n: [n] if isinstance(n, int) else n)] = [1]
+    """Parts of the batch whose gradients add up; each number makes cases of its own."""
+    frozen: list[str] | dict[str, list[str]] = []
+    """Names of what does not train: of all models, or of each that is named."""
 
     @model_validator(mode="after")
-    def _check_losses(self) -> TrainingEntry:
+    def _check_words(self) -> TrainingEntry:
         for word in self.losses:
             if not _is_factory(word):
                 raise mistake(f"'{word}' is not of the form package.module:function, without .py", "loss")
+        frozen = [self.frozen] if isinstance(self.frozen, list) else self.frozen.values()
+        if strange := [word for words in frozen for word in words if not word or {"/", ",", "+"} & set(word)]:
+            raise mistake(f"'{strange[0]}' is no parameter's name, module's name or pattern such as '*.bias'", "frozen")
         return self
 
     def settings(self, model: str) -> list[Training]:
-        """List a model's settings, one an optimizer."""
+        """List a model's settings, one for each optimizer and accumulation."""
         names, losses = self.input_gradient, self.loss
         with_input = names if isinstance(names, bool) else model in names
         head = losses if isinstance(losses, str) else losses.get(model, self.head)
-        return [Training(optimizer, head, self.dropout, with_input) for optimizer in self.optimizers]
+        frozen = tuple(self.frozen if isinstance(self.frozen, list) else self.frozen.get(model, ()))
+        every = product(self.optimizers, self.accumulation)
+        return [Training(optimizer, head, self.dropout, with_input, parts, frozen) for optimizer, parts in every]
 
     @property
     def losses(self) -> list[str]:

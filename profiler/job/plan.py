@@ -182,7 +182,7 @@ def _cells(
             if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
                 continue  # What asks for this precision is a file that the engine does not take.
             cannot = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
-            reason = reason or _untrainable(source, pass_) or cannot
+            reason = reason or _untrainable(source, pass_, batch_size, training.accumulation) or cannot
             if ENGINES[engine].needs == "onnx" and precision not in ENGINES[engine].switches:
                 reason = reason or not_made(source, precision)
             reason = reason or lacking(engine, precision) or None
@@ -202,7 +202,9 @@ def _cells(
             )
 
 
-def _untrainable(source: ModelSource, pass_: Pass) -> str | None:
+def _untrainable(source: ModelSource, pass_: Pass, batch: int, parts: int) -> str | None:
+    if batch % parts:
+        return f"accumulation: a batch of {batch} cannot be divided into {parts} equal parts"
     if pass_ == "training" and source.step in _GENERATION:
         return f"{source.step} needs a cache, which training has not: train the model without `step`, or exclude this"
     return None

@@ -73,7 +73,8 @@ def row_of(
 def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
     """Return the settings of training, corrected by the proof."""
     ran = {"head": proof.head, "dropout": proof.dropout} if proof else {}
-    return dataclasses.asdict(case.training) | {name: value for name, value in ran.items() if value is not None}
+    ran = {name: value for name, value in ran.items() if value is not None}
+    return dataclasses.asdict(case.training) | ran | {"frozen": "+".join(case.training.frozen) or None}
 
 
 def _figures(result: Result, batch_size: int, row: Row, spreads: Spreads) -> Row:

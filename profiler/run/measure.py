@@ -47,6 +47,7 @@ def measure(
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: Mapping[str, int | None] | None = None,
     passes: Sequence[str] = ("inference",),
+    training: Mapping[str, Any] | None = None,
     device: str = "auto",
     replicates: int = 1,
     budget: dict[str, float] | None = None,
@@ -60,8 +61,9 @@ def measure(
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
     one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each; `batch` names
-    another axis, by input. `quick` takes a fraction of the sampling time, `output` is a folder in which the run's is
-    kept, `name` what rows call the model, `progress` prints what the command prints; all else is as in docs/config.md.
+    another axis, by input. `training` has a job's keys: optimizers, head, loss, dropout, input_gradient, accumulation,
+    frozen. `quick` takes a fraction of the sampling time, `output` is a folder in which the run's is kept, `name` what
+    rows call the model, `progress` prints what the command prints; all else is as in docs/config.md.
 
     A case that fails is a row with status and reason. Raises ConfigError for arguments that cannot be used. A
     KeyboardInterrupt goes on once what was measured is written, and names the folder.
@@ -69,6 +71,7 @@ def measure(
     axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
     job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
+    job["training"] = dict(training or {})
     job |= {"device": device, "replicates": replicates, "budget": {**(budget or {}), **(QUICK if quick else {})}}
     check_process()
     most = most_bytes()

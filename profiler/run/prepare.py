@@ -34,6 +34,7 @@ from profiler.worker.task import (
     batch_failure,
     graph_of,
     has_checked_gradients,
+    microbatch,
     own_graphs,
     static_graph,
 )
@@ -274,9 +275,9 @@ class Stages:
     def _costs(self) -> Part:
         """Count FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.subject for case in self.cases if case.pass_ == "training"}
-        to_input, part = self._to_input(), Part()
+        to_input, frozen, part = self._to_input(), self._frozen(), Part()
         for name in (name for name in self.sources if "model" not in self.prepared[name].failures):
-            arguments = self.prepared[name], name in trained, name in to_input
+            arguments = self.prepared[name], name in trained, name in to_input, frozen.get(name, ())
             call = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
             part.append((call, partial(self._take_cost, name)))
         return part
@@ -293,12 +294,13 @@ class Stages:
         needed: dict[tuple[str, str, int], list[Case]] = {}
         for case in self.cases:
             if has_checked_gradients(case) and "model" not in self.prepared[case.subject].failures:
-                key = case.subject, case.training.head, reference_items(case.batch_size)
+                key = case.subject, case.training.head, reference_items(microbatch(case))
                 needed.setdefault(key, []).append(case)
-        to_input, part = self._to_input(), Part()
+        to_input, frozen, part = self._to_input(), self._frozen(), Part()
         for (name, head, items), own in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
-            step, log = Step(head, items, name in to_input, precisions, batches), f"gradients-{name}-{head}-{items}"
+            step = Step(head, items, name in to_input, precisions, batches, frozen[name])
+            log = f"gradients-{name}-{head}-{items}"
             call = self._call("prepare_gradients", log, name, self.prepared[name], step, most=_GRADIENT_SECONDS)
             part.append((call, partial(self._take_gradients, name, (head, items))))
         return part
@@ -311,6 +313,10 @@ class Stages:
     def _to_input(self) -> set[str]:
         """Find the models whose training goes on to the gradient of the input."""
         return {case.subject for case in self.cases if case.training.input_gradient}
+
+    def _frozen(self) -> dict[str, tuple[str, ...]]:
+        """Name by model what training leaves out."""
+        return {case.subject: case.training.frozen for case in self.cases if case.pass_ == "training"}
 
     def _call(self, function: str, log: str, model: str, *arguments: object, most: float = math.inf) -> Call:
         """Call a function of prepare_model.py with the model's source, `arguments` and the cache's folder."""

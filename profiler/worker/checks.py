@@ -40,7 +40,7 @@ from profiler.tables import numbers
 from profiler.worker import parity
 from profiler.worker.fresh import Fresh
 from profiler.worker.parity import FP16_ENDS, WRONG, Pair
-from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, usual_items
+from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
 _NAMED = 3
@@ -200,7 +200,8 @@ def _some(reasons: Sequence[str]) -> str:
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
     case, is_finite = task.case, all(np.isfinite(output).all() for output in outputs)
-    reference = task.prepared.gradients.get((case.training.head, reference_items(case.batch_size)), "none was made")
+    key = case.training.head, reference_items(microbatch(case))
+    reference = task.prepared.gradients.get(key, "none was made")
     if not has_checked_gradients(case):
         reference = "dropout is on, so gradients differ in every iteration"
     if isinstance(reference, str):
@@ -209,7 +210,7 @@ def _check_training(task: Task, session: Session, outputs: Sequence[Array], resu
     truth = Gradients.read(reference.path)
     if not is_finite and np.isfinite(truth.result).all():
         result.fail(_NOT_FINITE)
-    elif doubt := judge_reference(truth, case.batch_size, how_drawn(case.source, task.prepared.specs)):
+    elif doubt := judge_reference(truth, microbatch(case), how_drawn(case.source, task.prepared.specs)):
         result.take(doubt)
     else:
         _check_gradients(task, session, reference, truth, result)
@@ -219,7 +220,7 @@ def _check_gradients(
     task: Task, session: Session, reference: GradientReference, truth: Gradients, result: Result
 ) -> None:
     """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
-    case, items = task.case, reference_items(task.case.batch_size)
+    case, items = task.case, reference_items(microbatch(task.case))
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
     inputs = seeded_inputs(task.prepared.specs, case.batch_size, items)
     output, gradients = session.gradients(inputs, truth.target)

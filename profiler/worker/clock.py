@@ -7,7 +7,7 @@ boundaries, and the clock records there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter as perf_counter  # Bound before a model's code can replace it.
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -103,9 +103,11 @@ class CpuClock(Clock):
                 run(mark)
             end = perf_counter_ns()
             samples["host"].append((end - start) / block / 1e6)
-            for name, at in marks if block == 1 else ():
-                samples.setdefault(name, []).append((at - start) / 1e6)
+            parts: dict[str, float] = {}
+            for name, at in marks if block == 1 else ():  # A part of each microbatch, where gradients accumulate.
+                parts[name] = parts.get(name, 0.0) + (at - start) / 1e6
                 start = at
+            _append(samples, parts)
         return samples
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
@@ -298,6 +300,13 @@ class QueueClock(Clock):
 def _add_marks(
     samples: Samples, start: torch.cuda.Event, marks: list[tuple[str, torch.cuda.Event]], prefix: str = ""
 ) -> None:
+    parts: dict[str, float] = {}
     for name, event in marks:
-        samples.setdefault(prefix + name, []).append(start.elapsed_time(event))
+        parts[prefix + name] = parts.get(prefix + name, 0.0) + start.elapsed_time(event)
         start = event
+    _append(samples, parts)
+
+
+def _append(samples: Samples, parts: Mapping[str, float]) -> None:
+    for name, ms in parts.items():
+        samples.setdefault(name, []).append(ms)

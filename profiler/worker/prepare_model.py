@@ -195,14 +195,14 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
     return dimensions_of(source)
 
 
-def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], report: Report) -> Cost:
+def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], Path], report: Report) -> Cost:
     """Count what the model must compute and read at least, in training too if the third argument says so, there with
-    the gradient of its input if the fourth does."""
-    source, prepared, trains, of_input, root = argument
+    the gradient of its input if the fourth does, and without those of what the fifth freezes."""
+    source, prepared, trains, of_input, frozen, root = argument
     # FLOPs are the same in every precision's graph.
     free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}
     graph = free.get("fp32") or next(iter(free.values()), None)
-    return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input)
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input, frozen)
 
 
 def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:
@@ -210,7 +210,7 @@ def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report
     source, prepared, step, root = argument
     assert prepared.state is not None, "what trains is a torch module"
     given = source, prepared.specs, prepared.state, step.head, step.items, step.precisions, Cache(root)
-    return cached_gradients(*given, step.batches, step.of_input)
+    return cached_gradients(*given, step.batches, step.of_input, step.frozen)
 
 
 def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:

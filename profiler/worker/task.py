@@ -70,6 +70,7 @@ class Step(NamedTuple):
     of_input: bool
     precisions: Sequence[str]
     batches: Sequence[int]
+    frozen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,11 @@ def static_graph(graph: str, batch: int) -> str:
 def has_checked_gradients(case: Case) -> bool:
     """Tell whether the case's gradients are compared with a reference: with dropout they differ in every iteration."""
     return case.pass_ == "training" and not case.training.dropout
+
+
+def microbatch(case: Case) -> int:
+    """Return the items of a forward pass: of the batch, or of the part for which gradients are added up."""
+    return case.batch_size // case.training.accumulation
 
 
 def check_inputs(task: Task) -> None:

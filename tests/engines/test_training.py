@@ -19,7 +19,7 @@ from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Deviation, Gradients, corner, deviation, own_name, reference_items
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
-from exporters.source import ModelSource
+from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
 FACTORIES = """
@@ -97,11 +97,13 @@ def open_session(cache: Cache) -> Open:
         head: Any = "cross-entropy",
         dropout: bool = False,
         input_gradient: bool = False,
+        accumulation: int = 1,
+        frozen: tuple[str, ...] = (),
         name: str = "tiny",
         batch: int = BATCH,
         **options: Any,
     ) -> Any:
-        training = Training(optimizer, head, dropout, input_gradient)
+        training = Training(optimizer, head, dropout, input_gradient, accumulation, frozen)
         job = make_job(source(name), cache, engine, precision, "training", batch, training, **options)
         return engines.open_session(engine, job)
 
@@ -116,10 +118,11 @@ def compared(
     cache: Cache, session: Any, precision: str, head: str = "cross-entropy", name: str = "tiny", batch: int = BATCH
 ) -> tuple[Deviation, Deviation]:
     """The session's deviation from the reference, and the reference's own at that precision."""
-    model, items = source(name), reference_items(batch)
+    asked, model = session.job.training, source(name)
+    items = reference_items(batch // asked.accumulation)
     specs, state = input_specs(model), cached_state(model, cache)
-    of_input = session.job.training.input_gradient
-    reference = cached_gradients(model, specs, state, head, items, [precision], cache, [batch], of_input)
+    given = [precision], cache, [batch], asked.input_gradient, asked.frozen
+    reference = cached_gradients(model, specs, state, head, items, *given)
     truth = Gradients.read(reference.path)
     output, found = session.gradients(seeded_inputs(specs, batch, items), truth.target)
     assert all(sample.dtype == np.float32 for sample in found.values())
@@ -130,7 +133,7 @@ def weights(session: Any) -> list[torch.Tensor]:
     return [p.detach().clone() for p in session.model.parameters()]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "sgd-foreach", "adamw-foreach"])
 def test_an_optimizer_is_a_part_of_its_own_and_moves_the_weights(open_session: Open, optimizer: str) -> None:
     step_thrice(open_session(optimizer=optimizer))
 
@@ -244,6 +247,41 @@ def test_the_backward_pass_starts_from_what_the_proof_names(
     found, own = compared(cache, session, "fp32", head, name)
     assert found.gradient < 3 * max(own.gradient, 1e-6) and found.result < 1e-5
     assert session.proof().head == form
+
+
+@pytest.mark.parametrize(
+    ("parts", "precision", "training"),
+    [
+        (3, "fp32", {"optimizer": "sgd"}),
+        (2, "fp32", {"input_gradient": True}),
+        (6, "amp-fp16", {"optimizer": "adamw-foreach"}),
+        (3, "bf16", {"head": "logits"}),
+        pytest.param(3, "fp32", {"engine": "compiled", "optimizer": "adamw"}, marks=needs("compiled")),
+    ],
+)
+def test_parts_of_a_batch_add_up_to_its_gradients(
+    open_session: Open, cache: Cache, parts: int, precision: str, training: dict[str, Any]
+) -> None:
+    session = open_session(precision, accumulation=parts, **training)
+    for _ in range(2):
+        marks: list[str] = []
+        session.run(marks.append)
+        assert marks == ["forward", "backward"] * parts + ["step"] * ("optimizer" in training)
+    found, own = compared(cache, session, precision, training.get("head", "cross-entropy"))
+    assert found.gradient < 3 * max(own.gradient, 1e-6)
+    assert found.zeros == []
+
+
+def test_what_is_frozen_has_no_gradient_and_no_state(open_session: Open, cache: Cache) -> None:
+    session = open_session(optimizer="adamw", frozen=("0", "*.bias"))
+    session.run(ignore)
+    trained = {name for name, p in session.model.named_parameters() if p.grad is not None}
+    assert trained == {"1.weight", "3.weight", "8.weight"}
+    assert session.memory().optimizer == 2 * session.memory().gradients + 4 * len(trained)
+    found, _ = compared(cache, session, "fp32")
+    assert found.gradient < 1e-5 and found.tensors.keys() == trained
+    with pytest.raises(ModelError, match=r"frozen: the model has no parameter '8\.weigth'; did you mean '8\.weight'"):
+        open_session(frozen=("8.weigth",))
 
 
 @needs("jax")

@@ -136,7 +136,11 @@ def test_an_interrupt_goes_on_and_leaves_what_was_measured(temporary: Path, monk
 def test_two_threads_take_turns() -> None:
     def run(name: str) -> list[Any]:
         given: dict[str, Any] = {"engines": ["eager"], "device": "cpu", "budget": BUDGET, "name": name}
-        return profiler.measure(nn.Linear(4, 4), (4,), **given)[0].collect()["status"].to_list()
+        training = {"optimizers": ["sgd"], "head": "mean-square", "accumulation": 2}
+        given |= {"passes": ["training"], "batch_sizes": [2], "training": training}
+        rows = profiler.measure(nn.Linear(4, 4), (4,), **given)[0].collect()
+        assert rows.select("optimizer", "head", "accumulation").unique().rows() == [("sgd", "mean-square", 2)]
+        return rows["status"].to_list()
 
     before = dict(os.environ)
     with ThreadPoolExecutor(2) as pool:

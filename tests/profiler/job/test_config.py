@@ -52,6 +52,8 @@ MISTAKES: list[tuple[str, int, str]] = [
     (more("device: gpu"), 3, "device: 'gpu' cuda"),
     (more("published: cnn"), 3, "published: 'cnn'"),
     (more("training: {optimizers: [adam]}"), 3, "training.optimizers[0]: 'adam' adamw"),
+    (more("training: {accumulation: 0}"), 3, "training.accumulation[0]: greater got 0"),
+    (more("training: {frozen: [a/b]}"), 3, "training.frozen: 'a/b' pattern"),
     (more("training: {loss: net.py}"), 3, "training.loss 'net.py' package.module:function"),
     (more("exclude:\n  - {engine: ort}\n  - {model: alexnt}"), 5, "exclude[1].model: mean 'alexnet'?"),
     (more("exclude: [{modl: alexnet}]"), 3, "exclude[0]: 'modl' mean 'model'?"),

@@ -227,6 +227,7 @@ def test_only_refuses_what_it_does_not_understand_or_nobody_has(condition: str, 
         ("cpu", one(pass_="training", model='{network: "hf:T5Model", step: decode}'), "decode needs a cache"),
         ("cpu", one(model='{network: "hf:T5Model", step: decode}'), ""),
         ("cpu", one(pass_="training", model='{network: "hf:T5Model", step: encode}'), ""),
+        ("cpu", one(pass_="training", precision="fp32]\ntraining:\n  accumulation: [3"), "a batch of 1 cannot"),
         ("cpu", one("ort"), ""),
     ],
 )

@@ -106,21 +106,26 @@ STEP = {"forward": 1.0, "backward": 2.0, "step": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("parts", "host_ms", "enqueue_ms", "block"),
-    [(STEP, 3.0, 9.0, 1), ({"forward": 1.0}, 4.0, 0.0, 1), ({"forward": 0.01}, 0.001, 0.01, 4)],
-    ids=["no launch gaps", "a gate that opened too early", "a block has no boundaries"],
+    ("parts", "host_ms", "enqueue_ms", "block", "times"),
+    [
+        (STEP, 3.0, 9.0, 1, 1),
+        ({"forward": 1.0}, 4.0, 0.0, 1, 1),
+        ({"forward": 0.01}, 0.001, 0.01, 4, 1),
+        ({"forward": 1.0, "backward": 2.0}, 3.0, 9.0, 1, 4),
+    ],
+    ids=["no launch gaps", "a gate that opened too early", "a block has no boundaries", "parts of a batch add up"],
 )
 def test_the_boundaries_of_a_gated_call(
-    clock: CudaClock, device: Device, parts: dict[str, float], host_ms: float, enqueue_ms: float, block: int
+    clock: CudaClock, device: Device, parts: dict[str, float], host_ms: float, enqueue_ms: float, block: int, times: int
 ) -> None:
     def run(mark: Mark) -> None:
-        for name, device_ms in parts.items():
+        for name, device_ms in [*parts.items()] * times:
             device.enqueue(host_ms, device_ms)
             mark(name)
 
     expected = {"gpu": sum(parts.values())} | ({f"gpu_{name}": ms for name, ms in parts.items()} if block == 1 else {})
     gated = clock.time_gated(run, enqueue_ms, 4, block)
-    assert gated == {name: pytest.approx([ms] * 4) for name, ms in expected.items()}
+    assert gated == {name: pytest.approx([times * ms] * 4) for name, ms in expected.items()}
 
 
 @pytest.mark.parametrize(("enqueue_ms", "device_ms", "longest"), [(0.1, 2.0, 2.0), (3.0, 1.0, 3.0)])
@@ -150,10 +155,11 @@ def test_the_cpu_clock_gives_boundaries_of_calls_and_none_of_blocks():
     marked: list[int] = []
 
     def run(mark: Mark) -> None:
-        sum(range(2000))
-        mark("forward")
-        sum(range(4000))
-        mark("backward")
+        for _ in range(2):
+            sum(range(1000))
+            mark("forward")
+            sum(range(2000))
+            mark("backward")
         marked.append(1)
 
     samples = CpuClock().time_calls(run, 20)
