@@ -159,7 +159,10 @@ def _derived() -> dict[str, pl.Expr]:
     in_training = pl.col("pass") == "training"
     error = pl.when(in_training).then("gradient_error").otherwise("rel_l2_error")
     bound = pl.when(in_training).then("gradient_error").otherwise("rel_l2_error_high")
-    return {"set_up_s": seconds(whole), **made, "error": error, "error_high": pl.coalesce(bound, error)}
+    errors = {"error": error, "error_high": pl.coalesce(bound, error)}
+    # Rows of earlier versions have no bound.
+    errors["rel_l2_error_high"] = pl.coalesce("rel_l2_error_high", "rel_l2_error")
+    return {"set_up_s": seconds(whole), **made, **errors}
 
 
 def _merged(name: str) -> pl.Expr:

@@ -73,7 +73,7 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     if runnable:
         text += f", in about {duration(sum(seconds.values()))}, guessed, besides preparing the models"
         text += " and searching the largest batch" if config.largest_batch else ""
-    console.print(Text(f"{text}. No module was loaded: their shapes are not checked."), soft_wrap=True)
+    console.print(Text(f"{text}. No module was loaded: names and shapes are not checked."), soft_wrap=True)
     return 0 if runnable else 2
 
 
