@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from exporters import named_files
 from exporters.catalog import CATALOG
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.options import COMMANDS
@@ -35,13 +36,13 @@ def job_file(word: str) -> Path | None:
     if path.suffix == ".py":
         module = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
         raise ConfigError(f"{word} is Python: name its function, such as {module}:make")
-    if path.is_file():
+    if named_files.is_file(path):
         return None if path.suffix == ".onnx" else path
     if word == "bench":
         return bundled("bench.yaml")
     if is_model(word):
         return None
-    if word and (path.suffix in _YAML or path.exists()):
+    if word and (path.suffix in _YAML or named_files.exists(path)):
         return path
     files = [str(each) for each in path.parent.glob("*") if each.suffix in (*_YAML, ".onnx")]
     hint = nearest(word, [*files, *COMMANDS, *CATALOG], f"{PROGRAM} --help says what can be given")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import (
 
 from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import HEADS, OPTIMIZERS, PASSES, PRECISIONS, Head, Optimizer, Option, Pass, Training
+from exporters import named_files
 from exporters.catalog import CATALOG, LARGEST, LAYERS, Count, Price, Replicates
 from exporters.libraries import LIBRARIES, folder_of, library_of, model_entry
 from exporters.source import ModelSource
@@ -55,7 +57,7 @@ def _part_of_id(what: str) -> AfterValidator:
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:
     # Parents alone are resolved: Hugging Face's cache has model.onnx as a link to a file without a suffix.
     whole = _base(info) / path
-    return whole.parent.resolve() / whole.name if ".." in whole.parts else whole
+    return Path(os.path.realpath(whole.parent), whole.name) if ".." in whole.parts else whole
 
 
 def _base(info: ValidationInfo) -> Path:
@@ -67,7 +69,11 @@ def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
     """Require what holds of a value, or else say the text about it."""
 
     def check(value: Any) -> Any:
-        if not holds(value):
+        try:
+            is_right = holds(value)
+        except ConfigError as error:  # Of a path that cannot be looked up.
+            raise mistake(str(error)) from None
+        if not is_right:
             raise mistake(text.format(value))
         return value
 
@@ -126,10 +132,12 @@ Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
 BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
 """A path that is relative to the YAML."""
 Exclusion = Annotated[Filter, PlainValidator(_filter), PlainSerializer(lambda excluded: dict(excluded.conditions))]
-File = Annotated[BelowYaml, _must(Path.is_file, "there is no file {}; paths are relative to the YAML")]
-Arrays = Annotated[BelowYaml, _must(lambda path: any(path.glob("*.npy")), "there are no .npy files in {}")]
+File = Annotated[BelowYaml, _must(named_files.is_file, "there is no file {}; paths are relative to the YAML")]
+Arrays = Annotated[
+    BelowYaml, _must(lambda path: named_files.exists(path) and any(path.glob("*.npy")), "there are no .npy files in {}")
+]
 Factory = Annotated[str, _must(_is_factory, "'{}' is not of the form package.module:function, without .py, or hf:NAME")]
-Folder = Annotated[BelowYaml, AfterValidator(Path.resolve)]
+Folder = Annotated[BelowYaml, AfterValidator(lambda path: Path(os.path.realpath(path)))]
 
 
 class _Strict(BaseModel):

@@ -11,9 +11,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import RoundTripConstructor
 
 from exporters.errors import shown
+from exporters.named_files import read_bytes
 from profiler.errors import ConfigError, nearest
 
 Location = tuple[str | int, ...]
@@ -36,6 +38,8 @@ EXPECTED = {
 }
 """Words for errors in which pydantic would speak of Python's types, by the error's type."""
 _MOST_PROBLEMS = 10
+_MOST_BYTES, _MOST_VALUES = 2**19, 20_000
+"""Limits of a job's file; aliases count as often as they are used."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,45 @@ class _Constructor(RoundTripConstructor):
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", RoundTripConstructor.construct_scalar)
 
 
+class _Composer(Composer):
+    """Refuses a document that is too large, before anything is made of it."""
+
+    composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.composed += 1
+        if self.composed > _MOST_VALUES:
+            raise ConfigError(f"has over {_MOST_VALUES:,} values; split the job")
+        return super().compose_node(parent, index)
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if (count := _values(node, {})) > _MOST_VALUES:
+            raise ConfigError(f"has {count:,} values with its aliases, and may have {_MOST_VALUES:,}; split the job")
+        return node
+
+
+def _values(node: Any, counts: dict[int, int]) -> int:
+    """Count a node's values, those below an alias each time that it is used."""
+    if id(node) not in counts:
+        counts[id(node)] = 0  # Of an alias inside itself.
+        value: Any = getattr(node, "value", ())
+        parts = [] if isinstance(value, str) else value
+        pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
+        counts[id(node)] = 1 + sum(_values(part, counts) for pair in pairs for part in pair)
+    return counts[id(node)]
+
+
 def read(path: Path) -> tuple[dict[str, Any], Lines]:
     """Read the file's data and the line of every key and item. Raises ConfigError."""
     lines: Lines = {}
     yaml = YAML()
-    yaml.Constructor = _Constructor
+    yaml.Constructor, yaml.Composer = _Constructor, _Composer
+    text = read_bytes(path, _MOST_BYTES)
     try:
-        data = _plain(yaml.load(path.read_text(encoding="utf-8")), (), lines)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a YAML file such as bench.yaml") from None
+        data = _plain(yaml.load(text.decode("utf-8")), (), lines)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except Exception as error:  # ruamel raises errors of its own, and of Python's for odd tags and keys.
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error).partition("\n")[0]

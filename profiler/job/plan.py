@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -36,6 +37,7 @@ BASE_PROCESSES = 3
 """How often a base is measured at least: its processes tell how far any process may be from the next."""
 MOST_PROCESSES = 9
 """How often a search measures what it cannot tell apart."""
+MOST_CASES = 50_000
 _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
@@ -49,8 +51,10 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     and shows in the spread between a cell's replicates. Bases are measured three times at least: with fewer rounds in
     the middle and at the end of their model's cases, too.
 
-    Raises ConfigError where two cells would have one id, and where nothing is left.
+    Raises ConfigError where two cells would have one id, and where nothing is left or too much.
     """
+    if (count := _count(config)) > MOST_CASES:
+        raise ConfigError(f"{count:,} cases, and a plan has at most {MOST_CASES:,}; shorten a list, or split the job")
 
     @functools.cache
     def lacking(engine: str, precision: str) -> str:
@@ -68,6 +72,22 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     if not plan:
         raise ConfigError(f"exclude: no case is left of {len(cases)}")
     return plan
+
+
+def _count(config: Config) -> int:
+    """Count the cells of the matrix without making them."""
+    optimizers = len(config.training.optimizers) if config.models else 1
+    trained = config.passes.count("training") * (optimizers - 1)
+    of_batch = (len(config.passes) + trained) * len(config.precisions) * len(config.engines) * config.replicates
+    count = 0
+    for entry in config.subjects:
+        shapes = math.prod(len(sizes) for sizes in _varied(entry).values())
+        count += shapes * len(entry.batch_sizes or config.batch_sizes) * of_batch
+    return count
+
+
+def _varied(entry: ModelEntry | LayerEntry) -> Mapping[str, Sequence[int]]:
+    return (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
 
 
 def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
@@ -172,7 +192,7 @@ def _cells(
     of_job = entry.source()
     precisions = precisions_of(of_job, config.precisions)
     trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]
-    varied = (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
+    varied = _varied(entry)
     shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*map(sorted, varied.values()))]
     batches = entry.batch_sizes or config.batch_sizes
     for shape, batch_size, pass_, precision in product(shapes, batches, config.passes, precisions):

@@ -20,6 +20,7 @@ from engines.base import Array, Job, Unsupported
 from engines.catalog import ENGINES, known
 from engines.deployment import Deployed, save_examples
 from engines.options import PRECISION_TABLE, Device
+from exporters import named_files
 from exporters.cache import Cache, default_root
 from exporters.inputs import TensorSpec, at_shape, input_specs, padding
 from exporters.source import ModelError, ModelSource
@@ -62,7 +63,7 @@ class NotExported(Exception):
 
 def check_folder(folder: Path) -> None:
     """Raises ConfigError unless `folder` is new or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if named_files.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--export {folder}: something is there already; give a new folder")
 
 
@@ -94,7 +95,7 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     if not known(row["engine"]).deployment:
         raise ConfigError(f"--export: {NO_EXPORT.format(row['engine'])}")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
-    if not path.is_file():
+    if not named_files.is_file(path):
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
     source, folders = _source(load_config(path, device), row, path, trust_code)
     options = json_object(row["options"])

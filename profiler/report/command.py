@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 from rich.console import Console
 
+from exporters import named_files
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import parse_only
@@ -29,8 +30,8 @@ def write(options: Options, known: pl.DataFrame | None = None) -> Path:
 
     `known` are `cells` of the runs by run_id, where they were made before.
     """
-    target = _target(options)
     only, runs = parse_only(options.only), read_runs(options.runs)
+    target = _target(options)
     if only is not None:
         check_only(only, runs.results)
     data = gather(runs, only, known)
@@ -47,6 +48,7 @@ def write(options: Options, known: pl.DataFrame | None = None) -> Path:
 def _target(options: Options) -> Path:
     """Return the file to write: --output, or in the only run's folder, or here."""
     if options.output is not None:
+        named_files.exists(options.output)  # Or else it says why not.
         is_file = options.output.suffix == ".html" and not options.output.is_dir()
         return options.output if is_file else options.output / _NAME
     folder = Path(options.runs[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.options import DEVICES, Device
+from exporters import named_files
 from exporters.cache import check_root, default_root, most_bytes, trim
 from exporters.errors import sentence
 from exporters.libraries import library_of
@@ -161,7 +163,7 @@ def check_options(options: Options) -> None:
         raise ConfigError(f"{'--limit' if options.limit else '--junit'} goes with --against")
     if options.within is not None:
         read_seconds("--within", options.within)
-    if options.junit is not None and not options.junit.parent.is_dir():
+    if options.junit is not None and not (named_files.exists(options.junit) or options.junit.parent.is_dir()):
         raise ConfigError(f"--junit {options.junit}: there is no folder {options.junit.parent}")
     if options.device is not None:
         check_device(options.device)
@@ -192,7 +194,7 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
 
 def _overrides(options: Options) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates", "search")}
-    given |= {"output": options.output and str(options.output.resolve()), "machine": machine_keys(options.machine)}
+    given |= {"output": options.output and os.path.realpath(options.output), "machine": machine_keys(options.machine)}
     given["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     return {key: value for key, value in given.items() if value}
 

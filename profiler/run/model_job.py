@@ -12,6 +12,7 @@ from typing import Any
 from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import Device
 from engines.requirements import missing
+from exporters import named_files
 from exporters.catalog import CATALOG
 from exporters.inputs import dimensions_of, file_specs, fixed_batch, open_options
 from exporters.libraries import library_of, model_entry, not_installed
@@ -51,7 +52,7 @@ def named_entry(word: str | Path) -> dict[str, Any]:
     entry = model_entry(str(word))
     if "onnx" in entry:
         path = Path(word).absolute()  # No link is followed: data lie beside it.
-        if not path.is_file():
+        if not named_files.is_file(path):
             there = sorted(each.name for each in path.parent.glob("*.onnx"))
             raise ConfigError(f"there is no file {word}{nearest(path.name, there, 'give its path')}")
         return {**entry, "onnx": str(path)}

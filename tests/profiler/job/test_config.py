@@ -134,9 +134,17 @@ def test_a_mistake_is_one_line_with_file_key_and_remedy_in_the_users_words(
     assert not re.search(r"pydantic|instance of|<class|Entry\b|\bBudget\b|dictionary|tuple|unable to parse", message)
 
 
+LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("laughs.yaml", f"{LAUGHS}{HEAD}".encode(), r"1,234,567,915 values with its aliases"),
+        ("many.yaml", f"{HEAD}batch_sizes: [{'1,' * 30_000}]".encode(), "over 20,000 values"),
+        ("large.yaml", b"#" * 10**6, "has 1,000,000 bytes, over the limit"),
         ("binary.yaml", b"\x89PNG\xff\x00", "YAML"),
         ("zeros.yaml", b"a\x00b\n", "YAML"),
         ("no.yaml", None, "No such file"),

@@ -92,6 +92,14 @@ def test_two_cases_with_one_id_are_an_error(planned: Planned, job: str) -> None:
         planned(job)
 
 
+def test_a_plan_that_is_too_large_is_refused_before_it_is_made(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MOST_CASES", 63)
+    with pytest.raises(ConfigError, match=r"^64 cases, and a plan has at most 63"):
+        planned(MATRIX)
+
+
 def test_a_network_may_be_there_twice_under_another_name(planned: Planned) -> None:
     models = "{name: resnet18, weights: weights.pt}, {name: seeded, network: resnet18}"
     given, seeded = planned(f"models: [{models}]\nengines: [eager]\n")

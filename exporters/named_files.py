@@ -1,0 +1,56 @@
+"""Look up and read the files that users name: regular ones of a bounded size."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from exporters.errors import ConfigError, cut
+
+_LIMIT = 2**28
+_SHOWN = 200
+
+
+def is_file(path: Path) -> bool:
+    """Return True for a regular file, False for a folder or a free name.
+
+    Raises ConfigError for a pipe or a device, and for a path that cannot be looked up.
+    """
+    mode = _mode(path)
+    if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ConfigError(f"{path}: is a pipe or a device; give a regular file")
+    return stat.S_ISREG(mode)
+
+
+def exists(path: Path) -> bool:
+    """Return whether something is there. Raises ConfigError for a path that cannot be looked up."""
+    return bool(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except (OSError, ValueError) as error:  # Too long, a loop of links, no permission; a null character.
+        raise ConfigError(f"{_short(path)}: {getattr(error, 'strerror', None) or error}; give another path") from None
+
+
+def read_bytes(path: Path, limit: int = _LIMIT) -> bytes:
+    """Read a regular file of up to `limit` bytes. Raises ConfigError for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # A pipe must not be waited for.
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path}: is no regular file")
+            if status.st_size > limit:
+                raise ConfigError(f"{path}: has {status.st_size:,} bytes, over the limit of {limit:,}")
+            return file.read(limit)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{_short(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _short(path: Path) -> str:
+    return cut(str(path), _SHOWN)
