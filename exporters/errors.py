@@ -8,11 +8,14 @@ import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from exporters.packages import library_folders
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 """Codes that colour a terminal, or name its window."""
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but line breaks and tabs, marks that turn the direction of text, and halves of a pair."""
 _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
 """Match the C++ place of a failure of ONNX Runtime, several hundred characters before its reason."""
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
@@ -45,6 +48,17 @@ def without_middle(text: str, characters: int) -> str:
 def shown(text: str, characters: int = 120) -> str:
     """Return a text's beginning on one line, with escapes for what a terminal would not print."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut(text, characters))
+
+
+def printable(value: Any) -> Any:
+    """Escape in the texts of a JSON value the characters that no table, terminal or file can take."""
+    if isinstance(value, str):
+        return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not (value and isinstance(value[0], float)):  # Samples are many.
+        return list(map(printable, value))
+    return value
 
 
 def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.cells import CELLS, cells
-from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs
+from profiler.results.reading import UNREADABLE, Runs, first_line, flat, read_runs, without_panics
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
 from profiler.tables.writers import csv, markdown, print_table
@@ -60,7 +60,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     is_asked = re.search(r"\bcells\b", sql, re.IGNORECASE)
     tables["cells"] = cells(runs.results).lazy() if is_asked else pl.LazyFrame(schema={"run_id": pl.String, **CELLS})
     try:
-        with pl.SQLContext(tables) as context:
+        with without_panics(), pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
         message = f"{first_line(error)}; the tables are {', '.join(tables)}"

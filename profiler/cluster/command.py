@@ -40,6 +40,7 @@ from profiler.results.cells import cells
 from profiler.results.columns import RESULTS
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, append_line, as_job, models_of, moved, read_json, read_text, writing
+from profiler.results.schema import identities_of
 from profiler.run import command as run
 from profiler.run.prepare import with_shapes
 from profiler.run.progress import Display
@@ -189,7 +190,7 @@ class Side:
         words = ["--only", str(Filter(conditions))]
         words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
         words += ["--retry"] if self.options.retry else []
-        models = read_json(self.run.path / MODELS).items()
+        models = read_json(self.run.path / MODELS, identities_of).items()
         files = {
             TRIES: read_text(self.run.tries),
             MODELS: json.dumps({name: one for name, one in models if name.partition("/")[0] in share.models}),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 from rich.console import Console
 
 from engines.catalog import ENGINES
+from exporters.errors import printable
 from exporters.source import COMPUTED
 from profiler.compare.cells import REGRESSIONS, compare, find_regressions, resolution
 from profiler.compare.cells import totals as totals_of
@@ -21,7 +22,6 @@ from profiler.job.case import parse_only
 from profiler.options import Compare as Options
 from profiler.results.columns import field
 from profiler.results.reading import Runs, check_only, chosen, flat, read_runs, versions_of_others
-from profiler.results.result import printable
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import meaning
 from profiler.stats.intervals import Verdict

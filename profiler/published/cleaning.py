@@ -14,7 +14,7 @@ import polars as pl
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.results.reading import read_results
-from profiler.results.run_folder import read_json, read_text
+from profiler.results.run_folder import RunFolder, read_text
 from profiler.tables.writers import parquet
 
 _PUBLIC = (
@@ -52,7 +52,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run's folder. Raises ConfigError for a file that is missing or damaged."""
-    environment = read_json(folder / "environment.json")
+    environment = RunFolder(folder).read_environment()
     return Run(folder, read_results(folder), environment, read_text(folder / "bench.yaml"))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,15 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES
+from exporters import named_files
+from exporters.errors import printable
 from profiler.errors import ConfigError, nearest, resuming
 from profiler.job.case import Filter
 from profiler.results.cells import cells as merge
 from profiler.results.columns import LARGEST_BATCH, LAYERS, RESULTS, SAMPLES
-from profiler.results.result import printable
 from profiler.results.row import ENVIRONMENT, flat_environment
 from profiler.results.run_folder import RunFolder
+from profiler.results.schema import checked_table
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 """Exceptions of polars for a file that it cannot read; damaged bytes make some of its readers panic."""
@@ -86,21 +90,20 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         seen |= {*run_ids}
         environment, columns = RunFolder(folder).read_environment(), facts.row(0, named=True)
         environment = flat_environment({**columns, **environment}, columns["machine"])
-        runs.append(Run(str(folder), folder.name if are_told_apart else str(folder), run_ids, environment))
+        name = printable(folder.name if are_told_apart else str(folder))
+        runs.append(Run(str(folder), name, run_ids, environment))
         for table, frames in tables.items():
-            frame = results.lazy() if table == "results" else _scan(folder, table)
+            frame = results.lazy() if table == "results" else _read(folder, table)
             frames.append(frame.filter(pl.col("run_id").is_in(run_ids)))
     results_of, samples, layers, tries = map(pl.concat, tables.values())
-    return Runs(tuple(runs), results_of, samples, layers, tries, tuple(notes))
+    return Runs(tuple(runs), results_of, samples, layers, tries, tuple(map(printable, notes)))
 
 
 def read_results(folder: Path) -> pl.DataFrame:
     """Read results.parquet in a run's folder; of a case that is in it twice the first row counts."""
-    try:
-        frame = _scan(folder, "results").unique(["run_id", "case_id"], keep="first", maintain_order=True)
-        return frame.collect()
-    except UNREADABLE as error:
-        raise _unreadable(folder / "results.parquet", error) from None
+    return _checked(
+        folder, "results", lambda frame: frame.unique(["run_id", "case_id"], keep="first", maintain_order=True)
+    )
 
 
 def load(*runs: str | Path, cells: bool = False) -> tuple[pl.LazyFrame, pl.LazyFrame]:
@@ -175,11 +178,12 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
     if not addresses:
         raise ConfigError(f"no run is given; {_GIVE}")
     for address in map(str, addresses):
-        is_pattern = glob.has_magic(address) and not Path(address).is_dir()
-        found = sorted(map(Path, glob.glob(address))) if is_pattern else [Path(address)]  # noqa: PTH207
+        is_pattern = not named_files.exists(Path(address)) and glob.has_magic(address)
+        matches = filter(os.path.exists, glob.glob(address)) if is_pattern else [address]  # noqa: PTH207
+        found = sorted(map(Path, matches))
         found = [run for folder in found for run in (kinds_in(folder) or [folder])]
-        runs = [folder for folder in found if (folder / "results.parquet").is_file()]
-        begun = [folder for folder in found if folder not in runs and (folder / "bench.yaml").is_file()]
+        runs = [folder for folder in found if named_files.is_file(folder / "results.parquet")]
+        begun = [folder for folder in found if folder not in runs and named_files.is_file(folder / "bench.yaml")]
         unfinished = [f"{folder}: no results yet; finish it: {resuming(folder)}" for folder in begun]
         if not runs:
             raise ConfigError(unfinished[0] if unfinished else f"{address}: no run's folder; {_GIVE}")
@@ -189,8 +193,36 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[Path
 
 def kinds_in(folder: Path) -> list[Path]:
     """Return the runs in the folder of a job that was measured on several kinds of devices; nothing of another."""
-    found = sorted(path.parent for path in folder.glob("*/bench.yaml"))
-    return found if (folder / "bench.yaml").is_file() else []
+    if not named_files.is_file(folder / "bench.yaml"):
+        return []
+    return sorted(path.parent for path in folder.glob("*/bench.yaml"))
+
+
+def _read(folder: Path, table: str) -> pl.LazyFrame:
+    return _scan(folder, table) if table == "samples" else _checked(folder, table).lazy()  # Samples may be too many.
+
+
+def _checked(folder: Path, table: str, change: Callable[[pl.LazyFrame], pl.LazyFrame] = lambda t: t) -> pl.DataFrame:
+    path = folder / f"{table}.parquet"
+    try:
+        with without_panics():
+            frame = change(_scan(folder, table)).collect()
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from None
+    return checked_table(path, frame)
+
+
+@contextlib.contextmanager
+def without_panics() -> Iterator[None]:
+    """Drop what polars' Rust prints of a damaged file, besides the exception that it raises."""
+    usual, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(usual, 2)
+        os.close(usual)
+        os.close(nothing)
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
@@ -199,11 +231,12 @@ def _scan(folder: Path, name: str) -> pl.LazyFrame:
     Raises ConfigError for a file that is no such table.
     """
     path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
-    if name != "results" and not path.is_file():
+    if name != "results" and not named_files.is_file(path):
         return pl.LazyFrame(schema=schema)
     try:
-        frame = pl.scan_parquet(path, glob=False)
-        found = frame.collect_schema()
+        with without_panics():
+            frame = pl.scan_parquet(path, glob=False)
+            found = frame.collect_schema()
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
     lacking = {} if "run_id" not in found else {c: pl.lit(None, d) for c, d in schema.items() if c not in found}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from engines.base import Proof, Warning
+from exporters.errors import printable
 from exporters.python310 import StrEnum
 from profiler.processes.messages import Outcome, Status
 from profiler.results.warning_kinds import HOST_BOUND
@@ -24,8 +24,6 @@ PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_m
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
 """Figures that have a 95 % interval."""
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but line breaks and tabs, marks that turn the direction of text, and halves of a pair."""
 
 
 def ends_of(name: str) -> tuple[str, str]:
@@ -123,17 +121,6 @@ class Result:
         if result.status not in get_args(Status) or not all(0 <= ms < math.inf for ms in times):
             raise ValueError(f"{result.case_id}: a sample is no time, or the status is unknown")
         return result
-
-
-def printable(value: Any) -> Any:
-    """Escape in the texts of a JSON value the characters that no table, terminal or file can take."""
-    if isinstance(value, str):
-        return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
-    if isinstance(value, dict):
-        return {printable(key): printable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple) and not (value and isinstance(value[0], float)):  # Samples are many.
-        return list(map(printable, value))
-    return value
 
 
 def set_by_host(call: float | None, gpu: float | None, enqueue: float | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,7 +68,14 @@ def row_of(
     version = ENGINES[case.engine].version
     if version and version.from_proof and proof and proof.library:
         row[version.column] = proof.library.rpartition(" ")[2]
-    return row | _figures(result, case.batch_size, row, spreads) if result.status == "ok" else row
+    if result.status != "ok":
+        return row
+    figures = _figures(result, case.batch_size, row, spreads)
+    return row | {name: None if _is_infinite(value) else value for name, value in figures.items()}
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _training(case: Case, proof: Proof | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from itertools import count, takewhile
@@ -17,7 +17,8 @@ from typing import Any
 import polars as pl
 from filelock import FileLock, Timeout
 
-from exporters.errors import sentence
+from exporters import named_files
+from exporters.errors import printable
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, write_whole
 from profiler.errors import ConfigError, resuming
@@ -29,13 +30,15 @@ from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names
 from profiler.results.layers import layer_rows
-from profiler.results.result import Result, printable
+from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
+from profiler.results.schema import check_result, environment_of, identities_of
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Exceptions of a line that is no result."""
+_MOST_JSON_BYTES, _MOST_JOURNAL_BYTES = 2**24, 2**33
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 _FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latency_high_ms", "base"]
 _FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_high", "footnotes"]
@@ -43,15 +46,14 @@ _FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_h
 
 def read_text(path: Path) -> str:
     """Read a run's file as printable text; nothing where there is none. Raises OSError."""
-    return str(printable(path.read_text("utf-8", errors="replace"))) if path.exists() else ""
+    if not named_files.exists(path):
+        return ""
+    return str(printable(named_files.read_bytes(path).decode("utf-8", errors="replace")))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a run's file, empty where there is none. Raises ConfigError where it cannot be read."""
-    try:
-        return dict(printable(json.loads(path.read_bytes()))) if path.exists() else {}
-    except (OSError, *_NO_RESULT):
-        raise ConfigError(f"{path}: cannot be read; give another run, or remove that file") from None
+def read_json(path: Path, read: Callable[[Path, bytes], dict[str, Any]]) -> dict[str, Any]:
+    """Read a run's JSON file by its schema; return {} without one. Raises ConfigError."""
+    return read(path, named_files.read_bytes(path, _MOST_JSON_BYTES)) if named_files.exists(path) else {}
 
 
 def append_line(journal: Path, line: str) -> None:
@@ -67,8 +69,10 @@ def append_line(journal: Path, line: str) -> None:
 
 def read_lines(journal: Path) -> list[str]:
     """Read every line that a crash has not cut off."""
-    lines = journal.read_text("utf-8", errors="replace").split("\n") if journal.exists() else []
-    return [line for line in lines if line.endswith("}")]
+    if not named_files.exists(journal):
+        return []
+    text = named_files.read_bytes(journal, _MOST_JOURNAL_BYTES).decode("utf-8", errors="replace")
+    return [line for line in text.split("\n") if line.endswith("}")]
 
 
 @contextlib.contextmanager
@@ -114,9 +118,9 @@ class RunFolder:
     @classmethod
     def resume(cls, path: Path) -> RunFolder:
         """Open the folder of an earlier run. Raises ConfigError if it is none."""
-        run = cls(path.resolve())
-        if not (path / "bench.yaml").is_file():
+        if not named_files.is_file(path / "bench.yaml"):
             raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
+        run = cls(path.resolve())
         run.logs.mkdir(exist_ok=True)
         return run
 
@@ -135,7 +139,7 @@ class RunFolder:
 
     def read_environment(self) -> dict[str, Any]:
         """Read environment.json. Raises ConfigError where it cannot be read."""
-        return read_json(self.path / "environment.json")
+        return read_json(self.path / "environment.json", environment_of)
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Record in models.json what each model is."""
@@ -144,10 +148,7 @@ class RunFolder:
 
     def read_models(self) -> dict[str, Identity]:
         """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
-        try:
-            return models_of(read_json(self._models))
-        except _NO_RESULT as error:
-            raise ConfigError(f"{self._models} cannot be read ({sentence(error)}); start a new run") from error
+        return models_of(read_json(self._models, identities_of))
 
     def append(self, result: Result) -> Result:
         """Add a line to the journal, on the disk on return; return what it has, of wrong values a failed row."""
@@ -241,6 +242,7 @@ def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries
 
 def _parsed(line: str) -> Result:
     result = Result.from_json(line)
+    check_result(result)
     columns.check({**result.figures, **dict.fromkeys(result.clocks)})
     return result
 

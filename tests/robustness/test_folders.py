@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -64,6 +65,84 @@ def test_a_case_that_is_in_a_file_twice_counts_once(run: Path) -> None:
     rows = pl.read_parquet(path)
     pl.concat([rows, rows.head(2).with_columns(latency_ms=pl.lit(9.0))]).write_parquet(path)
     assert read_runs([run]).results.collect().equals(read_runs([SUITE]).results.collect())
+
+
+ODD: dict[Any, list[Any]] = {
+    pl.Float64(): [float("nan"), float("inf"), -1.0, 0.0, 5e-324, 1e-30, 1e30, 1e308, None],
+    pl.Int64(): [-1, 0, 1, 2**31, 2**62, None],
+    pl.String(): ["", "{", "[]", "\x1b[31m\u202e", "a/b", "=1", "ok", "training", "cuda", "x" * 500, None],
+    pl.Boolean(): [True, False, None],
+}
+FACTS = [
+    None,
+    True,
+    -1,
+    1e400,
+    float("nan"),
+    10**30,
+    "",
+    "\x1b]0;x\x07",
+    [],
+    {},
+    [[1]],
+    {"a": {"b": [None]}},
+    {"label": 3},
+]
+
+
+def odd_run(run: Path, rng: Random) -> None:
+    """Write values into a run that no run writes: of the right types in its table, of any in its JSON."""
+    frame = pl.read_parquet(SUITE / "results.parquet")
+    for name in rng.sample(frame.columns, rng.choice([0, 1, 1, 2, 5])):
+        dtype, hit = frame.schema[name], [rng.random() < 0.5 for _ in range(frame.height)]
+        if dtype in ODD:
+            value = pl.Series(name, [rng.choice(ODD[dtype])], dtype).extend_constant(None, 0)
+            chosen = pl.Series(hit)
+            frame = frame.with_columns(
+                pl.when(chosen).then(pl.lit(value[0], dtype)).otherwise(pl.col(name)).alias(name)
+            )
+    frame.write_parquet(run / "results.parquet")
+    facts = json.loads((SUITE / "environment.json").read_text())
+    for key in rng.sample([*facts, "roofs", "machine", "usd_per_hour", "spread", "nodes"], rng.choice([0, 1, 2])):
+        if isinstance(facts.get(key), dict) and facts[key] and rng.random() < 0.5:
+            facts[key][rng.choice(list(facts[key]))] = rng.choice(FACTS)
+        else:
+            facts[key] = rng.choice(FACTS)
+    (run / "environment.json").write_text(json.dumps(facts))
+
+
+def test_whatever_a_folder_holds_is_shown_or_refused_in_one_sentence(soak: Any, run: Path) -> None:
+    tried, wrong = 0, list[str]()
+    for rng in soak.trials(12, 60):
+        odd_run(run, rng)
+        for reader in READERS:
+            tried += 1
+            try:
+                execute(reader, run)
+            except ConfigError as error:
+                if "\n" in str(error) or "\x1b" in str(error):
+                    wrong.append(f"{rng.trial}, {reader}: {error!r}")
+            except Exception as error:
+                wrong.append(f"{rng.trial}, {reader}: {error!r}")
+    assert wrong == []
+    soak.count("folders of others", tried=tried)
+
+
+@pytest.mark.parametrize("table", ["results", "layers"])
+def test_a_damaged_table_is_one_sentence(run: Path, table: str, capfd: pytest.CaptureFixture[str]) -> None:
+    whole, said = (run / "results.parquet").read_bytes(), list[str]()
+    for rng in map(Random, range(8)):
+        data = bytearray(whole)
+        for _ in range(20):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (run / f"{table}.parquet").write_bytes(data)
+        try:
+            execute("query", run)
+        except ConfigError as error:
+            said.append(str(error))
+    assert said
+    assert [text for text in said if "\n" in text] == []
+    assert "panicked" not in capfd.readouterr().err
 
 
 CASES = [f"resnet18/{v}/inference/fp32/b{b}/r0" for v in ("eager", "ort") for b in (1, 2, 4)]

@@ -1,0 +1,177 @@
+"""Declare the values that files of a results folder may hold; refuse others in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import polars as pl
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+
+from engines.options import Pass
+from exporters.catalog import Price
+from exporters.errors import printable
+from profiler.errors import ConfigError
+from profiler.job.mistakes import EXPECTED, yaml_text
+from profiler.processes.messages import Status
+from profiler.results.columns import COLUMNS, LARGEST_BATCH, LAYERS, RESULTS, TEXT, Group, Schema, names
+from profiler.results.result import Result
+
+_GIVE = "give another run, or remove that file"
+_FINITE = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+_SIGNED = ("MiB", "°C")
+"""Units of figures that may be below 0."""
+_NEEDED = ("run_id", "case_id", "model", "engine", "variant", "pass", "precision", "batch_size", "status")
+"""Columns that every row has."""
+_UNPRINTABLE = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+Positive = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Words = list[str]
+
+
+class _Machine(BaseModel):
+    model_config = _FINITE | ConfigDict(extra="forbid")
+    label: str | None = None
+    cloud: str | None = None
+    instance: str | None = None
+    usd_per_hour: Price | None = None
+    price_source: str | None = None
+
+
+class _Facts(BaseModel):
+    model_config = _FINITE
+    machine: _Machine | str | None = None
+    usd_per_hour: Price | None = None
+    cpu_cores: Count | None = None
+    cores: list[Count] | None = None
+    torch_threads: Count | None = None
+    memory_mib: Positive | None = None
+    gpu_memory_mib: Positive | None = None
+    sampling_seconds: Positive | None = None
+    roofs: dict[str, Positive] | None = None
+    roofs_quiet: bool = True
+    spread: dict[str, tuple[Positive, Positive]] | None = None
+    packages: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    command: Words | None = None
+    earlier_commands: list[Words | None] = []
+    nodes: list[dict[str, Any]] = []
+
+
+_TEXTS = ("cpu", "platform", "compute_capability", "user", "job_folder", "device", "cloud", "instance")
+_Environment = create_model(
+    "_Environment",
+    __base__=_Facts,
+    **dict.fromkeys((*_TEXTS, *names(Group.PLACE, Group.VERSIONS)), (str | None, None)),  # type: ignore[call-overload]
+)
+
+
+class _Identity(BaseModel):
+    model_config = _FINITE
+    parts: dict[str, Any]
+
+
+def _json_object(text: str) -> str:
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except RecursionError:
+        is_object = False
+    if not is_object:
+        raise ValueError("must be a JSON object")
+    return text
+
+
+_Json = Annotated[str, AfterValidator(_json_object)]
+_ANNOTATED: Mapping[str, Any] = {
+    "status": Status,
+    "pass": Pass,
+    "batch_size": Annotated[int, Field(ge=1, lt=2**53)],
+    "options": _Json,
+    "proof": _Json,
+    "shape": Annotated[str, Field(pattern=r"^([^/=]+=\d{1,18}(/[^/=]+=\d{1,18})*)?$")],
+    "usd_per_hour": Price,
+    "nodes": list[str | None],
+    "warnings": list[str | None],
+}
+_TYPES: Mapping[pl.DataType, Any] = {TEXT: str, pl.Boolean(): bool, pl.Int64(): Count}
+
+
+def _annotation(name: str, dtype: pl.DataType, needed: bool) -> Any:
+    unit = COLUMNS[name].unit if name in COLUMNS else ""
+    kind = _ANNOTATED.get(name) or _TYPES.get(dtype) or (float if unit in _SIGNED else Positive)
+    return kind if needed else kind | None
+
+
+def _rows(schema: Schema, needed: tuple[str, ...]) -> TypeAdapter[Any]:
+    fields = {f"f{n}": (_annotation(name, dtype, name in needed), Field(alias=name)) for n, (name, dtype) in
+              enumerate(schema.items())}  # fmt: skip
+    row = create_model("Row", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)  # type: ignore[call-overload]
+    return TypeAdapter(list[row])  # type: ignore[valid-type]
+
+
+_TABLES = {
+    "results": _rows(RESULTS, _NEEDED),
+    "layers": _rows(LAYERS, tuple(LAYERS)),
+    "largest_batch": _rows(LARGEST_BATCH, ("run_id", "model", "variant", "pass", "precision", "batch_size", "status")),
+}
+_Result = create_model(
+    "_Result",
+    __config__=ConfigDict(strict=True),
+    **{name: (hint, ...) for name, hint in get_type_hints(Result).items()},  # type: ignore[call-overload]
+)
+_MODELS = TypeAdapter(dict[str, _Identity])
+
+
+def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a run's table with printable texts. Raises ConfigError for a value that no run writes."""
+    try:
+        _TABLES[path.stem].validate_python(frame.to_dicts())
+    except ValidationError as error:
+        raise _refused(path, error) from None
+    return frame.with_columns(*(_printable(frame[name]) for name, dtype in frame.schema.items() if dtype == TEXT))
+
+
+def _printable(texts: pl.Series) -> pl.Series:
+    if not texts.str.contains(_UNPRINTABLE).any():
+        return texts
+    return pl.Series(texts.name, list(map(printable, texts)), pl.String)
+
+
+def environment_of(path: Path, data: bytes) -> dict[str, Any]:
+    """Read environment.json. Raises ConfigError for a value of another type than a run writes."""
+    return _json(path, data, _Environment.model_validate_json)
+
+
+def identities_of(path: Path, data: bytes) -> dict[str, Any]:
+    """Read models.json. Raises ConfigError for another structure."""
+    return _json(path, data, _MODELS.validate_json)
+
+
+def _json(path: Path, data: bytes, check: Callable[[bytes], object]) -> dict[str, Any]:
+    try:
+        check(data)
+        return dict(printable(json.loads(data)))
+    except ValidationError as error:
+        raise _refused(path, error) from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: cannot be read; {_GIVE}") from None
+
+
+def check_result(result: Result) -> None:
+    """Raise ValueError for a result with a value of another type than a worker sends."""
+    if not all(value is None or isinstance(value, bool | int | float) for value in result.figures.values()):
+        raise ValueError("a figure is no number")
+    _Result.model_validate({**vars(result), "figures": {}})
+
+
+def _refused(path: Path, error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    if not first["loc"]:
+        return ConfigError(f"{path}: cannot be read: {first['msg']}; {_GIVE}")
+    row, *place = first["loc"] if isinstance(first["loc"][0], int) else ("", *first["loc"])
+    at = f"row {row}, " if row != "" else ""
+    expected = EXPECTED.get(first["type"], first["msg"].replace("Input should", "must").replace("Value error, ", ""))
+    where = f"{at}{'.'.join(map(str, place))}"
+    return ConfigError(printable(f"{path}: {where}: {expected}, got {yaml_text(first['input'])}; {_GIVE}"))
