@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from exporters.errors import printable
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError
 from profiler.options import COMMANDS, Build, Doctor, Run, RunSuite, Suites
@@ -125,7 +126,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         sys.exit(2)
     except Exception:
         traceback.print_exc()

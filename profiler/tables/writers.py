@@ -6,16 +6,19 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
+from exporters.errors import printable
 from profiler.tables.table import Field, Section, Table
 
 if TYPE_CHECKING:
@@ -34,9 +37,26 @@ _MARKUP = re.compile(
 def console(**options: Any) -> Console:
     """Make a console as wide as COLUMNS or the terminal, or 120 where nobody looks, since 80 would cut the tables."""
     made = Console(**options)
+    made.push_render_hook(_Printable())
     if not made.file.isatty() and not os.environ.get("COLUMNS"):
         made.width = 120
     return made
+
+
+class _Printable(RenderHook):
+    """Escapes control characters."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(one) for one in renderables]
+
+
+@dataclass(frozen=True)
+class _Escaped:
+    whole: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self.whole, options):
+            yield Segment(text if control else printable(text), style, control)
 
 
 def print_section(console: Console, section: Section) -> None:
@@ -125,6 +145,9 @@ def _grid(table: Table, columns: Sequence[_Column], width: int) -> Grid:
     return grid
 
 
+_FORMULA = r"^[=+\-@\t\r]"
+
+
 @lru_cache(maxsize=10_000)
 def escape_markdown(text: str) -> str:
     """Put words on one line, with a backslash before what Markdown would take for markup."""
@@ -155,11 +178,12 @@ def markdown_section(section: Section) -> str:
 
 
 def csv(frame: pl.DataFrame) -> str:
-    """Write a frame with all digits; lists with semicolons between."""
+    """Write a frame with all digits, lists with semicolons between, and a quote before what spreadsheets compute."""
     import polars as pl  # Not at the top: a list of engines is printed without it.
 
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
-    return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
+    joined = frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; "))
+    return joined.with_columns(pl.col(pl.String).str.replace(_FORMULA, "'$0")).write_csv()
 
 
 def parquet(frame: pl.DataFrame) -> bytes:

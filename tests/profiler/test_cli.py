@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from rich.text import Text
 from typer.testing import CliRunner
 
 from profiler import cli
 from profiler.compare import command
 from profiler.errors import ConfigError
+from profiler.job.config import config_of
 from profiler.options import Compare
+from profiler.results.reading import read_runs
+from profiler.results.run_folder import RunFolder
 from profiler.tables.writers import console
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +59,71 @@ def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, colu
 def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
     with pytest.raises(ConfigError, match="neither a file nor a model nor a command; did you mean 'recommend'"):
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
+
+
+LONG = "x" * 400
+UNUSABLE = {"pipe": "pipe or a device", "loop": "symbolic links", "/dev/zero": "pipe or a device", LONG: "too long"}
+EXPORT = ("recommend", str(ROOT / "tests" / "golden" / "cpu"), "--model", "alexnet", "--export")
+READERS = [
+    *(("report",), ("compare",), ("recommend",), ("layers",), ("suites", "show"), ("suites", "submit")),
+    ("--resume",),
+    EXPORT,
+]
+
+
+@pytest.fixture
+def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.onnx")
+    Path("loop").symlink_to("loop")
+    Path("loop.onnx").symlink_to("loop.onnx")
+
+
+@pytest.mark.parametrize("name", [*UNUSABLE, "pipe.onnx", "loop.onnx", f"{LONG}.onnx", f"{'x/' * 3000}"])
+def test_a_name_that_is_no_regular_file_is_refused_at_once(unusable: None, name: str) -> None:
+    says = UNUSABLE.get(name.removesuffix(".onnx"), "too long")
+    with pytest.raises(ConfigError, match=says):
+        CliRunner().invoke(cli.app, [name, "--dry-run"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match=f"{says}.*"):
+        config_of({"models": [{"name": "m", "onnx": name, "weights": name}], "engines": ["ort"]})
+
+
+@pytest.mark.parametrize("name", ["loop", LONG, f"{'x/' * 3000}"])
+@pytest.mark.parametrize("words", READERS)
+def test_a_folder_that_cannot_be_looked_up_is_one_sentence(unusable: None, words: Sequence[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=r"symbolic links|too long") as caught:
+        CliRunner().invoke(cli.app, [*words, name], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["environment.json", "bench.yaml", "journal.jsonl", "models.json", "results.parquet"])
+def test_a_pipe_in_a_runs_folder_is_not_waited_for(tmp_path: Path, file: str) -> None:
+    run = Path(shutil.copytree(ROOT / "tests" / "golden" / "cpu", tmp_path / "run"))
+    (run / file).unlink(missing_ok=True)
+    os.mkfifo(run / file)
+    with contextlib.suppress(ConfigError):
+        read_runs([run])
+        RunFolder.resume(run)
+        RunFolder(run).read_models()
+        RunFolder(run).results()
+
+
+def test_what_a_terminal_would_act_on_is_escaped_in_errors_and_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "\x1b[31mred\x1b]0;t\x07"
+    monkeypatch.setattr(sys, "argv", ["profiler", "report", name])
+    handlers = [signal.getsignal(each) for each in (*cli.SIGNALS, signal.SIGALRM)]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    for number, handler in zip((*cli.SIGNALS, signal.SIGALRM), handlers, strict=True):
+        signal.signal(number, handler)
+    console().print(Text(f"Results: {name}"))
+    said = capsys.readouterr()
+    assert r"\x1b[31mred\x1b]0;t\x07: no run's folder" in said.err
+    assert r"Results: \x1b[31mred" in said.out
+    assert "\x1b" not in said.err + said.out
 
 
 class Dropping:
