@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engines.base import Phase
 
@@ -66,3 +67,15 @@ class Outcome:
 Message = Entered | Progress | Salvage | Serves | Outcome
 """The last one is the outcome; the child knows its status, reason and value."""
 Report = Callable[[Message], None]
+
+
+def is_sound(message: object) -> bool:
+    """Return whether a message has the types that it declares: a model's code can send others."""
+    match message:
+        case Progress(text=str()) | Salvage() | Serves(address=str()) | Entered(phase=str(), at=None):
+            return True
+        case Entered(phase=str(), at=float() | int() as at):
+            return math.isfinite(at)
+        case Outcome(status=str() as status, reason=None | str()):
+            return status in get_args(Status)
+    return False

@@ -38,10 +38,10 @@ from typing import Any, NoReturn
 import psutil
 
 from engines.base import Phase, Unsupported
-from exporters.errors import chain, message, sentence
+from exporters.errors import chain, message, sentence, shown
 from exporters.source import ModelError
 from profiler.machine import control_groups
-from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage, Serves
+from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage, Serves, is_sound
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = re.compile(
@@ -108,6 +108,8 @@ class Call:
     """The option that gives it longer; None is the job's budget."""
     origin: str | None = None
     """Name of the process that it is forked from; without one of that name it is the forkserver."""
+    returns: type = object
+    """The function's return type."""
     deadline: float = math.inf
     """When all but Phase.END is over at the latest, on time.monotonic()."""
 
@@ -285,7 +287,7 @@ class Child:
             self._reader.join(_EXIT_SECONDS)
         wait = 0.0 if has_ended else max(0.0, min(timeout, self.remaining()))
         with contextlib.suppress(queue.Empty):
-            while message := self._messages.get(timeout=wait):
+            while (message := self._messages.get(timeout=wait)) is not None:
                 if (outcome := self._take(message)) is not None:
                     self.process.join(_EXIT_SECONDS)  # It leaves by itself; what it started (compiler pools) does not.
                     return self._finish(outcome)
@@ -296,16 +298,20 @@ class Child:
         return None if self.remaining() > 0 else self._finish(Outcome("timeout", self._over_the_limit()))
 
     def _take(self, message: Message) -> Outcome | None:
+        if not is_sound(message):
+            return Outcome("crashed", f"sent an invalid message: {type(message).__name__}")
         match message:
             case Entered(phase, at):
                 self._compare_clocks(at)
                 self._enter_phase(phase)
             case Progress(text):
-                self.progress = text
+                self.progress = shown(text)
             case Salvage(value):
                 self._salvage = value
-            case Serves(address, made):
+            case Serves(address, made) if isinstance(made, self.call.returns):
                 self.serves = address, made
+            case Outcome(status="ok", value=made) | Serves(made=made) if not isinstance(made, self.call.returns):
+                return Outcome("crashed", f"returned {type(made).__name__}, not {self.call.returns.__name__}")
             case Outcome():
                 return message
         return None
@@ -536,7 +542,7 @@ def _receive(connection: Connection, messages: queue.SimpleQueue[Message | None]
 
     In a thread, since only half a message may come.
     """
-    with contextlib.suppress(Exception), connection:
+    with contextlib.suppress(BaseException), connection:  # Unpickling may raise anything.
         while True:
             messages.put(connection.recv())
     messages.put(None)

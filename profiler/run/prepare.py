@@ -15,9 +15,11 @@ from typing import TypeVar
 
 from engines.catalog import ENGINES
 from exporters.cache import default_root
-from exporters.gradients import reference_items
+from exporters.flops import Cost
+from exporters.gradients import GradientReference, reference_items
 from exporters.inputs import dimensions_of, why_fixed
 from exporters.int8 import DYNAMIC, PLACEMENTS, calibration_files
+from exporters.onnx_export import Export
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
@@ -29,6 +31,7 @@ from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.results.run_folder import RunFolder
 from profiler.worker.task import (
+    Held,
     Prepared,
     Step,
     batch_failure,
@@ -55,6 +58,18 @@ _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
+
+
+_RETURNS: Mapping[str, type] = {
+    "hold_model": Held,
+    "prepare_model": Prepared,
+    "prepare_reference": Path,
+    "identify_model": Identity,
+    "prepare_export": Export,
+    "prepare_cost": Cost,
+    "prepare_gradients": GradientReference,
+}
+"""Return types of the functions of prepare_model.py."""
 
 
 def _slots(calls: int) -> int:
@@ -331,6 +346,7 @@ class Stages:
             path=self.path,
             option="budget.build_timeout" if limit <= most else None,
             origin=origin_of(self.logs, self.sources[model].name),
+            returns=_RETURNS[function],
         )
 
 
@@ -398,7 +414,9 @@ def _dimensions(sources: Mapping[int, ModelSource], path: tuple[str, ...], tick:
     with own_folder() as folder:
         function, log = "profiler.worker.prepare_model:look_at_dimensions", folder / "log"
         foreign = {n: source for n, source in sources.items() if source.asks_code}
-        calls = {n: Call(function, source, log, _SHAPES_SECONDS, path=path) for n, source in foreign.items()}
+        calls = {
+            n: Call(function, source, log, _SHAPES_SECONDS, path=path, returns=list) for n, source in foreign.items()
+        }
         outcomes = side_by_side(calls, tick, "models asked for their inputs") if calls else {}
     if bad := next((outcome for outcome in outcomes.values() if outcome.status != "ok"), None):
         raise ConfigError(f"shapes: {bad.reason}")

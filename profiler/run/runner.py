@@ -17,6 +17,7 @@ import polars as pl
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
+from exporters.errors import sentence, shown
 from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, file_name
@@ -33,6 +34,7 @@ from profiler.results.choice import contenders
 from profiler.results.result import Result, log_name, result_of
 from profiler.results.roofline import Measured, excess, precisions_needed
 from profiler.results.run_folder import RunFolder
+from profiler.results.schema import check_result
 from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
@@ -272,7 +274,9 @@ class Runner:
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
         visible = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
         function = "profiler.worker.roofline:measure_roofs"
-        outcome = run_one(Call(function, argument, log, _ROOFS_SECONDS, deadline=self.deadline, environment=visible))
+        outcome = run_one(
+            Call(function, argument, log, _ROOFS_SECONDS, deadline=self.deadline, environment=visible, returns=Measured)
+        )
         if outcome.status == "timeout" and self.is_over():
             return
         found: Measured = outcome.value or Measured({}, quiet=False)
@@ -519,7 +523,7 @@ class Supervisor:
                 return result_of(task.case.id, built)
         self.quiet.start()
         was_shared = self.quiet.is_shared()
-        result = result_of(task.case.id, self._run("measure_case:measure_case", task, tick))
+        result = self._result(task.case.id, self._run("measure_case:measure_case", task, tick))
         if was_shared or self.quiet.is_shared():
             result.warnings.append(Warning(DISTURBED, "another run measured on the same device"))
         if built is not None:
@@ -528,6 +532,21 @@ class Supervisor:
             own = replace(task.case, replicate=0).id
             result.figures["build_s"] = self.cold.setdefault(own, result.figures.get("build_s"))
         self._add_telemetry(result)
+        return result
+
+    def _result(self, case_id: str, outcome: Outcome) -> Result:
+        """Return what the process gave for its case, or that it gave what no worker sends."""
+        try:
+            result = result_of(case_id, outcome)
+            check_result(result)
+            if result.case_id != case_id:
+                raise ValueError(f"a result of {shown(result.case_id)}")
+            measured = result.samples and {Phase.MEASURE, Phase.CHECK} <= outcome.entered.keys()
+            if result.status == "ok" and not measured:
+                raise ValueError("a result without measuring")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = f"its process sent what no worker sends: {sentence(error)}"
+            return Result(case_id, "crashed", [reason], phases=outcome.seconds, entered=outcome.entered)
         return result
 
     def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
@@ -546,7 +565,9 @@ class Supervisor:
         if ENGINES[task.case.engine].needs == "torch":
             origin = origin_of(self.runner.run.logs, task.case.source.name)
         variables = {**visible, **(environment or {})}
-        return Call(f"profiler.worker.{function}", task, log, *limits, variables, path, origin=origin, deadline=end)
+        made = BuiltAhead if function.endswith("build_ahead") else object
+        name = f"profiler.worker.{function}"
+        return Call(name, task, log, *limits, variables, path, origin=origin, returns=made, deadline=end)
 
     def _add_telemetry(self, result: Result) -> None:
         """Add the device's readings while the case was measured, by the phases that it `entered`."""

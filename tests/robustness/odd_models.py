@@ -24,6 +24,8 @@ import onnx.parser
 import torch
 from torch import nn
 
+from profiler.processes import messages
+
 AT_ONCE, MEASURED = "at once", "while it is measured"
 MODELS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {}
 """By name what is done to an output, and the statuses that are right for its row."""
@@ -195,6 +197,26 @@ def starts_processes(y):
         context.Process(target=time.sleep, args=(900,), daemon=False).start()
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
     return y
+
+
+def _report():
+    """Find what a worker reports by."""
+    frame: Any = sys._getframe()
+    while "report" not in frame.f_locals:
+        frame = frame.f_back
+    return frame.f_locals["report"]
+
+
+@row("crashed")
+def sends_an_odd_message(y):
+    _report()(messages.Entered("measure", at="soon"))
+    return y
+
+
+@row("crashed")
+def ends_with_nothing_measured(y):
+    _report()(messages.Outcome("ok"))
+    time.sleep(900)
 
 
 @row("failed")

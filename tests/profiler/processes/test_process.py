@@ -21,6 +21,7 @@ import pytest
 
 from profiler.processes import process
 from profiler.processes.forkserver import own_folder, sweep
+from profiler.processes.messages import Entered, Outcome, Progress, Serves
 from profiler.processes.process import Call, Child, explain, run_all, run_one
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,10 @@ def gets_signal(number, report):
     os.kill(os.getpid(), number)
 
 HALF = b"\\0\\0\\0\\xff of which there is no more"
+
+def forges(message, report):
+    report(message)
+    time.sleep(600)
 
 def ends_in_mid_message(_, report):
     report(Salvage("kept"))
@@ -283,7 +288,11 @@ def ends(pid: int, within: float = 600) -> bool:
 
 
 RAISED = r"ValueError: no luck at .*/child_functions.py:\d+ \(`raise ValueError\(message\)`\)"
+FORGED: list[Any] = [*(Entered("warm-up", at="soon"), Entered(3), Progress(None), Serves(3, None))]  # type: ignore[arg-type]
+FORGED += [Outcome("fine"), Outcome("ok", []), "", 7, {}]  # type: ignore[arg-type]
+REFUSED = "sent an invalid message: .*"
 OUTCOMES: list[tuple[str, Any, str, str, str]] = [
+    *[("forges", message, "crashed", REFUSED, "") for message in FORGED],
     ("returns", {"shape": (2, 3)}, "ok", "", ""),
     ("raises", "no\nluck", "failed", RAISED, "in raises"),
     ("model_error", "what is wrong", "failed", "what is wrong", ""),
@@ -319,6 +328,11 @@ def test_what_happens_to_a_process_is_data(
     assert function != "prints" or sorted(log.split()) == PRINTED
     assert {"fork", "open"} <= outcome.seconds.keys()
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_call_does_not_return_is_a_crash(call: Calls) -> None:
+    outcome = run_one(call("returns", 3, returns=Path))
+    assert (outcome.status, outcome.reason, outcome.value) == ("crashed", "returned int, not Path", None)
 
 
 @pytest.mark.parametrize(

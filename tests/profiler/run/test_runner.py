@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from rich.console import Console
 
 from engines.base import Building, BuiltAhead, Job, Proof, Warning
@@ -24,7 +26,7 @@ from profiler.machine import Target
 from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
-from profiler.results.result import Result
+from profiler.results.result import Kept, Result, Stage
 from profiler.results.roofline import Measured
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
@@ -336,10 +338,30 @@ def test_a_run_with_little_time_begins_with_its_base(
     assert display.told[0].split("/")[1] == first
 
 
+FORGED = [None, 3, -1.0, "soon", [], {}, [3], {"host": "x"}, {"host": [None]}, {"x": [math.nan]}, (), object]
+PARTS = ["value", "salvage", "seconds", "entered", "contradiction"]
+
+
+@hypothesis.given(st.sampled_from([*PARTS, *Result.__dataclass_fields__]), st.sampled_from(FORGED), st.booleans())
+def test_whatever_a_process_sends_its_case_has_a_row(part: str, forged: Any, is_kept: bool) -> None:
+    result = Result(case().id, "ok", clock="host", samples={"host": [1.0, 2.0]})
+    outcome = Outcome("ok", entered={"measure": 2.0, "check": 3.0})
+    if part in PARTS:
+        outcome = replace(outcome, **{part: forged})
+    else:
+        result = replace(result, **{part: forged})
+    outcome = replace(outcome, salvage=Kept(result, Stage.COMPLETE)) if is_kept else replace(outcome, value=result)
+    found = supervisor(Path(), None, None)._result(case().id, outcome)
+    assert found.case_id == case().id
+    assert Result.from_json(found.to_json()).status == found.status
+    assert found.status == "crashed" or found.latency_ms == 1.5
+
+
 def process(call: Call, tick: object) -> Outcome:
     """Stand for a case's process: it ended at once, and entered its phases at these times."""
     entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
-    result = Result(case().id, "ok", figures={"peak_memory_mib": 10.0, "baseline_mib": 0.0})
+    figures: dict[str, float | None] = {"peak_memory_mib": 10.0, "baseline_mib": 0.0}
+    result = Result(case().id, "ok", samples={"event": [1.0]}, figures=figures)
     return Outcome("ok", value=result, entered=entered)
 
 
@@ -403,7 +425,8 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
             return Outcome("ok", value=build_ahead(call.argument, lambda message: None), seconds={"build": 3.0})
         proof = Proof(build=Building(seconds=3.0, cached=True))
         entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
-        return Outcome("ok", value=Result(case().id, "ok", proof=proof), seconds={"load": 1.0}, entered=entered)
+        result = Result(case().id, "ok", samples={"host": [1.0]}, proof=proof)
+        return Outcome("ok", value=result, seconds={"load": 1.0}, entered=entered)
 
     monkeypatch.setattr(module, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [])
