@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from exporters.source import ModelError
 from exporters.whole_file import FULL
 
 _MOST_GIB = 20.0
+_USERS = "users.lock"
 _PROBE_BYTES = 2**20
 _READ_BYTES = 2**20
 _HASHED_BYTES = 2**25
@@ -63,6 +65,29 @@ def check_root(root: Path) -> None:
         if not (root.is_dir() and any(root.iterdir())):
             root.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=root).close()
+
+
+@contextlib.contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Keep others from clearing the cache meanwhile; of one that cannot be written nothing is cleared."""
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as closing:
+        with contextlib.suppress(OSError):
+            file = closing.enter_context((root / _USERS).open("ab"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Keep others from using the cache meanwhile. Raises ConfigError where one does."""
+    with (root / _USERS).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"cache: a run uses {root}; clear it once that has ended") from None
+        yield
 
 
 def check_room(path: Path, size: float) -> None:
@@ -113,8 +138,18 @@ class Cache:
             if not intact and (path.exists() or manifest.exists()):
                 print(f"the cache's {path} was damaged, and is made again", file=sys.stderr)
                 damaged(path)
-            replace_files(path, manifest, produce)
+            try:
+                replace_files(path, manifest, produce)
+            except Exception:
+                if folder.is_dir():
+                    raise
+                folder.mkdir(parents=True)  # Somebody removed it meanwhile.
+                replace_files(path, manifest, produce)
         return path, False
+
+    def has(self, path: Path) -> bool:
+        """Return whether an entry's file is as produced; True of a file that is no entry."""
+        return not path.is_relative_to(self.root) or _is_there(path.with_name(f"{path.name}.json"))
 
 
 @dataclass(frozen=True)

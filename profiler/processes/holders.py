@@ -37,6 +37,11 @@ class Holders(AbstractContextManager["Holders", None]):
         while self._children:
             self._give_up(next(iter(self._children)))
 
+    def forget(self) -> None:
+        """End all holders, and make their models again when they are asked for."""
+        self.give_up()
+        self._made.clear()
+
     def start(
         self, calls: Mapping[str, Call], slots: int, tick: Callable[[int], None] = lambda done: None
     ) -> dict[str, Outcome]:

@@ -77,13 +77,18 @@ def read_lines(journal: Path) -> list[str]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only process that writes into a run's folder. Raises ConfigError if another does, or the disk is full."""
+    """Be the only process that writes into a run's folder.
+
+    Raises ConfigError if another does, the disk is full, or the folder is removed.
+    """
     try:
         with FileLock(folder / "lock", timeout=0):
             yield
     except Timeout:
         raise ConfigError(f"{folder}: another process measures into it; wait until that ends, or end it") from None
     except OSError as error:
+        if not folder.exists():
+            raise ConfigError(f"{folder}: was removed while the run measured into it; start a new run") from None
         if error.errno not in NO_ROOM:
             raise
         advice = f"the journal keeps what has been measured: make room, then go on with: {resuming(folder)}"

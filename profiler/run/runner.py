@@ -17,6 +17,7 @@ import polars as pl
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
+from exporters.cache import Cache
 from exporters.errors import sentence, shown
 from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import ConfigError
@@ -218,7 +219,7 @@ class Runner:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
             quiet.start()
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                yield Supervisor(self, watcher, quiet), holders
+                yield Supervisor(self, watcher, quiet, holders), holders
 
     def begin_in(self, seconds: float, started: float) -> None:
         """Have the run take so many seconds from then on."""
@@ -403,10 +404,10 @@ class Runner:
                 self.display.measuring(task.case, phase, done + number, total, left)
 
             tick("start")
-            if (why := failure(task.case, task.prepared)) is not None:
-                result = Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
-            else:
-                result = measure.measure_one(task, tick)
+            task = self._intact(task, measure)
+            result = self._measure_or_fail(task, measure, tick)
+            if result.status != "ok" and (again := self._intact(task, measure)) is not task:
+                result = self._measure_or_fail(again, measure, tick)
             if result.status == "timeout" and self.is_over():
                 break  # It is the run's time that was short, not the case's.
             if result.status == "ok":
@@ -416,6 +417,21 @@ class Runner:
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
+
+    def _measure_or_fail(self, task: Task, measure: Supervisor, tick: Callable[[str], None]) -> Result:
+        if (why := failure(task.case, task.prepared)) is not None:
+            return Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
+        return measure.measure_one(task, tick)
+
+    def _intact(self, task: Task, measure: Supervisor) -> Task:
+        """Prepare the case again where somebody has removed or damaged its files in the cache."""
+        if all(map(Cache().has, task.prepared.files(task.case))):
+            return task
+        self.display.announce(f"{task.case.model}: prepared again, since the cache lost files")
+        measure.holders.forget()
+        prepared = self.prepare([task.case], measure.holders)[0]
+        measure.holders.give_up()  # A gate holds no models.
+        return replace(task, prepared=prepared[task.case.subject])
 
     def estimate(self, case: Case, measure: Supervisor) -> float:
         """Expect what the engine's last case took, of one that has been built; else guess."""
@@ -490,6 +506,7 @@ class Supervisor:
     runner: Runner
     watcher: Watcher
     quiet: Quiet
+    holders: Holders = field(default_factory=Holders)
     cold: dict[str, float | None] = field(default_factory=dict)
     """Seconds of each configuration's first build, which may have been beside others, by the id of its first replicate:
     later ones find its kernels."""
@@ -535,7 +552,7 @@ class Supervisor:
         return result
 
     def _result(self, case_id: str, outcome: Outcome) -> Result:
-        """Return what the process gave for its case, or that it gave what no worker sends."""
+        """Return the process's result for its case; make a crashed row of an invalid one."""
         try:
             result = result_of(case_id, outcome)
             check_result(result)
@@ -545,7 +562,7 @@ class Supervisor:
             if result.status == "ok" and not measured:
                 raise ValueError("a result without measuring")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = f"its process sent what no worker sends: {sentence(error)}"
+            reason = f"its process sent an invalid result: {sentence(error)}"
             return Result(case_id, "crashed", [reason], phases=outcome.seconds, entered=outcome.entered)
         return result
 
@@ -565,9 +582,9 @@ class Supervisor:
         if ENGINES[task.case.engine].needs == "torch":
             origin = origin_of(self.runner.run.logs, task.case.source.name)
         variables = {**visible, **(environment or {})}
-        made = BuiltAhead if function.endswith("build_ahead") else object
+        returns = BuiltAhead if function.endswith("build_ahead") else object
         name = f"profiler.worker.{function}"
-        return Call(name, task, log, *limits, variables, path, origin=origin, returns=made, deadline=end)
+        return Call(name, task, log, *limits, variables, path, origin=origin, returns=returns, deadline=end)
 
     def _add_telemetry(self, result: Result) -> None:
         """Add the device's readings while the case was measured, by the phases that it `entered`."""

@@ -56,6 +56,14 @@ class Prepared:
         most = max(self.references, default=0)
         return self.references.get(case.batch_size) or self.references.get(most)
 
+    def files(self, case: Case) -> list[Path]:
+        """List the files that the case reads."""
+        graph, steps = self.graph(case), self.gradients.values() if case.pass_ == "training" else ()
+        gradients = [step.path for step in steps if isinstance(step, GradientReference)]
+        reference = self.reference(case) if case.pass_ == "inference" else None
+        paths = (self.state, graph.path if graph else None, reference, *gradients)
+        return [path for path in paths if path is not None]
+
     def graph(self, case: Case) -> Export | None:
         """Return the graph that the case runs, for its batch size."""
         graph = graph_of(case)

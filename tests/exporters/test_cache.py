@@ -5,14 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from read_only import read_only
+from rich.console import Console
 
-from exporters.cache import Cache, CacheError, check_room, check_root, entries, trim
+from exporters.cache import Cache, CacheError, check_room, check_root, default_root, entries, held, trim
+from profiler.errors import ConfigError
+from profiler.listings import cache
+from profiler.options import Cache as ClearedCache
 
 
 def write_slowly(log: Path, path: Path) -> None:
@@ -41,6 +46,32 @@ def test_two_processes_produce_once(tmp_path: Path) -> None:
         process.join()
     assert answers == [("the whole content", False), ("the whole content", True)]
     assert (tmp_path / "log").read_text() == "produced\n"
+
+
+def test_a_cache_in_use_is_not_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    path, _ = Cache().entry("kind", "key", ".txt", produce)
+    clear = ClearedCache(action="clear")
+    with held(default_root()), held(default_root()), pytest.raises(ConfigError, match="a run uses"):
+        cache(clear, Console(quiet=True))
+    assert path.exists()
+    cache(clear, Console(quiet=True))
+    assert not path.exists()
+
+
+def test_a_cache_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+    def removed(path: Path) -> None:
+        if not log.exists():
+            log.touch()
+            shutil.rmtree(tmp_path / "cache")
+        produce(path)
+
+    log, cache = tmp_path / "log", Cache(tmp_path / "cache")
+    path, _ = cache.entry("kind", "key", ".txt", removed)
+    assert path.read_text() == "content"
+    assert cache.has(path) and cache.has(tmp_path / "of the user")
+    path.write_text("")
+    assert not cache.has(path)
 
 
 def produce(path: Path) -> None:

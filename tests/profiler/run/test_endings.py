@@ -209,3 +209,59 @@ def test_a_session_that_skips_its_work_fails_on_a_quiet_machine(
     assert 0 < honest["fraction_of_peak"] <= 1
     assert not [warning for warning in honest["warnings"] if warning.startswith("below-floor")]
     assert json.loads((path / "environment.json").read_text())["roofs_quiet"]
+
+
+VANISHING = """
+import os, shutil, sys
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Linear):
+    '''Spoils a folder in the first case that is measured.'''
+
+    def forward(self, x):
+        frame = sys._getframe()
+        while frame and frame.f_code.co_name != "measure_case":
+            frame = frame.f_back
+        if frame and not (self.root / "spoilt").exists():
+            (self.root / "spoilt").touch()
+            if self.spoiling == "truncated":
+                for file in (self.root / "cache").glob("*/*.*"):
+                    os.truncate(file, 0)
+            else:
+                shutil.rmtree(self.root / self.spoiling)
+        return super().forward(x)
+
+def net(root, spoiling):
+    made = Net(8, 4)
+    made.root, made.spoiling = Path(root), spoiling
+    return made
+"""
+VANISHING_JOB = """
+models: [{{name: net, factory: "vanishing:net", input: [8], options: {{root: "{}", spoiling: {}}}}}]
+engines: [eager, ort]
+device: cpu
+budget: {{seconds: 0.02, min_samples: 3, repeats: 0}}
+exclude: [{{replicate: [1, 2]}}]
+"""
+
+
+@pytest.mark.parametrize("spoiling", ["cache", "truncated", "results"])
+def test_what_vanishes_during_a_run_is_made_again_or_ends_it_in_a_sentence(
+    profiler: Profiler, tmp_path: Path, spoiling: str
+) -> None:
+    (tmp_path / "vanishing.py").write_text(VANISHING)
+    (tmp_path / "job.yaml").write_text(VANISHING_JOB.format(tmp_path, spoiling))
+    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert (tmp_path / "spoilt").exists()
+    assert "Traceback" not in done.stderr
+    if spoiling == "results":
+        assert done.returncode == 2, done.stderr
+        assert "was removed while the run measured into it; start a new run" in done.stderr
+        return
+    (path,) = (tmp_path / "results").glob("*/results.parquet")
+    assert {row["variant"]: (row["status"], row["reason"]) for row in pl.read_parquet(path).to_dicts()} == {
+        "eager": ("ok", None),
+        "ort": ("ok", None),
+    }
+    assert "prepared again, since the cache lost files" in done.stdout + done.stderr
