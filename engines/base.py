@@ -127,7 +127,7 @@ class Proof:
     recompilations: Sequence[str] = ()
     """Guards of torch.compile that failed, though every call has the same shapes."""
     settings_changed: Mapping[str, Sequence[str]] | None = None
-    """torch's global settings that the model changed while it ran: what they were, and are."""
+    """Settings of torch and of the process that the model changed while it ran, each before and after."""
     head: str | None = None
     """Start of the backward pass: the form of a loss."""
     dropout: bool | None = None

@@ -1,19 +1,30 @@
-"""Read and put back torch's global settings, which a model's code may change for all that runs after it."""
+"""Read and put back settings of torch and of the process, which a model's code may change for all that runs after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 KEEPS_DOUBLES = "_keeps_doubles"
 """Attribute of a module with doubles whose example inputs are floats: it converts them itself."""
 
 
-def _flag(name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    return lambda: getattr(torch.backends.cudnn, name), lambda value: setattr(torch.backends.cudnn, name, value)
+def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return lambda: getattr(owner, name, None), lambda value: setattr(owner, name, value)
+
+
+def _flushes_denormals() -> bool:
+    return bool(np.float32(2e-38) * np.float32(0.25) == 0)
+
+
+def _set_cores(cores: Sequence[int]) -> None:
+    os.sched_setaffinity(0, cores)
 
 
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
@@ -26,7 +37,31 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         f"{device} autocast": (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device))
         for device in ("cpu", "cuda")
     },
-    **{f"cudnn.{name}": _flag(name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")},
+    **{
+        f"{of}.{name}": _flag(getattr(torch.backends, of), name)
+        for of, names in (("cudnn", ("enabled", "benchmark", "deterministic", "allow_tf32")), ("mkldnn", ("enabled",)))
+        for name in names
+    },
+    **{
+        f"cuda.matmul.{name}": _flag(torch.backends.cuda.matmul, name)
+        for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    },
+    **{
+        f"{kind} attention": (getattr(torch.backends.cuda, f"{name}_sdp_enabled"), getattr(torch.backends.cuda, enable))
+        for kind, name, enable in (
+            ("flash", "flash", "enable_flash_sdp"),
+            ("memory-efficient", "mem_efficient", "enable_mem_efficient_sdp"),
+            ("plain", "math", "enable_math_sdp"),
+        )
+    },
+    "default device": (torch.get_default_device, torch.set_default_device),
+    "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
+    "affinity": (lambda: sorted(os.sched_getaffinity(0)), _set_cores),
+    "nice": (partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)),
+    "scheduler": (
+        partial(os.sched_getscheduler, 0),
+        lambda policy: os.sched_setscheduler(0, policy, os.sched_param(0)),
+    ),
 }
 UNDONE: dict[str, str] = {}
 """What models' code set as it was imported or as it made a module, until that was put back."""
@@ -45,5 +80,6 @@ def changes(before: Mapping[str, Any]) -> dict[str, list[str]]:
 def put_back(before: Mapping[str, Any]) -> None:
     """Restore the changed settings, and note them."""
     for name, (_, now) in changes(before).items():
-        _SETTINGS[name][1](before[name])
-        UNDONE[name] = now
+        with contextlib.suppress(OSError):  # Who has made itself less urgent may not be as urgent again.
+            _SETTINGS[name][1](before[name])
+        UNDONE[name] = now if _SETTINGS[name][0]() == before[name] else f"{now}, for good"

@@ -300,7 +300,7 @@ def mismatch(case: Case, proof: Proof) -> str | None:
         f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}": elsewhere,
         f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}": bool(proof.tf32) != (case.precision == "tf32"),
         "no CUDA graph was captured": no_graph,
-        f"the model changed torch's {', '.join(changed)} while it ran": changed,
+        f"the model changed {', '.join(changed)} while it ran": changed,
         "cuDNN was on": options.get("cudnn") is False and proof.cudnn,
     }
     return "; ".join(text for text, holds in contradictions.items() if holds) or None
