@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
+import shutil
+import time
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
 """Error numbers of a disk that takes no more: full, over quota or its largest file; read-only, broken."""
+_LEFT_SECONDS = 60
+"""Age of a scratch file that nobody writes, on another host either."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -19,8 +24,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     target = path.resolve()
-    # Of this process: another one that writes the same file has its own.
-    scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
+    scratch = scratch_beside(target)
     try:
         if path.exists() and not path.is_file():  # Not of `target`: a pipe behind /dev/stdout has no path of its own.
             path.write_bytes(data)
@@ -35,6 +39,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
+
+
+def scratch_beside(target: Path) -> Path:
+    """Name this process's scratch file beside the target; remove those that killed processes left a minute ago."""
+    stem = f".{target.name[:200]}."
+    for left in target.parent.glob(f"{glob.escape(stem)}*.tmp"):
+        pid = left.name.removeprefix(stem).removesuffix(".tmp")
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and not Path("/proc", pid).exists() and time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return target.with_name(f"{stem}{os.getpid()}.tmp")
 
 
 def whole_lines(path: Path, at: int) -> bytes:

@@ -22,9 +22,10 @@ class _Stream(io.FileIO):
 
 def start() -> NoReturn:
     """Prepare the process for a command, and run the one that the arguments name."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Until the command begins there is nothing to put away, and imports would answer with a traceback.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: os._exit(130))
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             continue

@@ -150,6 +150,10 @@ def _interruptible() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+class Interrupted(KeyboardInterrupt):
+    """After a plain KeyboardInterrupt inside exec() Python ends by SIGINT, even if it was caught."""
+
+
 def _interrupt_again(unraisable: Any) -> None:
     """Repeat an interrupt that came where Python can raise nothing, as in a destructor: it drops the exception."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -170,4 +174,4 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "polars":
             return _interrupt_soon()  # Its Rust calls Python, panics at what that raises, and the interrupt is lost.
         frame = frame.f_back
-    raise KeyboardInterrupt
+    raise Interrupted

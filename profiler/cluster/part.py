@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from exporters.whole_file import whole_lines, write_whole
 from profiler.job.mistakes import to_yaml
 from profiler.machine import own_cores
 from profiler.nvml import visible_gpus
+from profiler.processes.forkserver import own_folder
 from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved
 
@@ -63,8 +63,8 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
         end_with_parent()
         os.sched_setaffinity(0, cores)
 
-    with tempfile.TemporaryDirectory(prefix="profiler-part-", ignore_cleanup_errors=True) as temporary:
-        folder, printed = Path(temporary, "part"), Path(temporary, "printed")
+    with own_folder() as temporary:
+        folder, printed = temporary / "part", temporary / "printed"
         folder.mkdir()
 
         def here(text: str) -> str:

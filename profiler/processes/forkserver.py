@@ -24,6 +24,8 @@ _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILER = "torch._inductor.compile_fx"
 """Importing it takes a second, in each compiled case unless the forkserver has done so."""
 _PREFIX, _LOCK, _NEW_SECONDS = "profiler-scratch-", "lock", 60
+_SHORT, _LONGEST = "/tmp", 60
+"""Place of a folder with sockets, and the most characters of its name: a socket's path has 107 bytes (man 7 unix)."""
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(sorted(modules))
     sweep()
-    with own_folder() as folder, held(default_root()):
+    with own_folder() as folder, _sockets_in(folder), held(default_root()):
         log, users = folder / "forkserver.log", os.environ.get(_CACHE)
         # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
         os.environ[_CACHE] = users or str(folder / "inductor")
@@ -49,6 +51,19 @@ def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
         finally:
             for name in (LOG, *([] if users else [_CACHE])):
                 os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _sockets_in(folder: Path) -> Iterator[None]:
+    """Have multiprocessing keep its sockets in the folder, or in _SHORT where their paths would be too long."""
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    usual = config.pop("tempdir", None)
+    with contextlib.ExitStack() as stack:
+        config["tempdir"] = str(folder if len(str(folder)) <= _LONGEST else stack.enter_context(own_folder(_SHORT)))
+        try:
+            yield
+        finally:
+            config["tempdir"] = usual
 
 
 def forget_choices() -> None:
@@ -100,17 +115,19 @@ def check_process() -> None:
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
+def own_folder(place: str | None = None) -> Iterator[Path]:
     """Make a temporary folder that is removed in the end, or else by the next run: its lock goes with this process."""
-    folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True)
     with folder as name, FileLock(Path(name, _LOCK)):
         yield Path(name)
 
 
 def sweep() -> None:
     """Remove the temporary folders of processes that are gone."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+    for folder in (path for place in (tempfile.gettempdir(), _SHORT) for path in Path(place).glob(f"{_PREFIX}*")):
+        lock = folder / _LOCK
         with contextlib.suppress(OSError, Timeout):
-            if time.time() - lock.stat().st_mtime > _NEW_SECONDS:  # A new one may not be locked yet.
+            made = (lock if lock.exists() else folder).lstat().st_mtime
+            if not folder.is_symlink() and time.time() - made > _NEW_SECONDS:  # A new one may not be locked yet.
                 with FileLock(lock, timeout=0):
-                    shutil.rmtree(lock.parent, ignore_errors=True)
+                    shutil.rmtree(folder, ignore_errors=True)

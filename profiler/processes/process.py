@@ -65,8 +65,6 @@ _UNKNOWN = 255
 _STARTS = 3
 """How often a process is started where the forkserver ends meanwhile."""
 _LOOKS = 20
-_LONGEST = 60
-"""Characters of a temporary folder that the forkserver's socket can be in: its path has 107 bytes (man 7 unix)."""
 _THEIRS: set[int] = set()
 """This process's children before the forkserver was started."""
 ORIGINS: dict[str, Server] = {}
@@ -128,10 +126,6 @@ def start_forkserver(log: Path) -> None:
     # Python's resource tracker cleans up a killed worker's semaphores, and would say so on the terminal.
     # Whoever makes errors of warnings means code of her own: torch itself warns as it is imported.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if len(tempfile.gettempdir()) > _LONGEST and "tempdir" not in config:
-        config["tempdir"] = folder = tempfile.mkdtemp(dir="/tmp")
-        util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # As multiprocessing's own.
     _CONTEXT.set_forkserver_preload([PRELOADED])
     _THEIRS.update(child.pid for child in psutil.Process().children())
     adopt_orphans()  # What a call started is found even where the forkserver that would adopt it was killed.

@@ -25,6 +25,7 @@ from exporters.cache import Cache, default_root
 from exporters.inputs import TensorSpec, at_shape, input_specs, padding
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, has_own_weights, identified
+from exporters.whole_file import scratch_beside
 from profiler.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
@@ -75,7 +76,7 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
     """
     case, folders = _case(cell, run, trust_code)
     target = folder.resolve()
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    scratch = scratch_beside(target)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)

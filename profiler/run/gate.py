@@ -11,7 +11,6 @@ import math
 import os
 import subprocess
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from profiler.job.case import Case, parse_only
 from profiler.job.config import Config, JobFile
 from profiler.machine import resolve_device
 from profiler.options import Run as Options
-from profiler.processes.forkserver import libraries
+from profiler.processes.forkserver import libraries, own_folder
 from profiler.run.command import (
     begin,
     check_options,
@@ -296,8 +295,9 @@ def _sides(options: Options) -> Iterator[tuple[_Side, _Side]]:
         old = replace(options, config=Path(word), inputs=[*shapes] or [text for text in options.inputs if "=" in text])
         yield _alike(new, _Side(old, open_job(old)))
         return
-    with tempfile.TemporaryDirectory(prefix="profiler-revision-") as name:
-        folder = Path(name).resolve()
+    with own_folder() as place:
+        folder = place.resolve() / "revision"
+        folder.mkdir()
         _check_out(word.removeprefix(REVISION), folder)
         is_file = options.config is not None and options.config.is_file()
         if is_file and not (folder / str(options.config)).resolve().is_relative_to(folder):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from exporters.whole_file import write_whole
+from exporters.whole_file import scratch_beside, write_whole
 
 
 def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
@@ -48,3 +48,13 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path):
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(kept))
     assert kept.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["results.parquet"]
+
+
+def test_what_a_killed_process_left_beside_a_file_is_removed(tmp_path):
+    left, new, ours = (tmp_path / f".deploy.{pid}.tmp" for pid in (2**22 + 1, 2**22 + 2, os.getpid()))
+    for folder in (left, new, ours):
+        folder.mkdir()
+        os.utime(folder, None if folder is new else (0, 0))
+    (tmp_path / ".report.4194305.tmp").touch()
+    assert scratch_beside(tmp_path / "deploy") == ours
+    assert sorted(tmp_path.iterdir()) == sorted([new, ours, tmp_path / ".report.4194305.tmp"])

@@ -158,6 +158,25 @@ def test_an_interrupt_comes_again_where_it_would_be_dropped(
     assert capfd.readouterr().err == ""
 
 
+ENDED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from profiler import __main__ as program, query
+sys.argv[1:] = ["query", "nothing", "select 1"]
+query.execute = lambda *_: exec("signal.raise_signal(signal.{0})", {{"signal": signal}})
+if {1}:
+    program._check_names = lambda: signal.raise_signal(signal.{0})
+program.start()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "is_early"), [("SIGINT", True), ("SIGTERM", True), ("SIGHUP", False)])
+def test_every_signal_ends_a_command_with_130(name: str, is_early: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED.format(name, is_early)], cwd=ROOT, capture_output=True)
+    assert (done.returncode, b"Traceback" in done.stderr) == (130, False), done.stderr
+
+
 @pytest.mark.slow
 def test_a_signal_while_a_command_exits_changes_nothing() -> None:
     code = (

@@ -515,6 +515,15 @@ def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> No
     assert ends(int((tmp_path / "pid").readlink().name))
 
 
+def test_a_killed_run_leaves_one_folder_which_the_next_one_sweeps(tmp_path: Path) -> None:
+    code = (
+        "import os; from profiler.processes import forkserver\nwith forkserver.libraries(()): os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False)
+    assert [path.name[:17] for path in tmp_path.iterdir()] == ["profiler-scratch-"]
+
+
 def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -525,6 +534,9 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
     sweep()
     assert left.exists(), "it is new"
     os.utime(left / "lock", (0, 0))
+    unlocked = tmp_path / "profiler-scratch-without-lock"
+    unlocked.mkdir()
+    os.utime(unlocked, (0, 0))
     (tmp_path / "profiler-scratch-abcd1234").symlink_to(left.parent / "users")
     (tmp_path / "users").mkdir()
     (tmp_path / "users" / "lock").touch()
@@ -533,6 +545,7 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
         sweep()
         assert mine.exists()
         assert not left.exists()
+        assert not unlocked.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profiler-scratch-abcd1234", "users"]
 
 
