@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
+import psutil
 from rich.console import Console
 from rich.text import Text
 
@@ -58,10 +59,16 @@ _SHORT_SECONDS = 600.0
 """A part that takes less is short. A longer one would lose more where a node ends twice."""
 _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
+_HEAD_SECONDS = 3.0
+"""Seconds without an answer after which the cluster's head has ended."""
 _DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
 """Keys of environment.json that only the driver knows."""
 _STAYS = (".git", ".venv", "venv", "__pycache__", "node_modules")
 """What does not travel of a job's folder, besides its results."""
+
+
+class _HeadLostError(Exception):
+    """The cluster's head has ended."""
 
 
 def execute(options: Options, console: Console, conclude: run.Conclude | None = None) -> int:
@@ -106,8 +113,14 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
         count = counted(sum(len(side.shares) for side in sides), "part")
         display.announce(f"{count} to measure; into {whole.path}")
-        interrupted, refused = _measure(ray, sides, display)
+        interrupted, refused, is_lost = False, list[str](), False
+        try:
+            interrupted, refused = _measure(ray, sides, display)
+        except _HeadLostError:
+            is_lost = True
         results = _write(sides, console)
+    if is_lost:
+        raise ConfigError(f"--ray {address}: the cluster's head has ended; {run.going_on(options, whole.path)}")
     console.print(Text(f"\nTook {duration(time.monotonic() - started)}\n\nResults: {whole.path}"), soft_wrap=True)
     if interrupted:
         console.print(Text(f"Interrupted; {run.going_on(options, whole.path)}"), soft_wrap=True)
@@ -261,6 +274,7 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
         else:
             side.give_up(share, "crashed", f"its program or node ended {counted(_MOST_LOST, 'time')}: {why}")
 
+    head, answered = ray.get_runtime_context().gcs_address, time.monotonic()
     try:
         for each in sides:
             for share in each.shares:
@@ -269,11 +283,17 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
         while going:
             done = total - sum(len(side.unmeasured) for side in sides)
             display.doing(f"measuring on the cluster, {counted(len(going), 'part')} left", done, total)
+            if _answers(head):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > _HEAD_SECONDS:
+                raise _HeadLostError
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
                 side, share = going.pop(stream)
                 try:
                     file, text = ray.get(next(stream))
                 except ray.exceptions.RayError as error:
+                    if not _answers(head):
+                        raise _HeadLostError from error
                     lose(side, share, sentence(error))
                     continue
                 if file == MODELS and (why := side.contradicts(text)):
@@ -293,6 +313,20 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
             ray.cancel(stream)
         return True, refused
     return False, refused
+
+
+def _answers(address: str) -> bool:
+    try:
+        _reach(address)
+    except OSError:
+        return False
+    return True
+
+
+def _reach(address: str) -> None:
+    """Raise OSError where nobody answers."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def _write(sides: Sequence[Side], console: Console) -> pl.DataFrame:
@@ -326,17 +360,18 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
     usual: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "runtime_env": environment}
     usual |= {"include_dashboard": False} if address == "local" else {}
     logging.getLogger("ray").setLevel(logging.ERROR)  # Else it prints notes on its token and on ignored folders.
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, started = signal.getsignal(signal.SIGTERM), list[psutil.Process]()
     try:
         if address not in ("local", "auto"):  # Ray tries for minutes.
             host, _, port = address.rpartition(":")
             if not (host and port.isdigit()):
                 raise ValueError("that is no HOST:PORT")
-            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+            _reach(address)
         ray.init(address, **usual)
         signal.signal(signal.SIGTERM, handler)  # Ray's would end the driver without its tables.
+        started = psutil.Process().children(recursive=True)
         yield ray
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RaySystemError) as error:
+    except Exception as error:  # Ray raises a plain one where it does not start in time.
         if ray.is_initialized():
             raise
         if "InvalidAuthToken" in f"{error} {error.__cause__}":
@@ -345,6 +380,9 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
         raise ConfigError(f"--ray {address}: {why}; give local, auto, or HOST:PORT of ray start") from None
     finally:
         ray.shutdown()
+        for process in started:  # Without a head some stay.
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def _travelling(config: Config, folder: Path) -> dict[str, Any]:

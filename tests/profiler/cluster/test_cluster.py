@@ -68,7 +68,7 @@ def cluster() -> Iterator[tuple[str, list[psutil.Process]]]:
 
 def measures(raylet: psutil.Process) -> bool:
     """Tell whether a node runs a part of a job."""
-    return any("profiler-part-" in word for below in raylet.children(recursive=True) for word in below.cmdline())
+    return any("profiler-scratch-" in word for below in raylet.children(recursive=True) for word in below.cmdline())
 
 
 def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tuple[str, list[psutil.Process]]) -> None:
@@ -108,3 +108,20 @@ def test_rows_outlive_a_node_and_who_started_the_run(tmp_path: Path, cluster: tu
     assert all(after[key].samples == row.samples for key, row in before.items() if row.status == "ok")
     assert "Machine" in second.out
     until(lambda: not second.others())
+
+
+def test_a_head_that_ends_ends_the_run_with_what_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "job.yaml").write_text(JOB.replace("devices: [red, {kind: blue, usd_per_hour: 2}]", "device: cpu"))
+    variables = {"PROFILER_CACHE": str(tmp_path / "cache"), "RAY_TMPDIR": "/tmp"}  # Its sockets' paths are long.
+    run = Run("job.yaml", "--ray", "local", "--no-report", cwd=tmp_path, **variables)
+    until(lambda: run.code is not None or any(tmp_path.glob("results/*/journal.jsonl")), SECONDS)
+    assert run.code is None, run.err
+    below = psutil.Process(run.pid).children(recursive=True)
+    next(process for process in below if process.name() == "gcs_server").kill()
+    assert run.wait(SECONDS) == 2
+    assert "the cluster's head has ended; go on with:" in run.err
+    assert "--resume" in run.err and "--ray local" in run.err
+    assert list((tmp_path / "results").glob("*/results.parquet"))
+    _, alive = psutil.wait_procs(below, timeout=60)
+    assert alive == []
