@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,6 +25,9 @@ from exporters.source import ModelError
 
 Place = tuple[str | int, ...]
 """Path to a tensor in nested outputs: keys are words, positions numbers."""
+_FUTURES = (("done", "result"), ("done", "wait"), ("ready", "get"))
+"""Methods that poll and await the futures of concurrent.futures, torch and multiprocessing."""
+_ITERATED = {tuple.__iter__, list.__iter__, dict.items, OrderedDict.items}
 
 
 def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> Any:
@@ -56,7 +60,7 @@ def in_eval_mode(model: nn.Module) -> nn.Module:
 
 def named_outputs(result: Any) -> dict[str, Tensor]:
     """Name the tensors in a module's result: a tensor is "y", a tuple's are "y0", "y1", a dict's or a dataclass's go by
-    their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
+    their keys, nested ones have a dot between; futures are awaited. What is no tensor (None, a cache) is left out."""
     return {_name_of(place): tensor for place, tensor in tensors_in(result)}
 
 
@@ -66,9 +70,12 @@ def _name_of(place: Place) -> str:
 
 
 def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """Yield the tensors in nested lists, mappings and dataclasses, with their places."""
+    """Yield the tensors in nested lists, mappings, dataclasses and futures, with their places."""
     if isinstance(result, Tensor):
         yield place, result
+        return
+    if wait := _wait_of(result):
+        yield from tensors_in(wait(), place)
         return
     parts: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(result, Mapping):
@@ -81,6 +88,31 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
         parts = ((part.name, getattr(result, part.name)) for part in dataclasses.fields(result))
     for key, part in parts:
         yield from tensors_in(part, (*place, key))
+
+
+def computes_when_read(result: Any) -> bool:
+    """Tell whether reading a result may compute it: a tensor subclass, a future, a container with its own iterator."""
+    if isinstance(result, Tensor):
+        return type(result) not in (Tensor, nn.Parameter)
+    if _wait_of(result):
+        return True
+    kind = type(result)
+    if isinstance(result, Mapping):
+        return kind.items not in _ITERATED or any(map(computes_when_read, result.values()))
+    if isinstance(result, list | tuple):
+        return kind.__iter__ not in _ITERATED or any(map(computes_when_read, result))
+    return dataclasses.is_dataclass(result) and any(
+        isinstance(getattr(kind, part.name, None), property) or computes_when_read(getattr(result, part.name))
+        for part in dataclasses.fields(result)
+    )
+
+
+def _wait_of(result: Any) -> Callable[[], Any] | None:
+    """Return a future's blocking method, or None for any other object."""
+    if isinstance(result, Mapping | list | tuple):
+        return None
+    kind = type(result)
+    return next((getattr(result, wait) for asks, wait in _FUTURES if hasattr(kind, asks) and hasattr(kind, wait)), None)
 
 
 def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, UserDict, namedtuple
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.calls import call, chosen, named_outputs, trained_output
+from exporters.calls import call, chosen, computes_when_read, named_outputs, trained_output
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import write_onnx
 from exporters.source import ModelError, ModelSource
@@ -120,3 +122,44 @@ def test_attention_with_a_bias_is_exported(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
+
+
+class Own(Tensor):
+    """A class of tensors that may compute when it is read."""
+
+
+def in_thread(kind: str) -> Any:
+    """A tensor that a thread computes, as each library hands it over."""
+    if kind == "torch":
+        done: Any = torch.futures.Future()
+        done.set_result(torch.ones(2))
+        return done
+    if kind == "pool":
+        return ThreadPool(1).apply_async(torch.ones, (2,))
+    future: Future[Tensor] = ThreadPoolExecutor(1).submit(torch.ones, 2)
+    return future
+
+
+@pytest.mark.parametrize("kind", ["torch", "pool", "concurrent"])
+def test_futures_among_the_outputs_are_awaited(kind: str) -> None:
+    for result in (in_thread(kind), (in_thread(kind), None), Output(torch.ones(2), in_thread(kind))):
+        assert computes_when_read(result)
+        assert all(torch.equal(tensor, torch.ones(2)) for tensor in named_outputs(result).values())
+
+
+@pytest.mark.parametrize(
+    ("result", "computes"),
+    [
+        (torch.ones(2), False),
+        (nn.Parameter(torch.ones(2)), False),
+        ((torch.ones(2), [torch.ones(2), None, 3, object()]), False),
+        (torch.ones(2, 3).max(0), False),
+        (OrderedDict(a={"b": torch.ones(2)}), False),
+        (Output(torch.ones(2), torch.ones(2)), False),
+        (torch.ones(2).as_subclass(Own), True),
+        ({"a": [torch.ones(2).as_subclass(Own)]}, True),
+        (UserDict(a=torch.ones(2)), True),
+    ],
+)
+def test_results_of_the_models_own_classes_may_compute_when_they_are_read(result: Any, computes: bool) -> None:
+    assert computes_when_read(result) == computes
