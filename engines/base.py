@@ -284,8 +284,11 @@ class Feedable(Session, Protocol):
 
 
 @runtime_checkable
-class Movable(Feedable, Protocol):
-    """A session whose inputs can be elsewhere."""
+class Renewable(Feedable, Protocol):
+    """A session that runs the model's Python code, which may remember outputs."""
+
+    def renew(self, calls: int) -> None:
+        """Give each of the next `calls` runs inputs of new values."""
 
     def move(self) -> None:
-        """Have further runs read the inputs in new memory, called again where they were; eager's graph stays."""
+        """Let further runs read other memory, with values far from the job's."""

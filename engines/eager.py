@@ -20,13 +20,14 @@ from engines.deployment import Deployed, copy_run, described_inputs
 from engines.device import capture
 from engines.layers import origins, profile_module
 from engines.options import EIGHT_BITS, PRECISION_TABLE, Device, EagerOptions, TorchOptions, float_part
+from engines.renewal import Renewal
 from engines.training import LayerStep, TrainingStep
 from exporters import calls, settings
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import Flattened, Watch, call, cast, named_outputs, typed
+from exporters.calls import Flattened, Watch, call, cast, computes_when_read, named_outputs, tensors_in, typed
 from exporters.errors import sentence
-from exporters.inputs import arguments, first_items, input_specs, seeded_inputs
+from exporters.inputs import first_items, input_specs, seeded_inputs
 from exporters.onnx_export import quiet
 from exporters.onnx_files import read_onnx
 from exporters.source import ModelError
@@ -54,8 +55,6 @@ what was to be fp8 as it is."""
 _LEAST_ROWS = {("int8", "cuda"): 17}
 """Fewest rows of a layer's input: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32."""
 _WARM_UPS_BEFORE_CAPTURE = 3
-_MOST_MOVED = 2**26
-"""Bytes of inputs of which copies are kept at other addresses."""
 _PROOF_ITEMS = 2
 """So few show all operators, and need no second batch's memory next to a graph's."""
 
@@ -90,15 +89,15 @@ class EagerSession:
         )
         self.model: nn.Module
         self.inputs: list[torch.Tensor] = []
-        self.places = [self.inputs]
-        """Where inputs have been: kept, so that none is at the address of an earlier one."""
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.renewal: Renewal
         self.call: Callable[..., Any]
         self.drops = False
         """True once an operator has been seen that drops something."""
         self.quantized: dict[str, Any] = {}
         """torchao's part of the proof."""
         self.result: Any = None
+        self.is_lazy: bool | None = None
+        """True if reading the result may compute it; None before the first call."""
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None
         """Why no CUDA graph could be recorded."""
@@ -108,15 +107,17 @@ class EagerSession:
         self._open()
 
     def feed(self, inputs: Sequence[Array]) -> None:
-        for tensor, array in zip(self.inputs, inputs, strict=True):
-            tensor.copy_(torch.from_numpy(array))
+        for tensors in self.renewal.copies:
+            for tensor, array in zip(tensors, inputs, strict=True):
+                tensor.copy_(torch.from_numpy(array))
+
+    def renew(self, calls: int) -> None:
+        if self.training is None and self.graph is None:  # Replaying a graph runs no Python.
+            self.renewal.renew(calls)
 
     def move(self) -> None:
-        if self.graph is None and sum(tensor.nbytes for tensor in self.inputs) <= _MOST_MOVED:
-            if self.inputs is self.places[0]:
-                self.places.append([tensor.clone() for tensor in self.inputs])
-            self.inputs = self.places[-1 if self.inputs is self.places[0] else 0]
-            self.arguments = arguments(self.job.specs, self.inputs)
+        if self.training is None and self.graph is None:
+            self.renewal.move()
 
     def run(self, mark: Mark) -> None:
         """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
@@ -128,7 +129,8 @@ class EagerSession:
             self.step(mark)
 
     def outputs(self) -> list[Array]:
-        return [_to_numpy(tensor) for tensor in named_outputs(self.result).values()]
+        # Copied at once, whatever the model does to them later.
+        return [_to_numpy(tensor, copy=True) for tensor in named_outputs(self.result).values()]
 
     def output_names(self) -> list[str]:
         return list(named_outputs(self.result))
@@ -227,16 +229,14 @@ class EagerSession:
     def close(self) -> None:
         self.graph = self.result = None
         self.inputs.clear()
-        self.places.clear()
-        del self.model, self.call, self.step, self.training
+        del self.renewal, self.model, self.call, self.step, self.training
 
     def _open(self) -> None:
         job = self.job
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         self.call = self.model = self._to_device(restore(job.source, job.state))
         self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
-        self.places = [self.inputs]
-        self.arguments = arguments(job.specs, self.inputs)
+        self.renewal = Renewal(job.specs, self.inputs)
         if job.pass_ == "training":
             iteration = TrainingStep if job.source.layer is None else LayerStep
             self.training = iteration(job, self.model, self.inputs, lambda *args, **kwargs: self.call(*args, **kwargs))
@@ -248,15 +248,25 @@ class EagerSession:
 
     def _infer(self, mark: Mark) -> None:
         self.result = None  # Else a second output's memory would be in use while this one is computed.
-        positional, keywords = self.arguments
+        positional, keywords = next(self.renewal.turn)
         try:
             with self.guard():
                 self.result = self.call(*positional, **keywords)
+                if self.is_lazy is not False:
+                    self._read()
         except RuntimeError as error:  # A module that computes gradients inside, such as forces.
             if self.guard not in _NEXT or not _OF_GRADIENTS.search(str(error)):
                 raise
             self.guard = _NEXT[self.guard]
             self._infer(mark)
+
+    def _read(self) -> None:
+        """Read the result within the call, if only that computes it."""
+        if self.is_lazy is None:
+            self.is_lazy = computes_when_read(self.result)
+        if self.is_lazy:
+            for _, tensor in tensors_in(self.result):
+                _to_numpy(tensor)
 
     def _train(self, mark: Mark) -> None:
         assert self.training is not None
@@ -295,8 +305,8 @@ def _drops(operator: str, args: Sequence[Any]) -> bool:
     return operator in _DROPS or may_drop
 
 
-def _to_numpy(tensor: torch.Tensor) -> Array:
-    tensor = tensor.detach().cpu()
+def _to_numpy(tensor: torch.Tensor, copy: bool = False) -> Array:
+    tensor = tensor.detach().to("cpu", copy=copy)
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 

@@ -34,9 +34,7 @@ _KINDS = (
     WarningKind(HOST_BOUND, "h", "the host, not the device, sets the latency; a CUDA graph would help"),
     WarningKind("queue-bound", "q", "a call takes over 5 % longer with others queued behind it than alone"),
     WarningKind("gate-overrun", "g", "one call's launches outlast any gate, so `gpu_ms` is null"),
-    WarningKind(
-        "inconsistent", "x", "latency contradicts throughput, or calls with new inputs, by over 10 %", retake=True
-    ),
+    WarningKind("inconsistent", "x", "latency contradicts throughput by over 10 %", retake=True),
     WarningKind(DISTURBED, "B", "other work ran on the machine meanwhile", retake=True),
     WarningKind("drift", "d", "moved by over 2 % while it was taken; a larger budget may settle it"),
     WarningKind("unsteady", "u", "timings moved by over 2 % when measuring began"),
@@ -66,6 +64,7 @@ _KINDS = (
     WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
     WarningKind("graph-breaks", "b", "torch.compile left the graph"),
     WarningKind("eager-first", "E", "call the module once in eager before you compile it"),
+    WarningKind("same-inputs", "m", "all calls had equal inputs, whose outputs a model may remember"),
     WarningKind("recompiled", "R", "torch.compile compiled again while it ran, though the shapes stayed"),
     WarningKind(NO_CUDA_GRAPH, "n", "no CUDA graph was recorded, though one was asked for"),
     WarningKind("no-layers", "y", "the layers could not be profiled"),

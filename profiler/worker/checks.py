@@ -38,7 +38,6 @@ from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker import parity
-from profiler.worker.fresh import Fresh
 from profiler.worker.parity import FP16_ENDS, WRONG, Pair
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
@@ -48,8 +47,6 @@ _NAMED = 3
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
-_NEW_SHARE = 0.02
-"""Share of a case's time for calls that tell only what new inputs take."""
 _known = partial(np.nan_to_num, nan=0.0, posinf=0.0)
 """Take 0 for what is not finite: that says nothing of what is usual."""
 _NOT_FINITE = "loss or outputs are not finite"
@@ -70,14 +67,6 @@ class Allowance(NamedTuple):
         most = self.left if items < REFERENCE_ITEMS else min(self.left, _SHARE * self.spent)
         return seconds + self.call < most
 
-    def affords_new(self, calls: int) -> bool:
-        """Allow one more call that only tells what new inputs take: one at any rate, else a fiftieth of the time."""
-        return self.call < self.left if not calls else (calls + 1) * self.call < _NEW_SHARE * self.spent
-
-    def affords_all(self, calls: int) -> bool:
-        """Allow so many calls before the case must have ended."""
-        return calls * self.call < self.left
-
 
 def verify(
     task: Task,
@@ -85,20 +74,14 @@ def verify(
     outputs: Sequence[Array],
     result: Result,
     allowance: Allowance | None = None,
-    fresh: Fresh | None = None,
 ) -> None:
     """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold.
 
-    Outputs are compared over further items than the batch's as far as `allowance` goes; their calls are `fresh`.
+    Outputs are compared over further items than the batch's as far as `allowance` goes.
     """
     case, model = task.case, task.prepared
     if case.pass_ == "inference" and model.reference(case) is not None:
-        _check_outputs(task, session, outputs, result, allowance, fresh)
-        if fresh and allowance and result.status == "ok":
-            try:
-                fresh.judge(result, allowance.affords_new, allowance.affords_all)
-            except Exception:  # As where shapes of outputs depend on values; the row stays as it is.
-                traceback.print_exc()
+        _check_outputs(task, session, outputs, result, allowance)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
@@ -121,7 +104,6 @@ def _check_outputs(
     outputs: Sequence[Array],
     result: Result,
     allowance: Allowance | None,
-    fresh: Fresh | None,
 ) -> None:
     """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
     case, model = task.case, task.prepared
@@ -143,8 +125,7 @@ def _check_outputs(
 
     if not apart and not isinstance(finding, str) and isinstance(session, Feedable):
         try:
-            timed = fresh.run if fresh else None
-            runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on, timed)
+            runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on)
         except Exception as error:
             traceback.print_exc()
             result.warnings.append(Warning("no-parity", f"further items were not compared: {sentence(error)}"))

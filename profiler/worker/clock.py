@@ -36,6 +36,8 @@ class Clock:
     headline: str
     """The clock whose median is the row's latency."""
     returns_when_done: bool
+    renew: Callable[[int], object] = staticmethod(lambda calls: None)
+    """Gives the next calls new inputs; called before their interval."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""
@@ -51,6 +53,7 @@ class Clock:
         """Time each call from its start to its finished work ("host") and to its return ("enqueue")."""
         samples: Samples = {"host": [], "enqueue": []}
         for _ in range(calls):
+            self.renew(1)
             self.synchronize()
             start = perf_counter_ns()
             run(ignore)
@@ -97,6 +100,7 @@ class CpuClock(Clock):
             marks.append((name, perf_counter_ns()))
 
         for _ in range(calls):
+            self.renew(block)
             marks.clear()
             start = perf_counter_ns()
             for _ in range(block):
@@ -111,13 +115,11 @@ class CpuClock(Clock):
         return samples
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        calls, start = 0, perf_counter()
-        while True:
-            run(ignore)
+        calls, ms = 0, 0.0
+        while ms < seconds * 1000:
+            ms += self.time_calls(run, 1)["host"][0]
             calls += 1
-            elapsed = perf_counter() - start
-            if elapsed >= seconds:
-                return calls / elapsed
+        return calls * 1000 / ms
 
 
 class CudaClock(Clock):
@@ -158,10 +160,12 @@ class CudaClock(Clock):
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         events = self._pool(2 * calls)
         for _ in range(_LEAD_IN):
+            self.renew(1)
             run(self.mark)
         self._marks.clear()
         boundaries: list[list[tuple[str, torch.cuda.Event]]] = []
         for i in range(calls):
+            self.renew(block)
             events[2 * i].record(self.stream)
             for _ in range(block):
                 run(self.mark)
@@ -227,6 +231,7 @@ class CudaClock(Clock):
         """Sample `block` calls behind one gate; None if it opened before all of them were enqueued."""
         start, end = self._pool(2)
         opened = self._torch.cuda.Event()
+        self.renew(block)
         self.synchronize()
         self.before_gated()
         self._torch.cuda._sleep(int(gate_ms * self._cycles_per_ms))

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
+from engines.base import Array, Job, OwnQueue, Phase, Renewable, Session, Warning, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
 from engines.options import Options, float_part
 from exporters import build_model
 from exporters.errors import sentence
+from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
@@ -25,13 +26,16 @@ from profiler.results.result import Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, clock, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
-from profiler.worker.fresh import Fresh
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
+
+
+_THREAD_SECONDS = 0.05
+"""Pause in which a thread of the model can finish its work."""
 
 
 class Bench:
@@ -116,7 +120,7 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
     bench.clock.synchronize()
     bench.device.loaded()
     bench.enter(Phase.WARM_UP)
-    result.figures["first_run_s"] = first_run(session, bench.clock)
+    result.figures["first_run_s"] = _first_run(session, bench, result)
     bench.device.read()
     expected_ms, is_steady = warm_up(session, bench.clock, bench.task.budget)
     if not is_steady:
@@ -124,6 +128,29 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
     result.figures["set_up_peak_mib"] = bench.host.peak_mib()
     bench.host.start_measuring()
     return expected_ms
+
+
+def _first_run(session: Session, bench: Bench, result: Result) -> float:
+    """Return the seconds of the first call.
+
+    If the model's Python code runs, and accepts other inputs, each timed call has new ones from here on.
+    """
+    task, specs = bench.task, bench.task.prepared.specs
+    if not isinstance(session, Renewable) or task.case.pass_ != "inference" or task.only_fits:
+        return first_run(session, bench.clock)
+    bench.clock.renew = session.renew
+    try:
+        bench.clock.renew(1)
+        return first_run(session, bench.clock)
+    except Exception:
+        if not any(spec.data for spec in specs):
+            raise
+        traceback.print_exc()
+    del bench.clock.renew
+    session.feed(seeded_inputs(specs, task.case.batch_size))
+    seconds = first_run(session, bench.clock)
+    result.warnings.append(Warning("same-inputs", "the model fails with inputs that differ from the given ones"))
+    return seconds
 
 
 def _measure(session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
@@ -167,10 +194,11 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
     bench.keep(result, Stage.FITTED)  # Whether or not there is memory for the checks next to it.
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
     result.graph = graph.how if graph else None
+    if isinstance(session, Renewable) and vars(bench.clock).pop("renew", None):
+        _run_own_inputs(session, bench, expected_ms)
     outputs = session.outputs()
     allowance = checks.Allowance(bench.spent(), bench.left(), expected_ms / 1000)
-    fresh = None if task.only_fits else Fresh(session, bench.clock, job.specs, job.inputs, case.batch_size)
-    checks.verify(task, session, outputs, result, allowance, fresh)
+    checks.verify(task, session, outputs, result, allowance)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
     if isinstance(bench.clock, CudaClock) and not task.only_fits:
         result.samples |= bench.clock.time_copies(*copied)
@@ -185,6 +213,19 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
         "build_s": built.seconds if built else bench.seconds.get(Phase.BUILD),
         "load_s": bench.seconds[Phase.LOAD] + build_model.spared_seconds,
     }
+
+
+def _run_own_inputs(session: Renewable, bench: Bench, expected_ms: float) -> None:
+    """Run the job's inputs after others, in other memory: a remembered output is then wrong."""
+    inputs = seeded_inputs(bench.task.prepared.specs, bench.task.case.batch_size)
+    if bench.left() > 4 * expected_ms / 1000:
+        session.move()
+        for _ in range(2):
+            session.run(ignore)
+            bench.clock.synchronize()
+            time.sleep(_THREAD_SECONDS)
+    session.feed(inputs)
+    session.run(ignore)
 
 
 def _profile(session: Session, result: Result) -> None:

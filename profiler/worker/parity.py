@@ -133,18 +133,16 @@ def further_runs(
     batch: int,
     first: Sequence[Array],
     goes_on: Callable[[int], bool],
-    run: Callable[[], object] | None = None,
 ) -> Iterator[list[Array]]:
     """Run the session on the items after those of its `first` outputs, while `goes_on` with so many items.
 
-    `run` replaces the session's own. Ends with a run whose shapes are others, since they depend on values, and at once
-    where no output has items.
+    Ends with a run whose shapes are others, since they depend on values, and at once where no output has items.
     """
     shapes, items = [array.shape for array in first], batch
     has_items = any(shape[axis : axis + 1] == (batch,) for shape in shapes for axis in {0, *axes_of(specs)})
     while has_items and goes_on(items):
         session.feed(seeded_inputs(specs, batch, first=items))
-        run() if run else session.run(ignore)
+        session.run(ignore)
         outputs = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
         if [array.shape for array in outputs] != shapes:
             return

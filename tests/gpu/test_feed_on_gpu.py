@@ -1,4 +1,4 @@
-"""A session that replays a recorded graph computes with the inputs that it is fed."""
+"""Sessions compute with the inputs that they are fed, also in a recorded graph, and with renewed ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from sessions import error, outputs, switches_put_back
 
 import engines
-from engines.base import Feedable, Job, Movable, Session
+from engines.base import Feedable, Job, Renewable, Session
 from engines.catalog import ENGINES
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 switches = switches_put_back()
 
 
-MOVED: list[tuple[str, dict[str, Any]]] = [
+RENEWED: list[tuple[str, dict[str, Any]]] = [
     ("eager", {}),
     ("eager", {"cuda_graph": True}),
     ("compiled", {"mode": "default"}),
@@ -77,14 +77,20 @@ def test_a_recorded_graph_computes_with_the_inputs_that_it_is_fed(engine: str, t
     np.testing.assert_array_equal(proof.cuda_graph_skips or 0, 0)
 
 
-@pytest.mark.parametrize(("engine", "options"), MOVED)
-def test_a_session_computes_with_inputs_elsewhere_and_then_where_they_were(
+@pytest.mark.parametrize(("engine", "options"), RENEWED)
+def test_a_session_computes_with_renewed_inputs_and_with_what_it_is_fed_afterwards(
     engine: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     with opened(engine, options, tmp_path) as (session, batches, truths):
-        assert isinstance(session, Movable)
+        assert isinstance(session, Renewable)
+        found = []
+        for calls in (1, 1, 3):
+            session.renew(calls)
+            found += [outputs(session) for _ in range(calls)]
+        distinct = {array.tobytes() for array in found}
+        assert len(distinct) == (1 if options.get("cuda_graph") else len(found)), "a graph's inputs stay"
+        session.move()
+        outputs(session)
         for batch, truth in zip(batches, truths, strict=True):
-            for _ in range(2):
-                session.move()
-                session.feed(batch)
-                assert error(outputs(session), truth) < 1e-3
+            session.feed(batch)
+            assert error(outputs(session), truth) < 1e-3

@@ -56,10 +56,8 @@ def test_no_cheat_is_believed(tmp_path: Path, profiler: Profiler, command_line: 
         said = "; ".join([row["reason"] or "", *row["warnings"]])
         marked = not cheat.mark or any(text.startswith(f"{cheat.mark}: ") for text in row["warnings"])
         right = row["status"] == cheat.status and marked and re.search(cheat.says, said)
-        if "new inputs" in cheat.says and "disturbed: " in said:  # Other work may hide what is slower.
-            right = row["status"] == cheat.status
-        if not right or ("with new inputs" in said and "new inputs" not in cheat.says):
-            wrong.append(f"{name}: {row['status']}, {said}")
+        if not right or (row["latency_ms"] or 0.0) < cheat.least_ms:
+            wrong.append(f"{name}: {row['status']}, {row['latency_ms']} ms, {said}")
     assert not wrong, "\n".join(wrong)
     undone = rows["set_globals"]["proof"]
     assert all(word in undone for word in ('"default dtype": "torch.float64"', '"settings_undone"')), undone

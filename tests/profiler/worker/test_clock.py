@@ -146,7 +146,7 @@ def test_throughput_counts_whole_loops(
 def test_on_the_cpu_the_time_ends_the_loop_whatever_a_call_was_said_to_take(
     device: Device, monkeypatch: pytest.MonkeyPatch, said_ms: float
 ) -> None:
-    monkeypatch.setattr("profiler.worker.clock.perf_counter", lambda: device.now / 1000)
+    monkeypatch.setattr("profiler.worker.clock.perf_counter_ns", lambda: int(device.now * 1e6))
     assert CpuClock().throughput(Call(device, 10.0, 0.0), 0.5, said_ms) == pytest.approx(100)
     assert device.now == pytest.approx(500, abs=10)
 
@@ -171,3 +171,28 @@ def test_the_cpu_clock_gives_boundaries_of_calls_and_none_of_blocks():
     samples = CpuClock().time_calls(run, calls=4, block=3)
     assert (len(marked), {name: len(values) for name, values in samples.items()}) == (12, {"host": 4})
     assert not CpuClock().time_gated(run, 1.0, 3)
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_every_call_has_new_inputs_and_none_of_the_time_that_they_take(
+    device: Device, clock: CudaClock, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("profiler.worker.clock.perf_counter_ns", lambda: int(device.now * 1e6))
+    left = [0]
+
+    def renew(calls: int) -> None:
+        left[0] = calls
+        device.enqueue(7.0, 9.0)
+
+    def run(mark: Mark) -> None:
+        left[0] -= 1
+        assert left[0] >= 0, "a call with old inputs"
+        device.enqueue(1.0, 2.0)
+
+    host = CpuClock()
+    host.renew = clock.renew = renew
+    assert host.time_calls(run, 4, block) == {"host": pytest.approx([1.0] * 4)}
+    assert host.throughput(run, 0.01, 1.0) == pytest.approx(1000)
+    assert clock.time_calls(run, 4, block) == {"event": pytest.approx([2.0] * 4, abs=0.01)}
+    assert clock.time_synchronized(run, 4) == {"host": pytest.approx([3.0] * 4), "enqueue": pytest.approx([1.0] * 4)}
+    assert clock.time_gated(run, block, 4, block) == {"gpu": pytest.approx([2.0] * 4, abs=0.01)}

@@ -46,7 +46,7 @@ class World:
         self.durations = list(durations or [])
         self.gates_hold = True
         self.ms, self.busy_until = 0.0, 0.0
-        self.calls = 0
+        self.calls, self.renewed, self.renew_ms = 0, 0, 0.0
         self.asked: list[tuple[str, int, int]] = []
 
     def now(self) -> float:
@@ -67,6 +67,10 @@ class World:
 
     def mark(self, name: str) -> None:
         pass
+
+    def renew(self, calls: int) -> None:
+        self.ms += self.renew_ms * calls
+        self.renewed += calls
 
     def synchronize(self) -> None:
         self.ms = max(self.ms, self.busy_until)
@@ -154,7 +158,10 @@ def test_warm_up_of_a_slow_session_is_one_call_or_half_the_budget(call_ms, calls
 
 
 def test_warm_up_and_first_run_wait_for_the_device_and_show_the_clock_its_boundaries():
-    assert World("event", call_ms=5.0, enqueue_ms=0.01).warm_up() == (pytest.approx(5.0, rel=0.05), True)
+    world = World("host", call_ms=5.0)
+    world.renew_ms = 0.3
+    assert world.warm_up() == (pytest.approx(5.0), True)
+    assert world.renewed == world.calls, "and what that takes is no call's time"
     world, seen = World("event", call_ms=5.0), []
     assert first_run(world, world) >= 0
     assert (world.calls, world.ms >= 5.0) == (1, True)
@@ -165,6 +172,22 @@ def test_warm_up_and_first_run_wait_for_the_device_and_show_the_clock_its_bounda
 
     first_run(Session(), world)
     assert seen == [world.mark]
+
+
+@pytest.mark.parametrize(("event_ms", "renewed"), [(1.0, False), (1.2, True)])
+def test_a_loop_that_is_faster_than_its_calls_runs_again_with_new_inputs(event_ms: float, renewed: bool) -> None:
+    world = World("event", call_ms=1.0, event_ms=event_ms)
+    loops = list[bool]()
+
+    def loop(run: Run, seconds: float, call_ms: float) -> float:
+        before = world.renewed
+        run(lambda name: None)
+        loops.append(world.renewed > before)
+        return 1000 / (1.2 if loops[-1] else 1.0)
+
+    world.throughput = loop
+    assert world.measure().throughput == pytest.approx(1000 / event_ms)
+    assert loops == [False] + [True] * renewed
 
 
 # Clocks.
