@@ -81,7 +81,7 @@ def cached_cost(
 ) -> Cost:
     """Count each pass once for all runs; what cannot be counted stays None.
 
-    `of_input` tells whether training computes the gradient of a network's input, `frozen` what it leaves out.
+    `of_input` counts the gradient of a network's input in training; parameters that `frozen` names have none.
     """
     source, counted = identified(source), dict[str, int]()
 

@@ -298,7 +298,7 @@ class TrainingEntry(_Strict):
     accumulation: Annotated[list[Count], _Some, BeforeValidator(lambda n: [n] if isinstance(n, int) else n)] = [1]
     """Parts of the batch whose gradients add up; each number makes cases of its own."""
     frozen: list[str] | dict[str, list[str]] = []
-    """Names of what does not train: of all models, or of each that is named."""
+    """Parameters that do not train: of all models, or of each that is named."""
 
     @model_validator(mode="after")
     def _check_words(self) -> TrainingEntry:

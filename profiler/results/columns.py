@@ -109,8 +109,6 @@ _DECLARED: tuple[Group | Column, ...] = (
     _flag("is_base", "Base"),
     *_each(_text, optimizer="Optimizer", head="Head"),
     *_each(_flag, dropout="Dropout", input_gradient="Input gradient"),
-    _count("accumulation", "Accumulation"),
-    _text("frozen", "Frozen"),
     _text("options", "Options"),
     _flag("calibrated", "Calibrated"),
     Group.OUTCOME,

@@ -81,8 +81,8 @@ def _is_infinite(value: Any) -> bool:
 def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
     """Return the settings of training, corrected by the proof."""
     ran = {"head": proof.head, "dropout": proof.dropout} if proof else {}
-    ran = {name: value for name, value in ran.items() if value is not None}
-    return dataclasses.asdict(case.training) | ran | {"frozen": "+".join(case.training.frozen) or None}
+    settings = dataclasses.asdict(case.training) | {name: value for name, value in ran.items() if value is not None}
+    return {name: value for name, value in settings.items() if name in COLUMNS}
 
 
 def _figures(result: Result, batch_size: int, row: Row, spreads: Spreads) -> Row:

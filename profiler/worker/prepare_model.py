@@ -197,7 +197,7 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], Path], report: Report) -> Cost:
     """Count what the model must compute and read at least, in training too if the third argument says so, there with
-    the gradient of its input if the fourth does, and without those of what the fifth freezes."""
+    the gradient of its input if the fourth does, and without those of parameters that the fifth names."""
     source, prepared, trains, of_input, frozen, root = argument
     # FLOPs are the same in every precision's graph.
     free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}

@@ -139,7 +139,7 @@ def has_checked_gradients(case: Case) -> bool:
 
 
 def microbatch(case: Case) -> int:
-    """Return the items of a forward pass: of the batch, or of the part for which gradients are added up."""
+    """Return the items of one forward pass: the batch's, or a part's with accumulation."""
     return case.batch_size // case.training.accumulation
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,7 @@ from torch import nn
 
 import profiler
 import profiler.run.measure as run_measure
+from profiler.job import plan
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.run.progress import Display
 
@@ -80,9 +83,26 @@ def test_the_examples_of_the_page_in_a_notebook(
     assert capfd.readouterr() == (printed, ""), "what the example prints itself"
     assert notebook.model.training, "a copy of it was measured"
     exec(compile(test, "<ipython-input-3>", "exec"), vars(notebook))
+    monkeypatch.setattr(plan, "BASE_PROCESSES", 3)  # As users have it.
     notebook.test_the_export_is_right()
     assert os.environ == before
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "tests" / "golden" / "cpu", tmp_path / "results" / "run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiler, "measure", partial(profiler.measure, budget=BUDGET, device="cpu"))
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    session: dict[str, Any] = {"module": nn.Sequential(nn.AvgPool2d(32), nn.Flatten(), nn.Linear(147, 4))}
+    before, _, after = code.rpartition("results, samples")
+    exec(compile(before, "README.md", "exec"), session)
+    rows = session["results"].collect()
+    assert rows.filter(status="ok")["variant"].to_list()[:1] == ["eager"]
+    assert set(rows["variant"]) == {"eager", "compiled", "ort"}
+    exec(compile(f"results, samples{after}", "README.md", "exec"), session)
+    assert session["results"].collect().height > rows.height
 
 
 @pytest.mark.usefixtures("forkserver")
@@ -139,7 +159,7 @@ def test_two_threads_take_turns() -> None:
         training = {"optimizers": ["sgd"], "head": "mean-square", "accumulation": 2}
         given |= {"passes": ["training"], "batch_sizes": [2], "training": training}
         rows = profiler.measure(nn.Linear(4, 4), (4,), **given)[0].collect()
-        assert rows.select("optimizer", "head", "accumulation").unique().rows() == [("sgd", "mean-square", 2)]
+        assert set(rows["setting"]) == {"optimizer=sgd/head=mean-square/accumulation=2"}
         return rows["status"].to_list()
 
     before = dict(os.environ)

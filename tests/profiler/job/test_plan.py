@@ -51,9 +51,9 @@ def one(engine: str = "eager", pass_: str = "inference", precision: str = "fp32"
 def test_an_id_is_the_axes_of_its_case() -> None:
     source = ModelSource("net", dimensions={"height": 64}, varied={"height": (64, 64)})
     case = Case("my net", "ort", "ort-tuned", "training", "fp16", 16, "cuda", 2, source)
-    sgd = dataclasses.replace(case, training=Training("sgd", "logits", input_gradient=True))
+    sgd = dataclasses.replace(case, training=Training("sgd", "logits", False, True, 4, ("stem", "*.bias")))
     assert case.id == "my net/ort-tuned/training/fp16/b16/r2/height=64"
-    assert sgd.setting == "optimizer=sgd/head=logits/input_gradient=on/height=64"
+    assert sgd.setting == "optimizer=sgd/head=logits/input_gradient=on/accumulation=4/frozen=stem+*.bias/height=64"
     assert sgd.id == f"my net/ort-tuned/training/fp16/b16/r2/{sgd.setting}"
     assert file_name(sgd.id) == sgd.id.replace("/", "-")
     assert case.family == dataclasses.replace(case, batch_size=1).family != sgd.family

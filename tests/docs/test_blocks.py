@@ -1,0 +1,64 @@
+"""Every code block of README and docs is run: jobs are read here, Python of other pages in the tests that are named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from exporters.inputs import dimensions_of, input_specs
+from exporters.source import ModelSource
+from profiler.job.config import Config, config_of
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+ELSEWHERE = {
+    ("README.md", "python"): "tests/profiler/test_measure.py",
+    ("api.md", "py"): "tests/profiler/test_measure.py",
+    ("api.md", "python"): "tests/docs/test_examples.py",
+    ("api.md", "text"): "tests/docs/test_examples.py",
+    ("extending.md", "python"): "tests/engines/test_new_engine.py",
+}
+"""Tests of blocks by page and language."""
+BLOCKS = [(page.name, language, code) for page in PAGES for language, code in BLOCK.findall(page.read_text())]
+JOBS = [(page, code) for page, language, code in BLOCKS if language == "yaml"]
+FILE = re.compile(r"[\w.]+\.(?:onnx|pt|safetensors)")
+
+
+def test_each_block_is_run_by_a_test() -> None:
+    left = {(page, language) for page, language, _ in BLOCKS if language != "yaml"} - {("config.md", "py")}
+    assert left == ELSEWHERE.keys()
+    for (page, _), test in ELSEWHERE.items():
+        assert page in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize(("page", "code"), JOBS, ids=[page for page, _ in JOBS])
+def test_a_job_of_a_page_is_one(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in FILE.findall(code):
+        Path(name).touch()
+    for folder in re.findall(r"calibration: (\w+)/", code):
+        Path(folder).mkdir()
+        np.save(Path(folder, "0.npy"), np.zeros(1))
+    own: dict[str, Any] = yaml.safe_load(code)
+    usual = {"engines": ["eager"], **({} if "layers" in own else {"models": ["resnet18"]})}
+    config = config_of({**usual, **own})
+    assert isinstance(config, Config)
+    assert own.keys() <= config.model_fields_set
+
+
+def test_the_factory_of_the_page_has_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = (code for page, language, code in BLOCKS if (page, language) == ("config.md", "py"))
+    head = "import torch\n\nclass Encoder(torch.nn.Module):\n    def forward(self, ids, mask): return ids\n\n"
+    (tmp_path / "page_factory.py").write_text(head + code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    source = ModelSource("encoder", factory="page_factory:encoder")
+    assert dimensions_of(source) == ["sequence"]
+    assert [(spec.name, spec.at(2)) for spec in input_specs(source)] == [("ids", (2, 128)), ("mask", (2, 128))]
