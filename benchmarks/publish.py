@@ -149,7 +149,7 @@ def _runtimes(found: pl.DataFrame) -> pl.DataFrame:
 def _winners(found: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for _, choice in choices(found, by=()):
-        if (best := choice.winner) is not None:
+        if (best := choice.best) is not None:
             second = f"{cell_name(choice.runner_up)}: {choice.margin}" if choice.runner_up else ""
             rows.append({**best, "tied": ", ".join(map(cell_name, choice.tied)), "second": second})
     schema = {**found.schema, "tied": pl.String(), "second": pl.String()}

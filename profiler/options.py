@@ -132,7 +132,8 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommend:
-    """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
+    """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits,
+    4 if nothing can be recommended yet."""
 
     runs: list[str] = _runs()
     model: str | None = _option("The model to deploy; a short answer for each where it is left out")

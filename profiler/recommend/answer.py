@@ -87,18 +87,24 @@ def decide(every: pl.DataFrame, request: Request) -> Choice:
     sizes = sorted(rows["batch_size"].unique()) if request.objective == "latency" else []
     for part in (*(rows.filter(pl.col("batch_size") <= size) for size in sizes), rows):
         choice = choose(_named(part), figure, request.limits, request.allow_uncalibrated)
-        if choice.winner is not None:
+        if choice.best is not None:
             break
     return choice
 
 
-def as_data(request: Request, choice: Choice) -> dict[str, Any]:
-    """Return an answer for JSON; `tied`, `runner_up` and `nearest` are names of losers."""
+def as_data(request: Request, choice: Choice, settle: str | None = None) -> dict[str, Any]:
+    """Return an answer for JSON; `best` leads, `tied`, `runner_up` and `nearest` are names of losers.
+
+    Without a winner `settle` is the command that may settle the `doubt`.
+    """
     asked = asdict(request)
     return {
         "request": {"model": asked.pop("model"), "pass": asked.pop("pass_"), **asked},
+        "status": choice.status,
+        "doubt": choice.doubt and {**asdict(choice.doubt), "command": settle},
         "figure": choice.figure,
         "limits": [asdict(limit) for limit in choice.limits],
+        "best": choice.best and told(choice.best),
         "winner": choice.winner and told(choice.winner),
         "tied": [cell["name"] for cell in choice.tied],
         "runner_up": choice.runner_up and choice.runner_up["name"],

@@ -19,7 +19,7 @@ from engines.options import PASSES
 from exporters.inputs import how_to_give
 from profiler.bundled import suites
 from profiler.cluster.command import execute as run_on_cluster
-from profiler.errors import PROGRAM, ConfigError, check_choice
+from profiler.errors import PROGRAM, WHEN_IDLE, ConfigError, check_choice, resuming
 from profiler.job.case import parse_only
 from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
@@ -28,7 +28,7 @@ from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, ex
 from profiler.results.choice import ENOUGH, HIGHER, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
 from profiler.results.reading import Runs, check_only, chosen, read_runs
-from profiler.results.reasons import amount, bound, noun
+from profiler.results.reasons import Reason, amount, bound, noun
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import meaning
 from profiler.run.command import execute as run_job
@@ -38,17 +38,22 @@ from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import print_section
 
 FORMATS = ("text", "json")
-NOTHING_FITS = 3
+NOTHING_FITS, UNDECIDED = 3, 4
 _MOST_NAMES = 4
 _WHOLE = 2
 """Of more answers than these only the headlines are printed."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Words of an objective; others are "lowest" and their name."""
+_STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
+_SETTLES = {"only-base": "Measure others", "open": "Narrow it", "disturbed": "Measure again", "busy": "Measure again"}
+"""What the command does that may settle a doubt, by its code."""
 Answer = tuple[Request, Choice]
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print what to deploy; returns 0, 3 where nothing meets the limits, or 1 where no artifact could be made.
+    """Print what to deploy.
+
+    Returns 0; 3 where nothing meets the limits; 4 where nothing is recommended yet; 1 where no artifact could be made.
 
     Raises ConfigError.
     """
@@ -66,15 +71,36 @@ def execute(options: Options, console: Console) -> int:
     cells = cells_of(results)
     answers = [(request, decide(cells, request)) for request in asked]
     if options.format == "json":
-        dumps = [as_data(*answer) for answer in answers]
+        dumps = [as_data(*answer, settling(answer[1], _folder(answer[1], runs))) for answer in answers]
         print(json.dumps(dumps if len(dumps) > 1 else dumps[0], indent=2, ensure_ascii=False))
     elif len(answers) > 1:
-        print_briefly(console, answers, options.runs)
+        print_briefly(console, answers, options.runs, runs)
     else:
-        print_answer(console, *answers[0], [] if options.export else options.runs)
+        print_answer(console, *answers[0], [] if options.export else options.runs, _folder(answers[0][1], runs))
     if options.export is not None:
-        return _export(options.export, answers[0][1], runs, options.trust_code)
-    return 0 if all(choice.winner for _, choice in answers) else NOTHING_FITS
+        return _export(options.export, answers[0][1], runs, options)
+    statuses = {choice.status for _, choice in answers}
+    return NOTHING_FITS if "nothing" in statuses else UNDECIDED if "undecided" in statuses else 0
+
+
+def _folder(choice: Choice, runs: Runs) -> str:
+    """Return the folder of the run that the best was measured in."""
+    run_ids = choice.best["run_ids"] if choice.best else []
+    return next((run.address for run in runs.runs if {*run_ids} & {*run.run_ids}), runs.runs[0].address)
+
+
+def settling(choice: Choice, folder: str) -> str | None:
+    """Return the command that may settle what keeps the best of the run in `folder` from being recommended."""
+    match choice.doubt:
+        case None:
+            return None
+        case Reason(code="only-base", value=0):
+            return f"{PROGRAM} engines"
+        case Reason(code="only-base"):
+            return resuming(Path(folder))
+        case Reason(code="open"):
+            return f"{PROGRAM} {shlex.quote(str(Path(folder) / 'bench.yaml'))} --replicates {ENOUGH}"
+    return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 
 def execute_run(options: Run, console: Console) -> int:
@@ -158,15 +184,19 @@ def read_limits(options: Options) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def _export(folder: Path, choice: Choice, runs: Runs, trust_code: bool) -> int:
-    """Export, and say so on the standard error: the standard output may be a document."""
-    winner = choice.winner
+def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
+    """Export, and say so on the standard error: the standard output may be a document.
+
+    Who names a configuration by `--only` gets it, in doubt or not.
+    """
+    winner = choice.best if options.only else choice.winner
     if winner is None:
-        print(f"--export {folder}: nothing was written, since there is nothing to deploy", file=sys.stderr)
-        return NOTHING_FITS
+        why = choice.doubt or "there is nothing to deploy"
+        print(f"--export {folder}: nothing was written: {why}", file=sys.stderr)
+        return UNDECIDED if choice.doubt else NOTHING_FITS
     run = next(run for run in runs.runs if winner["run_ids"][0] in run.run_ids)
     try:
-        export(winner, run, folder, Console(stderr=True), trust_code)
+        export(winner, run, folder, Console(stderr=True), options.trust_code)
     except NotExported as error:
         print(f"--export {folder}: nothing was written: {error}", file=sys.stderr)
         return 1
@@ -174,38 +204,45 @@ def _export(folder: Path, choice: Choice, runs: Runs, trust_code: bool) -> int:
     return 0
 
 
-def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
+def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str], folder: str = "") -> None:
     """Print an answer as wide as the console, and how to export it from the `runs`; commands are never broken."""
-    candidates = [choice.winner, *(loser.cell for loser in choice.losers)]
+    candidates = [choice.best, *(loser.cell for loser in choice.losers)]
     machines = listed(dict.fromkeys(cell["machine"] for cell in candidates if cell and cell["machine"]))
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
-    console.print(Text(headline(choice), style=f"bold {'green' if choice.winner else 'red'}"))
+    console.print(Text(headline(choice), style=f"bold {_STYLES[choice.status]}"))
     console.print(Text(_compared(choice)), end="\n" if choice.winner else "")
+    _print_settling(console, choice, folder)
     for section in _sections(choice):
         print_section(console, section)
     console.print()
-    compared = [cell for cell in (choice.winner, choice.runner_up) if cell]
+    compared = [cell for cell in (choice.best, choice.runner_up) if cell]
     for kind, of in grouped((kind, cell["name"]) for cell in compared for kind in cell["footnotes"]).items():
         console.print(Text(f"{kind} ({', '.join(of)}): {meaning(kind)}", style="dim"))
     if runs:
         _print_export(console, request, choice, runs)
 
 
-def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str]) -> None:
+def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None = None) -> None:
     """Print what to deploy for each of several requests to the same runs; of more than two the headlines alone."""
     for request, choice in answers:
-        style = f"bold {'green' if choice.winner else 'yellow'}"
+        style = f"bold {_STYLES[choice.status]}"
         console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
         if choice.winner:
             console.print(Text(_compared(choice)))
+        _print_settling(console, choice, _folder(choice, read) if read else runs[0])
         if len(answers) <= _WHOLE:
             _print_export(console, request, choice, runs)
     if len(answers) > _WHOLE and (exported := next(filter(_is_exported, answers), None)):
         _print_export(console, *exported, runs)
     again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
+
+
+def _print_settling(console: Console, choice: Choice, folder: str) -> None:
+    if command := settling(choice, folder):
+        console.print(Text(f"{_SETTLES[choice.doubt.code] if choice.doubt else ''}: {command}"), soft_wrap=True)
 
 
 def _is_exported(answer: Answer) -> bool:
@@ -228,9 +265,11 @@ def _aim(request: Request) -> str:
 
 def headline(choice: Choice) -> str:
     """Return the winner with its figures on one line, or that there is none and what comes nearest."""
+    if choice.doubt is not None:
+        return f"No recommendation yet: {choice.doubt}"
     if (winner := choice.winner) is not None:
         batch = "" if ", batch " in winner["name"] else f", batch {winner['batch_size']}"
-        return f"Deploy {winner['name']}{batch}: {', '.join(_parts(choice, winner))}"
+        return f"Deploy {choice.names}{batch}: {', '.join(_parts(choice, winner))}"
     nearest = next((loser for loser in choice.losers if loser.cell is choice.nearest), None)
     if nearest is None:
         return f"Nothing to deploy: no candidate has a figure for {noun(choice.figure)}"
@@ -328,7 +367,7 @@ def _sections(choice: Choice) -> list[Section]:
     lost = grouped((loser.reasons[0].text, loser.cell) for loser in choice.losers if loser not in losers)
     missing = [prose("Candidates", "names"), prose("Why", "why")]
     tables = {
-        "Why not the others" if choice.winner else "Why none": Table(
+        "Why not the others" if choice.best else "Why none": Table(
             "", "", frame, [words("Candidate", "name"), figures, prose("Why", "why")]
         ),
         "Not measured": of_rows("", missing, [(_some(cells), text) for text, cells in lost.items()]),

@@ -26,7 +26,7 @@ from profiler.report import chart_specs
 from profiler.report.chart_specs import Chart, charts
 from profiler.report.data import Data, Row, chart_rows, domains
 from profiler.report.tables import FACTOR, tables
-from profiler.results.choice import MAX_ERROR, TIES, Choice, cell_name
+from profiler.results.choice import MAX_ERROR, TIES, Choice
 from profiler.tables.numbers import count, error, natural, times
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -110,17 +110,20 @@ def compose(data: Data) -> Report:
 
 def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
     """Return the answer in short, like "Deploy compiled fp16 for 5 of 6 models and batch sizes"."""
-    won = [(key["pass"], choice.winner) for key, choice in choices if choice.winner is not None]
+    answered = [(key["pass"], choice) for key, choice in choices if choice.best]
     # Inference is what gets deployed.
-    winners = [cell for pass_, cell in won if pass_ == "inference"] or [cell for _, cell in won]
-    if not winners:
-        return "No configuration can be deployed" if choices else "No case succeeded"
-    ((name, number),) = Counter(map(cell_name, winners)).most_common(1)
-    if len(winners) > 1:
-        return f"Deploy {name} for {number} of {len(winners)} models and batch sizes"
-    factor, low, high = (winners[0][end] for end in FACTOR)
-    gain = times(factor, low, high, f"× {winners[0]['base']}") if factor else "no base to compare it with"
-    return f"Deploy {name}: {'the base itself' if winners[0]['is_base'] else gain}"
+    found = [choice for pass_, choice in answered if pass_ == "inference"] or [choice for _, choice in answered]
+    won = [choice for choice in found if choice.winner]
+    if not won:
+        nothing = "No configuration can be deployed" if choices else "No case succeeded"
+        return f"No recommendation yet: {found[0].doubt}" if found else nothing
+    ((names, number),) = Counter(choice.names for choice in won).most_common(1)
+    if len(found) > 1:
+        return f"Deploy {names} for {number} of {len(found)} models and batch sizes"
+    winner = won[0].winner or {}
+    factor, low, high = (winner[end] for end in FACTOR)
+    gain = times(factor, low, high, f"× {winner['base']}") if factor else "no base to compare it with"
+    return f"Deploy {names}: {'the base itself' if winner['is_base'] else gain}"
 
 
 def page(report: Report) -> str:

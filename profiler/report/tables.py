@@ -110,7 +110,7 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
     """List the choice in each group; where nothing may be chosen, why not."""
-    rows = [_answered(key, choice) for key, choice in choices if choice.winner or choice.nearest]
+    rows = [_answered(key, choice) for key, choice in choices if choice.best or choice.nearest]
     schema = {name: CELLS.get(name, pl.Float64()) for name in (*KEY, *_ANSWERED, *_MARGIN)}
     schema |= dict.fromkeys(("run", "deploy", "tied", "runner_up", "note"), pl.String())
     frame = pl.DataFrame(rows, {**schema, "footnotes": pl.List(pl.String)})
@@ -133,7 +133,7 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
 
 
 def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
-    cell, runner, margin = choice.winner, choice.runner_up, choice.margin
+    cell, runner, margin = choice.best, choice.runner_up, choice.margin
     if cell is None:
         why = [reason for loser in choice.losers if loser.cell is choice.nearest for reason in loser.reasons]
         assert choice.nearest is not None
@@ -142,7 +142,8 @@ def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     return {
         **key,
         **{name: cell[name] for name in _ANSWERED},
-        "deploy": cell_name(cell),
+        "deploy": "none yet" if choice.doubt else cell_name(cell),
+        "note": choice.doubt and str(choice.doubt),
         "tied": ", ".join(map(cell_name, choice.tied)),
         "runner_up": cell_name(runner) if runner else None,
         **(dict(zip(_MARGIN, (margin.value, margin.low, margin.high), strict=True)) if margin else {}),

@@ -4,14 +4,17 @@ Of the cells that meet every limit the best by the objective wins. The limit of 
 another is asked for, and int8 without calibration data only counts when it is asked for. Cells whose interval is not
 proven worse are tied with the best one; the tie goes to the soonest start among those whose figures are near and that
 no other is proven to beat. Among starts within a second the most exact precision wins, then the least memory.
+
+The best is a winner only on some ground: not where only bases were measured, where most cells ran beside other work, or
+where intervals leave it open whether the base is better.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import polars as pl
 
@@ -20,6 +23,8 @@ from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
 from profiler.results.result import WITH_ENDS, ends_of
+from profiler.results.warning_kinds import DISTURBED
+from profiler.tables.numbers import is_busy
 
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 MAX_ERROR = 1e-2
@@ -29,6 +34,10 @@ TIES = "within 5 % the soonest start wins, of starts within a second the most ex
 ENOUGH = 5
 """Processes of a cell from which on more hardly narrow its interval."""
 _MOST_CONTENDERS = 3
+_OPEN = 2.0
+"""Ends of a factor over the base on both sides of 1 are no ground from this ratio on."""
+_MOST_NAMED = 3
+_TRIED = ("failed", "oom", "timeout", "crashed")
 _NEAR = 0.05
 """By less than this share figures are near for a tie."""
 _NEAR_SECONDS = 1.0
@@ -80,21 +89,41 @@ class Loser:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The winner among cells, and why nothing else wins.
+    """The best among cells, and why nothing else is.
 
-    `tied` are the others that are not proven worse than the best, best first. `runner_up` is the best other cell of the
-    winner's batch and setting, and `margin` how many times worse it is, as `cells.compared` has it. `losers` are all
-    others, best first. Without a winner `nearest` is the one that misses its worst limit by the least share.
+    It is the winner unless `doubt` says why that cannot be known yet. `tied` are the others that are not proven worse,
+    best first. `runner_up` is the best other cell of the same batch and setting, and `margin` how many times worse it
+    is, as `cells.compared` has it. `losers` are all others, best first. Where nothing meets the limits `nearest` is the
+    one that misses its worst limit by the least share.
     """
 
     figure: str
     limits: tuple[Limit, ...]
-    winner: Row | None = None
+    best: Row | None = None
+    doubt: Reason | None = None
     tied: tuple[Row, ...] = ()
     runner_up: Row | None = None
     margin: Reason | None = None
     losers: tuple[Loser, ...] = ()
     nearest: Row | None = None
+
+    @property
+    def winner(self) -> Row | None:
+        return self.best if self.doubt is None else None
+
+    @property
+    def status(self) -> Literal["deploy", "tie", "undecided", "nothing"]:
+        if self.best is None:
+            return "nothing"
+        return "undecided" if self.doubt else "tie" if self.tied else "deploy"
+
+    @property
+    def names(self) -> str:
+        """Name the best and its ties: "ort fp32 or openvino fp32"."""
+        named = [cell.get("name") or cell_name(cell) for cell in (self.best, *self.tied) if cell]
+        more = len(named) - _MOST_NAMED
+        *few, last = [*named[:_MOST_NAMED], f"{more} more"] if more > 0 else named
+        return f"{', '.join(few)} or {last}" if few else last
 
 
 def choose(
@@ -128,20 +157,43 @@ def choose(
         precision = PRECISION_TABLE.get(row["precision"])
         return max(set_up, alike), precision.usual_error if precision else math.inf, memory
 
-    winner = min(able, key=preference)
-    against_winner = _against(fit, winner, figure)
-    beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_winner, strict=True) if row is not winner]
+    best = min(able, key=preference)
+    against_best = _against(fit, best, figure)
+    beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_best, strict=True) if row is not best]
     place = ("batch_size", "setting", "machine")
-    runner = next((each for each in beaten if all(each.cell[key] == winner[key] for key in place)), None)
+    near_by = [each for each in beaten if all(each.cell[key] == best[key] for key in place)]
+    runner = next(iter(near_by), None)
     return Choice(
         figure=figure,
         limits=limits,
-        winner=winner,
-        tied=tuple(row for row in tied if row is not winner),
+        best=best,
+        doubt=_doubt(best, near_by, [one.cell for one in judged], figure),
+        tied=tuple(row for row in tied if row is not best),
         runner_up=runner.cell if runner else None,
         margin=runner.reasons[0] if runner else None,
         losers=(*beaten, *lost),
     )
+
+
+def _doubt(best: Row, others: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
+    """Return why the best of `cells` is no winner yet; `others` share its batch and setting."""
+    measured = [cell for cell in cells if cell["status"] == "ok"]
+    if all(cell["is_base"] for cell in measured) and not any(cell["status"] in _TRIED for cell in cells):
+        waiting = sum(cell["status"] == "waiting" for cell in cells)
+        return Reason("only-base", waiting, text=cell_name(best))
+    if FIGURES[figure].unit == "MiB":  # Other work takes time, and no memory of ours.
+        return None
+    if 2 * sum(DISTURBED in cell["footnotes"] for cell in measured) > len(measured):
+        return Reason("disturbed", text=cell_name(best))
+    base = next((other for other in others if other.cell["is_base"]), None)
+    sides = [best, base.cell] if base else [best]
+    ends = [tuple(map(side.get, ends_of(figure))) for side in sides] if figure in WITH_ENDS else []
+    over_base = base.reasons[0] if base else Reason("unknown")
+    if any(is_busy(*pair) for pair in (*ends, (over_base.low, over_base.high))):
+        return Reason("busy", text=cell_name(best))
+    wide = (over_base.high or 1.0) > _OPEN * (over_base.low or 1.0)
+    is_open = wide and over_base.code in ("better", "unclear")
+    return replace(over_base, code="open", text=cell_name(best)) if is_open else None
 
 
 def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[dict[str, Any], Choice]]:
@@ -158,12 +210,12 @@ def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]
     """
     found = []
     for _, choice in choices(cells):
-        able = sorted((one for one in (choice.winner, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
+        able = sorted((one for one in (choice.best, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
         limit = (able[0]["latency_high_ms"] or math.inf) if able else 0.0
         equals = [one.cell for one in choice.losers if one.reasons[0].code == "equivalent" and not with_equals]
-        others = [cell for cell in able if cell is not choice.winner and cell["latency_ms"] <= limit]
+        others = [cell for cell in able if cell is not choice.best and cell["latency_ms"] <= limit]
         others = [cell for cell in others if cell not in equals]
-        found.append([cell for cell in (choice.winner, *others[: _MOST_CONTENDERS - 1]) if cell])
+        found.append([cell for cell in (choice.best, *others[: _MOST_CONTENDERS - 1]) if cell])
     return found
 
 

@@ -61,6 +61,8 @@ def _given(figure: str, value: float | None) -> str:
 
 
 def _worse(reason: Reason) -> str:
+    if numbers.is_busy(reason.low, reason.high):
+        return "measured beside other work"
     words = COMPARATIVES.get(reason.figure, ("worse", "better"))
     return numbers.relative(reason.value, reason.low, reason.high, words) if reason.value else "figures of 0"
 
@@ -88,6 +90,16 @@ def _unknown(reason: Reason) -> str:
     return _UNMEASURED.get(reason.figure, f"{noun(reason.figure)} was not measured")
 
 
+def _only_base(reason: Reason) -> str:
+    waiting = f"; {numbers.counted(int(reason.value), 'other')} did not fit into the time" if reason.value else ""
+    return f"only the base, {reason.text}, was measured{waiting}"
+
+
+def _open(reason: Reason) -> str:
+    ends = f"{numbers.times(reason.low or 0.0)} to {numbers.times(reason.high or 0.0)}"
+    return f"{reason.text} leads, at {ends} the base's speed"
+
+
 _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "worse": _worse,
     "unclear": lambda reason: f"{_worse(reason)}, not told apart",
@@ -96,5 +108,9 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "under": _missed,
     "unknown": _unknown,
     "uncalibrated": lambda reason: "8 bits without calibration data; admit it with --allow-uncalibrated",
+    "only-base": _only_base,
+    "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
+    "busy": lambda reason: f"{reason.text} leads, by a factor that other work leaves unknown",
+    "open": _open,
     "not-measured": lambda reason: f"not measured: {reason.text}",
 }

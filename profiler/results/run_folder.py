@@ -34,11 +34,13 @@ from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
 from profiler.results.schema import check_result, environment_of, identities_of
+from profiler.stats.intervals import UNMEASURED
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Exceptions of a line that is no result."""
 _MOST_JSON_BYTES, _MOST_JOURNAL_BYTES = 2**24, 2**33
+_NOT_REACHED = "the run ended before; --resume measures it"
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 _FACTORS = [*CONFIGURATION, "processes", "latency_ms", "latency_low_ms", "latency_high_ms", "base"]
 _FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_high", "footnotes"]
@@ -215,10 +217,16 @@ class RunFolder:
         return done, pl.DataFrame(rows, RESULTS)
 
     def write_parquet(
-        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
+        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any], left: Iterable[Case] = ()
     ) -> tuple[pl.DataFrame, list[tuple[Case, Result]]]:
-        """Write every case that has ended, in the plan's order; return the rows, and `ended`. Raises OSError."""
+        """Write every case that has ended, in the plan's order, then those `left`; return the rows, and `ended`.
+
+        Raises OSError.
+        """
         done, results = self.ended(suite, cases, environment)
+        waiting = [(case, Result(case.id, "waiting", [_NOT_REACHED])) for case in left if done]
+        rows = [row_of(result, case, self.run_id, suite, environment, UNMEASURED) for case, result in waiting]
+        results = results.vstack(pl.DataFrame(rows, RESULTS))
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
         samples = _samples(self.run_id, [result for _, result in done])
         frames = {"results": results, "samples": samples}

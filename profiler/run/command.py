@@ -126,7 +126,7 @@ def exit_code(results: pl.DataFrame, config: Config, strict: bool) -> int:
     """Return 1 if no planned row is ok, or with `strict` one is neither that nor unsupported."""
     planned = results.filter(pl.col("variant").is_in([entry.label for entry in config.engines] or [""]))
     statuses = set((results if config.layers else planned)["status"])
-    return int("ok" not in statuses or (strict and bool(statuses - {"ok", "unsupported"})))
+    return int("ok" not in statuses or (strict and bool(statuses - {"ok", "unsupported", "waiting"})))
 
 
 def preloaded(configs: Sequence[Config]) -> set[str]:
@@ -328,7 +328,10 @@ def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -
 def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl.DataFrame:
     """Write and print what the journal holds; later runs do not learn their spread from the short rounds of a gate."""
     run, config, environment = runner.run, runner.config, runner.environment
-    results, ended = run.write_parquet(config.suite, runner.plan, environment)
+    left = (
+        [] if is_gate else [case for case in waiting(run.results(), runner.chosen, retry=False) if not case.replicate]
+    )
+    results, ended = run.write_parquet(config.suite, runner.plan, environment, left)
     tries, study = run.largest_batches(), config.published
     if not is_gate:
         keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))

@@ -26,7 +26,7 @@ from rich.text import Text
 from engines.options import DEVICES, Device
 from exporters.cache import check_root, default_root, most_bytes, trim
 from profiler.compare.command import parse_limit
-from profiler.errors import ConfigError
+from profiler.errors import WHEN_IDLE, ConfigError
 from profiler.job.case import Case, parse_only
 from profiler.job.config import Config, JobFile
 from profiler.machine import resolve_device
@@ -103,10 +103,10 @@ class Pair:
             return self.problem
         low, high = self.interval.low, self.interval.high
         if not math.isfinite(high):
-            return f"not told against {against}: {len(self.logs)} of at least 3 rounds were measured"
+            return f"no verdict yet against {against}: {len(self.logs)} of at least 3 rounds were measured"
         speed = 1 / math.sqrt(low * high)
-        least = f"differences below {percent(math.sqrt(high / low) - 1)} % cannot be told here"
-        words = {True: "over the limit of", False: "within the limit of", None: f"{least}; the limit is"}
+        least = f"no verdict yet: so far this machine resolves {percent(math.sqrt(high / low) - 1)} %"
+        words = {True: "over the limit of", False: "within the limit of", None: f"{least}, the limit is"}
         told = f"{words[self.is_slower(limit)]} {100 * limit:g} %"
         return f"{relative(speed, 1 / high, 1 / low)} against {against}, {len(self.logs)} processes each: {told}"
 
@@ -166,6 +166,9 @@ def execute(options: Options, console: Console) -> int:
     if options.junit is not None:
         write_junit(options.junit, cells, against, limit)
     found = [cell.is_slower(limit) for cell in cells]
+    if any(cell.problem is None and told is None for cell, told in zip(cells, found, strict=True)):
+        option = WHEN_IDLE if taken else f"--within {2 * within / 60:.3g}m"
+        console.print(Text(f"To settle what has no verdict yet: the same command with {option}"), soft_wrap=True)
     return 130 if interrupted else _SLOWER if True in found else _UNTOLD if None in found and options.strict else 0
 
 

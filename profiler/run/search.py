@@ -131,7 +131,7 @@ def _identity(case: Case) -> tuple[object, ...]:
 
 def _fastest_of_engines(choice: Choice) -> list[Row]:
     """Return the fastest cell of each engine that may be chosen, the fastest engine first."""
-    able = [choice.winner] if choice.winner else []
+    able = [choice.best] if choice.best else []
     able += [one.cell for one in choice.losers if {reason.code for reason in one.reasons} <= _MEASURED]
     able.sort(key=lambda cell: cell["latency_ms"])
     best: dict[str, Row] = {}

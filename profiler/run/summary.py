@@ -14,6 +14,7 @@ from rich.text import Text
 
 from exporters.inputs import file_specs
 from exporters.source import ModelError
+from profiler.errors import WHEN_IDLE
 from profiler.job.case import Case, setting_words
 from profiler.job.config import Config
 from profiler.job.plan import estimate_seconds
@@ -123,7 +124,7 @@ def print_results(
 
 def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
     """Return the configurations that are fastest in each group so far, and a line that says so."""
-    best = [(key, choice.winner) for key, choice in choices(cells) if choice.winner and choice.winner["factor"]]
+    best = [(key, choice.best) for key, choice in choices(cells) if choice.best and choice.best["factor"]]
     parts, many = [], len({key["pass"] for key, _ in best})
     for key, cell in best:
         where = [key["pass"]] * (many > 1) + [f"batch {key['batch_size']}", *setting_words(key["setting"] or "")]
@@ -166,7 +167,7 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Print each reason once, then what it holds for."""
     axes = ("variant", "precision", "pass", "model")
     more = pl.len(), pl.col(axes).unique(maintain_order=True), pl.col("log").drop_nulls().first()
-    reasons = not_measured(results, ["status", "reason"], *more)
+    reasons = not_measured(results.filter(pl.col("status") != "waiting"), ["status", "reason"], *more)
     if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
@@ -183,13 +184,13 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
 
 def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice]) -> None:
     """Say what ranges hold, how many figures are rough, and what narrows ranges that tell little."""
-    factors = [choice.winner for choice in printed if choice.winner and choice.winner["factor"]]
+    factors = [choice.best for choice in printed if choice.best and choice.best["factor"]]
     lines = [_RANGES]
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
     if wide := [cell["measured"] for cell in factors if cell["factor_high"] > _WIDE * cell["factor_low"]]:
-        more = "--replicates 5 narrows them; " if min(wide) < ENOUGH else ""
-        lines.append(f"Some span a factor of two: {more}on a busy machine --wait-for-idle 10.")
+        more = f"; {WHEN_IDLE} narrows them" if rough else "; --replicates 5 narrows them" * (min(wide) < ENOUGH)
+        lines.append(f"Some span a factor of two{more}.")
     if printed:
         console.print(Text("\n" + "\n".join(lines), style="dim"))

@@ -11,6 +11,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 Format = Callable[..., list[str]]
 """Makes a column's cells, given the values of each column of the frame that they are made from."""
+BUSY = "busy"
+"""Printed in place of a figure whose interval is too wide to say anything."""
+_WIDEST = 10.0
+"""Widest interval that is printed, as the ratio of its ends."""
 
 
 def count(value: float) -> str:
@@ -77,8 +81,15 @@ def error(value: float, digits: int = 2) -> str:
     return _short_power(f"{value:.{digits - 1}e}") if value else "0"
 
 
+def is_busy(low: float | None, high: float | None) -> bool:
+    """Return whether an interval is too wide for its figure to say anything: other work does that."""
+    return low is not None and high is not None and high > _WIDEST * low
+
+
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
     """Format a factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 143×."""
+    if is_busy(low, high):
+        return BUSY
     places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
     return f"{value:.{places}f}{sign}{_range(value, low, high, places)}"
 
@@ -95,6 +106,8 @@ def relative(
 
 def within(value: float, low: float | None = None, high: float | None = None, unit: str = "", digits: int = 3) -> str:
     """Format a figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
+    if is_busy(low, high):
+        return BUSY
     places = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else digits
     return f"{value:,.{places}f}{f' {unit}' if unit else ''}{_range(value, low, high, places)}"
 

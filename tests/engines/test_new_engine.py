@@ -136,7 +136,7 @@ def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
 
 
 def test_it_is_recommended_and_exported_and_runs_without_us(run: Run, folder: Path) -> None:
-    assert "reference" in run("recommend", "two/run", "--export", "out").stdout
+    assert "reference" in run("recommend", "two/run", "--only", "engine=reference", "--export", "out").stdout
     made = folder / "out"
     assert {path.name for path in made.iterdir()} == {
         *("config.json", "model.onnx", "README.txt", "requirements.txt", "run.py", "inputs.npz", "expected.npy"),

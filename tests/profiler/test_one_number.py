@@ -82,7 +82,7 @@ def test_every_command_has_the_same_latency_factor_interval_and_verdict(folder: 
         assert of(cell, columns) == of(known, columns)
     seen = 0
     for keys, answer in answers(results):
-        for candidate in (answer.winner, *(loser.cell for loser in answer.losers)):
+        for candidate in (answer.best, *(loser.cell for loser in answer.losers)):
             if candidate is None or not candidate["processes"]:
                 continue
             known = of_run[(*keys.values(), candidate["variant"], candidate["precision"])]
@@ -118,11 +118,13 @@ def test_the_winner_and_its_runner_up_are_the_same_everywhere(folder: Path) -> N
     for keys, answer in answers(results):
         choice = choose(by_group[tuple(keys.values())])
         (shown,) = pl.DataFrame(told).filter(pl.col(key) == value for key, value in keys.items()).to_dicts()
-        assert answer.winner is not None and choice.winner is not None
-        assert answer.winner["name"] == shown["deploy"] == cell_name(choice.winner)
+        assert answer.best is not None and choice.best is not None
+        assert answer.best["name"] == cell_name(choice.best)
+        assert (answer.status, str(answer.doubt)) == (choice.status, str(choice.doubt))
+        assert shown["deploy"] == ("none yet" if choice.doubt else cell_name(choice.best))
         second = answer.runner_up and answer.runner_up["name"]
         assert second == shown["runner_up"] == (choice.runner_up and cell_name(choice.runner_up))
-        assert of(shown, FACTOR) == of(choice.winner, FACTOR)
+        assert of(shown, FACTOR) == of(choice.best, FACTOR)
         if choice.margin and answer.margin:
             margin = (choice.margin.value, choice.margin.low, choice.margin.high)
             assert (answer.margin.value, answer.margin.low, answer.margin.high) == pytest.approx(margin)

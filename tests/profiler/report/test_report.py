@@ -85,7 +85,7 @@ def test_the_answer_says_how_sure_it_is_and_leaves_nothing_out(gathered: Gather)
     assert answer["× slower"] == "1.01 (0.88–1.16)"
     assert (answer["Error bound"], answer["Memory"]) == ("8.0e-4", "50")
     assert answer["Footnotes"] == "disturbed, drift, unsteady"
-    assert report.title == "Deploy ort fp32: 5.0× eager fp32 (4.5–5.6)"
+    assert report.title == "Deploy ort fp32 or compiled fp32: 5.0× eager fp32 (4.5–5.6)"
     assert [(one["Status"], one["Engine"]) for one in shown(report, "not-measured")] == [("failed", "openvino")]
     assert [one["Warning"] for one in shown(report, "warnings")] == ["drift", "disturbed", "unsteady"]
 
@@ -108,6 +108,7 @@ def test_where_nothing_may_be_chosen_the_answer_says_why(gathered: Gather) -> No
         ({"a": "ort"}, "Deploy ort fp32: 2.0× eager fp32"),
         ({"a": "eager"}, "Deploy eager fp32: the base itself"),
         ({"a": "ort", "b": "ort", "c": "eager"}, "Deploy ort fp32 for 2 of 3 models and batch sizes"),
+        ({"a": "neither"}, "Deploy eager fp32 or ort fp32: the base itself"),
     ],
 )
 def test_headline_counts_the_choices_of_inference(gathered: Gather, fastest: dict[str, str], said: str) -> None:

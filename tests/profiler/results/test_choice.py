@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import handmade
 import pytest
 
 from profiler.recommend.answer import Request, cells_of, decide
-from profiler.recommend.command import kept_out
+from profiler.recommend.command import headline, kept_out, settling
 from profiler.results.cells import cells
 from profiler.results.choice import Choice, choose, contenders
 from profiler.run.summary import so_far
@@ -42,6 +45,56 @@ def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it
         "; --max-error 2e-2 admits it"
     )
     assert kept_out(chosen(2e-3)) == "", "it wins"
+
+
+BASE, BUSY = handmade.row("eager", ms=2.0), ["disturbed: other work"]
+
+
+def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
+    """Three processes whose figures differ so much that their interval reaches so far."""
+    return [handmade.row(variant, ms=ms * factor, replicate=n) for n, factor in enumerate((1 / reach, 1.0, reach))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "objective", "status", "code", "command"),
+    [
+        ([BASE, handmade.row("ort", ms=1.0)], "latency", "deploy", None, ""),
+        ([BASE, handmade.row("ort", ms=1.0), handmade.row("openvino", ms=1.0)], "latency", "tie", None, ""),
+        ([BASE], "latency", "undecided", "only-base", "engines"),
+        ([BASE, handmade.row("trt", ms=None, status="unsupported")], "memory", "undecided", "only-base", "engines"),
+        ([BASE, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided", "only-base", "--resume a/run"),
+        ([BASE, handmade.row("ort", ms=None, status="crashed")], "latency", "deploy", None, ""),
+        ([BASE, handmade.row("ort", ms=1.0, rel_l2_error_high=0.5)], "latency", "deploy", None, ""),
+        ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0, warnings=BUSY)], "latency", "undecided", "disturbed",
+         "--resume a/run --retry --wait-for-idle 10"),
+        ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0, warnings=BUSY)], "memory", "tie", None, ""),
+        ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0)], "latency", "deploy", None, ""),
+        # 906 times as fast (3 to 170,581), where 2.5 is true.
+        ([*spread("eager", 900.0, 60.0), handmade.row("ort", ms=1.0)], "latency", "undecided", "busy",
+         "--resume a/run --retry --wait-for-idle 10"),
+        ([*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12)], "latency", "undecided", "open",
+         "a/run/bench.yaml --replicates 5"),
+        ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
+    ],
+)  # fmt: skip
+def test_nothing_is_recommended_without_ground(
+    rows: list[dict[str, Any]], objective: str, status: str, code: str | None, command: str
+) -> None:
+    rows = [{"peak_memory_mib": 9.0, "load_s": 1.0} | row for row in rows]
+    choice = decide(cells_of(handmade.frame(rows)), Request("net", objective=objective))
+    assert (choice.status, choice.doubt and choice.doubt.code) == (status, code)
+    assert (choice.winner is None) == (code is not None) and choice.best
+    assert (settling(choice, "a/run") or "").removeprefix("python -m profiler ") == command
+    assert headline(choice).startswith("No recommendation yet: " if code else f"Deploy {choice.names}, batch 1: ")
+
+
+@pytest.mark.parametrize(
+    ("others", "names"),
+    [((), "ort fp32"), ("a", "ort fp32 or a fp32"), ("abc", "ort fp32, a fp32, b fp32 or 1 more")],
+)
+def test_a_tie_is_named_as_one(others: Sequence[str], names: str) -> None:
+    rows = [*ROWS, *(handmade.row(name, ms=2.0 + n / 1e3, load_s=9.0) for n, name in enumerate(others))]
+    assert decide(cells_of(handmade.run(*rows)[0]), Request("net")).names == names
 
 
 @pytest.mark.parametrize(("load_s", "winner"), [(0.2, "fp32"), (1.0, "fp32"), (1.6, "tf32")])

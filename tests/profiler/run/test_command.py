@@ -292,9 +292,11 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     title = re.search("<h1>(.*?)</h1>", (finished.folder / "report.html").read_text())
     assert title
     texts = [finished.done.stdout, asked.stdout, title[1]]
-    assert len({tuple(re.findall(r"Deploy (\S+ \S+?)[,:]? ", f"{text} ")) for text in texts}) == 1, texts
-    assert "Deploy " in title[1]
-    assert processes[title[1].partition("Deploy ")[2].split()[0]] == [0, 1, 2], "what wins is as well known as the base"
+    told = r"No recommendation yet|Deploy (?:\S+ \S+?(?:,| or|:) )+"
+    named = {" ".join(re.findall(told, text)).replace(",", ":") for text in texts}
+    assert len(named) == 1 and named != {""}, texts
+    if won := re.search("Deploy (\\S+)", title[1]):
+        assert processes[won[1]] == [0, 1, 2], "what wins is as well known as the base"
 
 
 def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None:
@@ -523,7 +525,10 @@ def test_a_terminal_that_closes_gives_130_and_what_there_is_is_written(resumed: 
     state = resumed.interrupted
     assert (state.code, state.output) == (130, "")
     assert 3 <= len(state.of_eager) < len(CASES)
-    assert sorted(state.rows["case_id"]) == sorted(line["case_id"] for line in state.journal)
+    assert sorted(state.rows.filter(pl.col("status") != "waiting")["case_id"]) == sorted(
+        line["case_id"] for line in state.journal
+    )
+    assert state.rows["case_id"].n_unique() == 8, "none is missing"
     assert (resumed.folder / "tables" / "latency.csv").exists()
     assert (resumed.folder / "report.html").exists()
 

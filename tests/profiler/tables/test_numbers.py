@@ -42,6 +42,10 @@ from profiler.tables.numbers import compact, duration, error, listed, relative, 
         (within, (5.21, 4.6, 6.1, "ms"), "5.21 ms (4.60–6.10)"),
         (within, (12345.6, 12000.0, 13000.0), "12,346 (12,000–13,000)"),
         (within, (0.0,), "0.000"),
+        # Wider than a factor of ten it is no figure.
+        (within, (27.1, 0.3, 41.7, "ms"), "busy"),
+        (times, (906.0, 3.0, 170581.0, "× eager fp32"), "busy"),
+        (relative, (0.5, 0.01, 0.9), "busy"),
     ],
 )  # fmt: skip
 def test_a_number_in_a_sentence_has_its_digits_and_its_range_where_that_is_wider(
