@@ -174,4 +174,4 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "polars":
             return _interrupt_soon()  # Its Rust calls Python, panics at what that raises, and the interrupt is lost.
         frame = frame.f_back
-    raise Interrupted
+    raise Interrupted(number)

@@ -17,7 +17,8 @@ from profiler.results.choice import Choice, choices
 from profiler.results.columns import parts, place
 from profiler.results.layers import Profiled, groups, profiled, together
 from profiler.results.reading import Runs, chosen
-from profiler.tables.numbers import natural
+from profiler.results.result import ends_of
+from profiler.tables.numbers import WIDEST, natural
 
 KEY = ["run", *GROUP]
 CONFIGURATION_KEY = ["run", *CONFIGURATION]
@@ -152,7 +153,14 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
 
 def chart_rows(data: Data) -> dict[str, list[Row]]:
     """Return the rows that charts draw, by data set."""
-    lines: list[Row] = list(data.cells.select(_DRAWN).iter_rows(named=True))
+    cells = data.cells.with_columns(
+        pl.when((pl.col(ends_of(name)[1]) <= WIDEST * pl.col(ends_of(name)[0])).fill_null(value=True))
+        .then(each)
+        .alias(each)
+        for name in ("latency_ms", "factor")
+        for each in (name, *ends_of(name))
+    )
+    lines: list[Row] = list(cells.select(_DRAWN).iter_rows(named=True))
     return {"lines": lines, "roofs": _roofs(data), "layers": _longest_layers(data)}
 
 
@@ -178,7 +186,7 @@ def _roofs(data: Data) -> list[Row]:
     low, high = known["intensity"].min() / 2, known["intensity"].max() * 2  # type: ignore[operator]
     points: list[Row] = []
     for run, environment in data.environments.items():
-        roofs = environment.get("roofs") or {}
+        roofs = (environment.get("roofs") or {}) if environment.get("roofs_quiet", True) else {}
         slope = roofs.get("copy_gb_s")
         precisions = known.filter(run=run).sort("step")["precision"].unique(maintain_order=True)
         peaks = {p: peak for p in precisions if (peak := roofs.get(f"{p.removeprefix('amp-')}_tflops"))}

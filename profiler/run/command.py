@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -43,6 +44,7 @@ from profiler.run.progress import Display
 from profiler.run.runner import Runner
 from profiler.run.search import contributions, trials_of
 from profiler.run.summary import print_plan, print_results
+from profiler.run.watch import PATIENCE_SECONDS, await_quiet
 from profiler.tables.numbers import counted, duration, listed
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
@@ -294,6 +296,8 @@ def measure_cases(
     interrupted = False
     with runner.display:
         try:
+            if new and runner.target.kind == "cpu" and not runner.idle_minutes:
+                await_quiet(runner.display, 0.0 if math.isfinite(runner.deadline) else PATIENCE_SECONDS)
             runner.measure(missing, to_search, retry)
         except KeyboardInterrupt:
             interrupted = True

@@ -41,6 +41,11 @@ class Display(AbstractContextManager["Display", None]):
         if self._live is not None:
             self._live.stop()
 
+    @property
+    def is_live(self) -> bool:
+        """Return whether somebody looks."""
+        return self._live is not None
+
     def doing(self, what: str, done: int = 0, total: int = 1) -> None:
         """Show what is prepared or waited for; called a few times a second."""
         if self._live is None and what != self._doing:

@@ -20,7 +20,7 @@ from engines.catalog import ENGINES
 from exporters.cache import Cache
 from exporters.errors import sentence, shown
 from exporters.inputs import TensorSpec, numpy_dtype
-from profiler.errors import ConfigError
+from profiler.errors import WHEN_IDLE, ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import BASE_PROCESSES, builds_long, estimate_seconds, further, in_waves, processes_of_winners
@@ -41,7 +41,7 @@ from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.search import next_trials
 from profiler.run.summary import so_far
-from profiler.run.watch import DeviceLock, Quiet, Watcher
+from profiler.run.watch import DeviceLock, Quiet, Watcher, is_busy
 from profiler.tables.numbers import count, counted, duration, percent
 from profiler.worker.task import Prepared, Task
 
@@ -58,6 +58,9 @@ _FEWEST_ROWS = 3
 """Rows after which a run says what is fastest so far."""
 _SHARE = 0.8
 """Share of the available main memory that a try may take: a machine that swaps is of no use to its user."""
+_HOPELESS, _MOST_HOPELESS = 0.25, 3
+"""Share of other work beside which a figure is hopeless, and how many such cases a run measures before it asks for no
+more processes."""
 _CURED_BY_SIZE = ("oom", "failed", "crashed")
 """How a try ends that a smaller batch may mend."""
 
@@ -158,6 +161,8 @@ class Runner:
     """When nothing more is measured, on time.monotonic()."""
     took: dict[str, float] = field(default_factory=dict)
     """Seconds of each engine's last case, besides building what is kept."""
+    hopeless: int = 0
+    """Cases that ran beside too much other work."""
     search_ended: bool = True
     """False where there was no time for all of a search."""
 
@@ -350,7 +355,7 @@ class Runner:
         tasks: list[Task] = []
         for processes in processes_of_winners(self.config.search):
             more = self.lacking(processes)
-            if self.is_over():
+            if self.is_over() or (more and self._is_hopeless()):
                 break
             if not more:
                 continue
@@ -369,9 +374,17 @@ class Runner:
         again = list({task.case.id: task for task in tasks if task.case.id in self.firsts}.values())
         again.sort(key=lambda task: not task.case.is_base)  # All factors are over them.
         allowed = self.config.budget.repeats * self.spent - self.repeated
-        if again and allowed > 0 and not self.is_over():
+        if again and allowed > 0 and not self.is_over() and not self._is_hopeless():
             self.display.announce(f"measuring {counted(len(again), 'case')} again, for at most {duration(allowed)}")
             self.repeated += self.measure_each(again, measure, allowed)
+
+    def _is_hopeless(self) -> bool:
+        """Tell whether a further process would be as useless as those before it."""
+        if self.idle_minutes or self.hopeless < _MOST_HOPELESS or not is_busy():
+            return False
+        told = f"{counted(self.hopeless, 'case')} ran beside too much other work: no further processes of them"
+        self.display.announce(f"{told}; {WHEN_IDLE} waits for its end")
+        return True
 
     def measure_each(
         self,
@@ -452,6 +465,7 @@ class Runner:
             if over is not None and over.is_impossible:
                 advice = "check that the call does all its work, and that the clock waits for it"
                 result.fail(f"rejected: {over.text}; {advice}")
+        self.hopeless += result.has(DISTURBED) and _HOPELESS <= _disturbance(result) < math.inf
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
         if first is None and result.status == "ok" and retaken(result.warnings):

@@ -10,23 +10,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import math
 import os
+import signal
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from exporters.whole_file import whole_lines, write_whole
 from profiler import processor
 from profiler.errors import WHEN_IDLE
+from profiler.machine import usable_cores
 from profiler.nvml import UTILIZATION_SECONDS, Nvml, Reading
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
 from profiler.run.progress import Display
-from profiler.tables.numbers import percent
+from profiler.tables.numbers import counted, percent
 from profiler.worker.disturbance import CARD, reasons
 
+PATIENCE_SECONDS = 60.0
+"""For which a run waits for a quiet machine by itself, unless its own time is limited."""
+_LOOK_SECONDS = 0.5
+_ALONE = 0.85
+"""Share of all processors that spinning threads get at least where nobody else works."""
 _HERTZ = 10.0
 _FIELDS = tuple(field.name for field in dataclasses.fields(Reading))
 """Columns of telemetry.csv."""
@@ -158,6 +167,43 @@ class Quiet:
         """Say who else has the machine; looking for other work takes a second, and is done where it is waited for."""
         work = other_work(self._nvml) if self._minutes else None
         return "another run measures on this device" if self.is_shared() else work
+
+
+def is_busy() -> bool:
+    """Spin on every processor for half a second, and tell whether others took a part of them."""
+    cores, block, before = usable_cores(), bytes(2**20), processor.read()
+    end = time.monotonic() + _LOOK_SECONDS
+
+    def spin() -> float:
+        while time.monotonic() < end:
+            hashlib.sha256(block)  # Without the interpreter's lock.
+        return time.thread_time()
+
+    with ThreadPoolExecutor(cores) as threads:
+        had = sum(thread.result() for thread in [threads.submit(spin) for _ in range(cores)])
+    load = processor.read().since(before)
+    # A container may have a smaller share of its processors by right, and some kernels count nothing.
+    return had < _ALONE * cores * load.seconds and (load.others is None or bool(reasons(load)))
+
+
+def await_quiet(display: Display, patience: float = PATIENCE_SECONDS) -> None:
+    """Say that the machine is busy, and where somebody looks and can interrupt it wait for so many seconds at most."""
+    began, is_told = time.monotonic(), False
+    try:
+        while is_busy():
+            load = f"load {os.getloadavg()[0]:.0f} on {counted(usable_cores(), 'core')}"
+            told = f"This machine is busy ({load}): figures would be useless"
+            if not display.is_live or time.monotonic() - began >= patience:
+                return display.announce(f"{told}; {WHEN_IDLE} waits for its end")
+            if not is_told:
+                display.announce(told)
+            is_told = True
+            display.doing(f"waiting up to {patience:.0f} s for a quiet machine, Ctrl-C to measure anyway")
+            time.sleep(3 * _LOOK_SECONDS)
+    except KeyboardInterrupt as interrupt:
+        if not display.is_live or interrupt.args != (signal.SIGINT,):
+            raise
+        display.announce("Measuring beside other work")
 
 
 def other_work(nvml: Nvml) -> str | None:

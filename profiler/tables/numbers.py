@@ -13,7 +13,7 @@ Format = Callable[..., list[str]]
 """Makes a column's cells, given the values of each column of the frame that they are made from."""
 BUSY = "busy"
 """Printed in place of a figure whose interval is too wide to say anything."""
-_WIDEST = 10.0
+WIDEST = 10.0
 """Widest interval that is printed, as the ratio of its ends."""
 
 
@@ -83,7 +83,7 @@ def error(value: float, digits: int = 2) -> str:
 
 def is_busy(low: float | None, high: float | None) -> bool:
     """Return whether an interval is too wide for its figure to say anything: other work does that."""
-    return low is not None and high is not None and high > _WIDEST * low
+    return low is not None and high is not None and high > WIDEST * low
 
 
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:

@@ -79,6 +79,9 @@ def test_every_factor_has_a_bar_from_end_to_end_whatever_its_warnings(gathered: 
     ends = [[line["factor_low"], line["factor_high"]] for line in lines]
     assert sorted(filter(None, drawn)) == [pytest.approx(pair) for pair in sorted(ends)]
     assert len({item["opacity"] for item in groups(scene, "symbol")[-1]["items"]}) == 1
+    wide = [row("eager", 10.0), row("ort", 1.0, latency_low_ms=0.01, latency_high_ms=2.0)]
+    lines = compose(gathered(*wide, name="wide")).rows["lines"]
+    assert {line["variant"]: line["factor"] for line in lines} == {"eager": 1.0, "ort": None}, "as wide it is no figure"
 
 
 def test_names_are_only_in_the_data_and_in_domains(hostile_report: Report) -> None:
@@ -109,6 +112,8 @@ def test_roofs_bound_what_is_drawn_below_them(gathered: Gather) -> None:
     for point in report.rows["roofs"]:
         assert point["tflops"] == pytest.approx(min(2.0, 0.1 * point["intensity"]))
     assert "roofline" in {chart.name for chart in report.charts}
+    roofs = {"roofs": {"fp32_tflops": 2.0, "copy_gb_s": 100.0}, "roofs_quiet": False}
+    assert compose(gathered(row("eager", 2.0, **figures), name="busy", **roofs)).rows["roofs"] == []
     nothing = {"flops_per_item": 0, "tflops": 0.0, "moved_mib": 0.0, "floor_ms": 0.0}
     empty = compose(gathered(row("eager", 0.002, **nothing), name="nothing"))
     assert "roofline" not in {chart.name for chart in empty.charts}

@@ -185,6 +185,21 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repe
     assert measured == 4 + again
 
 
+@pytest.mark.parametrize(
+    ("shares", "is_busy", "again"), [([0.5] * 3, True, 0), ([0.5] * 3, False, 3), ([0.5, 0.5, 0.1], True, 3)]
+)
+def test_after_three_hopeless_cases_a_busy_machine_is_asked_for_no_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch, shares: list[float], is_busy: bool, again: int
+) -> None:
+    monkeypatch.setattr(module, "is_busy", lambda: is_busy)
+    _, display, measured = run(
+        {name: [take(share), take(share)] for name, share in zip("abc", shares, strict=True)}, repeats=9
+    )
+    assert measured == 3 + again
+    told = [text for text in display.announced if text.startswith("3 cases ran beside too much other work")]
+    assert bool(told) == (again == 0) and all(text.endswith("--wait-for-idle 10 waits for its end") for text in told)
+
+
 @pytest.mark.parametrize("status", ["failed", "timeout"])
 def test_what_failed_is_not_measured_again_though_it_was_disturbed(run: Run, status: Status) -> None:
     _, display, _ = run({"a": [take(0.5, status)]}, repeats=9)

@@ -199,6 +199,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
 
 @pytest.mark.slow
 def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors: list[int], waiting: Waiting) -> None:
+    assert watch.is_busy()
     looks, told = waiting(0.03)
     looks.start()
     looks.start()
@@ -227,6 +228,59 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
     looks.start()
     assert told.waited == [f"{WAITING}: other processes on the GPU: 2"] * 3
     assert (users, utilization) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("others", "had", "is_busy"), [(0.4, 0.5, True), (0.0, 0.5, False), (0.4, 1.0, False), (None, 0.5, True)]
+)
+def test_a_machine_is_busy_where_others_take_what_threads_could_have(
+    monkeypatch: pytest.MonkeyPatch, others: float | None, had: float, is_busy: bool
+) -> None:
+    cores = watch.usable_cores()
+    load = Load(2.0, cores, others=others)
+    monkeypatch.setattr(processor, "read", lambda: types.SimpleNamespace(since=lambda before: load))
+    monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(watch.time, "thread_time", lambda: 2.0 * had)
+    assert watch.is_busy() is is_busy
+
+
+@pytest.mark.parametrize(
+    ("is_live", "looks", "waited", "announced"),
+    [
+        (True, [False], 0, []),
+        (True, [True, True, False], 2, ["figures would be useless"]),
+        (True, [True] * 99, 29, ["useless", "figures would be useless; --wait-for-idle 10 waits for its end"]),
+        (False, [True], 0, ["figures would be useless; --wait-for-idle 10 waits for its end"]),
+        (True, [True, KeyboardInterrupt(signal.SIGINT)], 1, ["useless", "Measuring beside other work"]),
+    ],
+)
+def test_a_busy_machine_is_waited_for_a_minute_where_somebody_looks(
+    monkeypatch: pytest.MonkeyPatch, is_live: bool, looks: list[object], waited: int, announced: list[str]
+) -> None:
+    now = [0.0]
+
+    def look() -> bool:
+        now[0] += 2.0
+        if isinstance(found := looks.pop(0), BaseException):
+            raise found
+        return bool(found)
+
+    monkeypatch.setattr(watch, "is_busy", look)
+    monkeypatch.setattr(watch, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    monkeypatch.setattr(Told, "is_live", is_live)
+    watch.await_quiet(told := Told())
+    assert len(told.waited) == waited
+    assert {*told.waited} <= {"waiting up to 60 s for a quiet machine, Ctrl-C to measure anyway"}
+    assert [text[-len(end) :] for text, end in zip(told.announced, announced, strict=True)] == announced
+
+
+def test_what_ends_the_program_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated() -> bool:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    monkeypatch.setattr(watch, "is_busy", terminated)
+    with pytest.raises(KeyboardInterrupt):
+        watch.await_quiet(Told())
 
 
 @pytest.mark.slow
