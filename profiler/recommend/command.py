@@ -27,6 +27,7 @@ from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_o
 from profiler.recommend.artifact import NO_EXPORT, NotExported, check_folder, export
 from profiler.results.choice import ENOUGH, HIGHER, TIES, Choice, Limit, Loser
 from profiler.results.columns import FIGURES, LIMITED_BY
+from profiler.results.overview import overview
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.reasons import Reason, amount, bound, noun
 from profiler.results.result import WITH_ENDS, ends_of
@@ -35,7 +36,7 @@ from profiler.run.command import execute as run_job
 from profiler.run.gate import execute as compare_in_turn
 from profiler.tables.numbers import UNITS, error, grouped, listed, ranges, seconds, times
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
-from profiler.tables.writers import print_section
+from profiler.tables.writers import print_section, print_table
 
 FORMATS = ("text", "json")
 NOTHING_FITS, UNDECIDED = 3, 4
@@ -225,19 +226,37 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
 
 
 def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None = None) -> None:
-    """Print what to deploy for each of several requests to the same runs; of more than two the headlines alone."""
-    for request, choice in answers:
+    """Print what to deploy for each of several requests to the same runs; more than two are one table."""
+    if len(answers) > _WHOLE:
+        _print_overview(console, answers, runs, read)
+    for request, choice in answers if len(answers) <= _WHOLE else ():
         style = f"bold {_STYLES[choice.status]}"
         console.print(Text(f"\n{request.subject}, {_aim(request)}: {headline(choice)}", style=style))
         if choice.winner:
             console.print(Text(_compared(choice)))
         _print_settling(console, choice, _folder(choice, read) if read else runs[0])
-        if len(answers) <= _WHOLE:
-            _print_export(console, request, choice, runs)
-    if len(answers) > _WHOLE and (exported := next(filter(_is_exported, answers), None)):
-        _print_export(console, *exported, runs)
+        _print_export(console, request, choice, runs)
     again = f"{PROGRAM} recommend {shlex.join([*runs, *answers[0][0].words()])}"
     console.print(Text(f"\nWhy not the others: {again}", style="dim"), soft_wrap=True)
+
+
+def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
+    """Print all answers as a table, then each kind of doubt once, and how to export the first that can be."""
+    # Both aims may have one answer.
+    rows = {(_subject(*of), str(of[1].best and of[1].best["case_ids"])): of[1] for of in answers}
+    console.print()
+    print_table(console, overview([(subject, {}, choice) for (subject, _), choice in rows.items()]))
+    doubts = grouped((choice.doubt.code, (of[0], choice)) for of, choice in rows.items() if choice.doubt)
+    for (subject, choice), *others in doubts.values():
+        more = f" and {len(others)} more" if others else ""
+        console.print(Text(f"{subject}{more}: {headline(choice)}", style=_STYLES[choice.status]))
+        _print_settling(console, choice, _folder(choice, read) if read else runs[0])
+    if exported := next(filter(_is_exported, answers), None):
+        _print_export(console, *exported, runs)
+
+
+def _subject(request: Request, choice: Choice) -> str:
+    return f"{request.subject}, b{choice.best['batch_size']}" if choice.best else request.subject
 
 
 def _print_settling(console: Console, choice: Choice, folder: str) -> None:

@@ -35,7 +35,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS = {"run": "Run", "model": "Model", "pass": "Pass", "batch_size": "Batch"}
 _FILTERS |= {"setting": "Setting", "precision": "Precision"}
 _TITLES = {
-    "answer": "What to deploy",
+    "deploy": "What to deploy",
+    "answer": "How sure that is",
     "speedups": "Speed-up by configuration",
     "latency": "Latency by batch size",
     "throughput": "Throughput against latency",
@@ -51,7 +52,7 @@ _TITLES = {
     "method": "Method",
 }
 """The sections in the order of reading; charts and tables have their section's name."""
-_OPEN = ("answer", "not-measured", "warnings", "environment")
+_OPEN = ("deploy", "answer", "not-measured", "warnings", "environment")
 """Sections whose tables are shown at once; a reader unfolds the others."""
 _ANSWER = (
     "The lowest latency of each model and batch size among configurations whose error bound is at most "
@@ -90,7 +91,7 @@ def compose(data: Data) -> Report:
     rows, made = chart_rows(data), tables(data)
     ask = shlex.join(["recommend", *(run.address for run in data.runs.runs)])
     texts = {
-        "answer": [_ANSWER, f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {ask}"],
+        "deploy": [_ANSWER, f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {ask}"],
         "setup": [_SET_UP] if "setup" in made else [],
         "not-measured": [] if "not-measured" in made else ["Every case succeeded."],
         "warnings": [] if "warnings" in made else ["No warnings."],

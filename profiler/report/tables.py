@@ -8,10 +8,12 @@ from typing import Any
 
 import polars as pl
 
+from profiler.job.case import setting_words
 from profiler.report.data import CONFIGURATION_KEY, KEY, Data
 from profiler.results.cells import CELLS
 from profiler.results.choice import Choice, cell_name
 from profiler.results.columns import DERIVED, Group, Shown, columns, factor, field, fields
+from profiler.results.overview import overview
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
 from profiler.tables.numbers import aligned, compact, whole
@@ -39,7 +41,7 @@ _ELSEWHERE = ("throughput", "rel_l2_error", "rel_l2_error_high", "loss_error", "
 
 def tables(data: Data) -> dict[str, Table]:
     """Return every table that is not empty, by name; a table has its section's name."""
-    made = [_answer(data.choices), *_of_cells(data.cells)]
+    made = [_overview(data.choices), _answer(data.choices), *_of_cells(data.cells)]
     made += [_problems(data.problems), _warnings(data.warnings), environment_table(data.environments)]
     return {table.name: table for table in made if table.rows}
 
@@ -108,6 +110,16 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
     return {part: what for part, what in found.items() if what}
 
 
+def _overview(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
+    several = [name for name in ("run", "pass") if len({key[name] for key, _ in choices}) > 1]
+
+    def subject(key: Mapping[str, Any]) -> str:
+        first = " ".join([key["model"], *(key[name] for name in several)])
+        return ", ".join([first, f"batch {key['batch_size']}", *setting_words(key["setting"] or "")])
+
+    return overview([(subject(key), {name: key[name] for name in KEY}, choice) for key, choice in choices])
+
+
 def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
     """List the choice in each group; where nothing may be chosen, why not."""
     rows = [_answered(key, choice) for key, choice in choices if choice.best or choice.nearest]
@@ -129,7 +141,7 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
         words("Footnotes", "footnotes"),
         prose("Why nothing", "note"),
     ]
-    return Table("answer", "What to deploy", frame, columns, keys=KEY)
+    return Table("answer", "How sure that is", frame, columns, keys=KEY)
 
 
 def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:

@@ -180,6 +180,7 @@ def anything(value: Any) -> str:
 
 
 words = each(text)
+as_written = each(str)
 anythings = each(anything)
 ms = aligned()
 whole = each(count)

@@ -107,7 +107,8 @@ class _Column:
         # Figures are narrow, so their headings break at the first blank.
         heading = f"{field.heading} {field.unit}".rstrip()
         self.heading = heading.replace(" ", "\n", 1) if field.kind == "figure" else heading
-        self.widest = max(map(cell_len, [*self.heading.split("\n"), *(text.plain for text in self.texts)]))
+        lines = [line for text in (self.heading, *(text.plain for text in self.texts)) for line in text.split("\n")]
+        self.widest = max(map(cell_len, lines))
         self.least = min(self.widest, _FOLDED) if self.is_folded else self.widest
 
 
@@ -200,7 +201,10 @@ def html(table: Table) -> str:
     body = ""
     # Blanks that align a column on a terminal say nothing here.
     for cells in _markup(
-        table, lambda cell: escape(" ".join(cell.split()), quote=False), '<a href="{1}">{0}</a>', "<b>{}</b>"
+        table,
+        lambda cell: "<br>".join(escape(" ".join(line.split()), quote=False) for line in cell.split("\n")),
+        '<a href="{1}">{0}</a>',
+        "<b>{}</b>",
     ):
         row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
         body += f"<tr>{row}</tr>"

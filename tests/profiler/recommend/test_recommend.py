@@ -440,7 +440,7 @@ def test_a_run_ends_with_an_answer_for_each_aim_and_many_are_a_table() -> None:
         assert f"resnet50, {aim}: Deploy compiled fp16, batch {batch}: " in text
         assert f"Export: python -m profiler recommend 'a run' --model resnet50{option} --export deploy/" in text
     assert "throughput" not in said(inference.filter(batch_size=16))
-    assert said(results).count("Deploy ") == 4 and said(results).count("--export") == 1
+    assert said(results).count("→ ") == 4 and said(results).count("--export") == 1
     training = said(results.filter(pl.col("pass") == "training"))
     assert (
         "resnet50 training, lowest latency: Deploy eager fp32, eager fp16 or eager tf32, b" in training

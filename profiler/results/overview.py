@@ -1,0 +1,68 @@
+"""Put answers into one table of two lines a model: the base, the best of each runtime, and which to deploy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engines.catalog import ENGINES
+from profiler.results.cells import Row
+from profiler.results.choice import Choice, cell_name
+from profiler.tables import numbers
+from profiler.tables.table import Table, figure, name
+
+_NOTE = "By runtime its best: ms and ×, then MiB and error; ~ is not told apart from the base."
+_BASE = "base"
+_KNOWN = {"faster", "slower", "equivalent", None}
+"""Verdicts on a factor that say something."""
+
+
+def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
+    """Make a row of each answer, which has a subject, such as "resnet50, batch 1", and what a page filters it by."""
+    of_runtimes = [_of_runtimes(choice) for _, _, choice in answers]
+    there = {runtime for cells in of_runtimes for runtime in cells}
+    won = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)
+    runtimes = [runtime for runtime in (_BASE, *ENGINES) if runtime in there]
+    # A narrow terminal does without what wins least.
+    ranked = sorted(runtimes, key=lambda runtime: (runtime != _BASE, -won[runtime]))
+    bases = {f"{cells[_BASE]['variant']} {cells[_BASE]['precision']}" for cells in of_runtimes if _BASE in cells}
+    frame: dict[str, list[Any]] = {"deploy": [f"{subject}\n{_deploy(choice)}" for subject, _, choice in answers]}
+    frame |= {key: [keys[key] for _, keys, _ in answers] for key in (answers[0][1] if answers else ())}
+    frame |= {runtime: [_told(cells.get(runtime)) for cells in of_runtimes] for runtime in runtimes}
+    headings = {runtime: runtime for runtime in runtimes} | {_BASE: bases.pop() if len(bases) == 1 else "Base"}
+    columns = [
+        figure(headings[runtime], runtime, numbers.as_written, expendable=ranked.index(runtime)) for runtime in runtimes
+    ]
+    keys = [key for key in frame if key not in ("deploy", *runtimes)]
+    fields = [name("Model, and what to deploy", "deploy", numbers.as_written), *columns]
+    return Table("deploy", "What to deploy", frame, fields, keys=keys, note=_NOTE)
+
+
+def _deploy(choice: Choice) -> str:
+    words = {"undecided": "no recommendation yet", "nothing": "nothing meets the limits"}
+    first, *ties = dict.fromkeys(cell_name(cell) for cell in (choice.best, *choice.tied) if cell) or [""]
+    tied = f" or {ties[0] if len(ties) == 1 else f'{len(ties)} more'}" if ties else ""
+    return f"→ {words.get(choice.status, first + tied)}"
+
+
+def _of_runtimes(choice: Choice) -> dict[str, Row]:
+    """Return the base, and by engine its best cell of the answer's batch and setting; the base stands only once."""
+    place, found = ("batch_size", "setting", "machine"), dict[str, Row]()
+    cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell and cell["latency_ms"]]
+    for cell in cells:
+        if all(cell[key] == cells[0][key] for key in place):
+            found.setdefault(_BASE if cell["is_base"] else cell["engine"], cell)
+    return found
+
+
+def _told(cell: Row | None) -> str:
+    if cell is None:
+        return ""
+    is_busy = numbers.is_busy(cell["latency_low_ms"], cell["latency_high_ms"])
+    first = [numbers.BUSY if is_busy else numbers.significant(cell["latency_ms"])]
+    if cell["factor"] and not cell["is_base"] and not numbers.is_busy(cell["factor_low"], cell["factor_high"]):
+        first.append(f"{'' if cell['verdict'] in _KNOWN else '~'}{numbers.times(cell['factor'])}")
+    memory, error = cell["peak_memory_mib"], cell["error"]
+    second = [*[numbers.count(memory or 0)][: memory is not None], *[numbers.error(error or 0, 1)][: error is not None]]
+    return "\n".join((" ".join(first), " ".join(second)))

@@ -1,0 +1,73 @@
+"""The table that a run of several models ends with, and a page begins with."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import handmade
+import pytest
+from rich.console import Console
+
+from profiler.recommend.answer import Request, cells_of, decide
+from profiler.recommend.command import conclude
+from profiler.results.overview import overview
+from profiler.results.reading import load
+from profiler.tables.table import Table
+from profiler.tables.writers import html
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+
+
+def table_of(*rows: dict[str, Any]) -> Table:
+    results = handmade.frame([{"peak_memory_mib": 1500.0} | row for row in rows])
+    cells = cells_of(results)
+    names = results["model"].unique(maintain_order=True)
+    return overview([(f"{model}, b1", {"model": model}, decide(cells, Request(model))) for model in names])
+
+
+def test_each_model_has_the_base_the_best_of_each_runtime_and_what_to_deploy() -> None:
+    table = table_of(
+        handmade.row("eager", ms=4.0),
+        handmade.row("eager-tuned", ms=3.9),
+        handmade.row("ort", ms=2.0),
+        handmade.row("ort-tuned", ms=1.0),
+        handmade.row("jax", ms=None),
+        handmade.row("eager", ms=3.0, model="alone"),
+        handmade.row("eager", ms=3.0, model="busy", latency_low_ms=0.1, latency_high_ms=9.0),
+        handmade.row("ort", ms=1.0, model="busy"),
+    )
+    columns = {field.heading: cells for field, cells in table.columns()}
+    assert columns == {
+        "Model, and what to deploy": [
+            "net, b1\n→ ort-tuned fp32",
+            "alone, b1\n→ no recommendation yet",
+            "busy, b1\n→ no recommendation yet",
+        ],
+        "eager fp32": ["4.00\n1,500 4e-4", "3.00\n1,500 4e-4", "busy\n1,500 4e-4"],
+        "eager": ["3.90 1.03×\n1,500 4e-4", "", ""],
+        "ort": ["1.00 4.0×\n1,500 4e-4", "", "1.00\n1,500 4e-4"],
+    }
+    assert "<td>net, b1<br>→ ort-tuned fp32</td>" in html(table)
+
+
+def test_a_tie_is_called_one_and_what_is_not_told_apart_from_the_base_is_marked() -> None:
+    near = [
+        handmade.row(name, ms=ms, latency_low_ms=0.8, latency_high_ms=1.2) for name, ms in (("ort", 1.0), ("jax", 0.99))
+    ]
+    deploy, _, ort, _ = (cells for _, cells in table_of(handmade.row("eager", ms=1.01), *near).columns())
+    assert deploy == ["net, b1\n→ jax fp32 or 2 more"]
+    assert ort[0].startswith("1.00 ~1.01×")
+
+
+@pytest.mark.parametrize("golden", ["cpu", "h200"])
+def test_a_job_of_three_models_ends_on_one_screen(golden: str) -> None:
+    results = load(GOLDEN / golden)[0].collect()
+    page = io.StringIO()
+    conclude(Path("results/run"), results, Console(file=page, width=80))
+    lines = page.getvalue().splitlines()
+    assert len(lines) <= 40
+    assert not [line for line in lines if len(line.rstrip()) > 80 and "python -m profiler" not in line]
+    for model in results["model"].unique():
+        assert sum(f" {model}, b1 " in line for line in lines) == 1
