@@ -24,6 +24,9 @@ FORMATS = ("text", "md", "csv", "json")
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
 
 
+_NO_COLUMN = r"""(?:unable to find column "|no column named ')([^"']+)"""
+
+
 def execute(options: Options, console: Console) -> int:
     """Run the query and print its rows. Raises ConfigError for what cannot be used."""
     check_choice("--format", options.format, FORMATS)
@@ -64,7 +67,10 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
         message = f"{first_line(error)}; the tables are {', '.join(tables)}"
-        if column := re.search(r'"([^"]+)"', message) if isinstance(error, pl.exceptions.ColumnNotFoundError) else None:
+        if table := re.match(r"relation '([^']+)' was not found", message):
+            message = f"there is no table '{table[1]}'{nearest(table[1], tables)}"
+        # Polars names a column alone, or where it stands behind its table's name.
+        elif column := re.search(_NO_COLUMN, message):
             named = [table for name, table in tables.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
             columns = {name for table in named for name in table.collect_schema()}
             message = f"the tables it reads have no column '{column[1]}'{nearest(column[1], columns)}"

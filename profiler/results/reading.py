@@ -110,10 +110,12 @@ def load(*runs: str | Path, cells: bool = False) -> tuple[pl.LazyFrame, pl.LazyF
     """Return results and samples of one or more runs, lazily: `results, samples = load("results/*")`.
 
     Each argument is a run's folder or a pattern of folders; errors as for `read_runs`.
-    With `cells` the first frame has one row a cell in place of one a process (profiler.results.cells).
+    With `cells` the first frame has one row a cell in place of one a process (profiler.results.cells); lists are texts
+    in it, with commas between, so that a CSV file can hold it.
     """
     read = read_runs(runs)
-    return merge(read.results).lazy() if cells else read.results, read.samples
+    texts = pl.selectors.list().list.join(", ")
+    return merge(read.results).lazy().with_columns(texts) if cells else read.results, read.samples
 
 
 def load_layers(*runs: str | Path) -> pl.LazyFrame:

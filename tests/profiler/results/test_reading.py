@@ -148,3 +148,11 @@ def test_what_is_no_run_is_a_config_error_that_says_where_and_what_to_give(tmp_p
 def test_no_run_at_all_is_a_config_error(given: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=f"{said}.*; give a run's folder"):
         read_runs(given)
+
+
+def test_a_csv_file_holds_cells(tmp_path: Path) -> None:
+    rows = [handmade.row("eager", replicate=n, warnings=["drift: it moved", "outliers: many"]) for n in range(2)]
+    handmade.frame(rows).write_parquet(tmp_path / "results.parquet")
+    cells = load(str(tmp_path), cells=True)[0].collect()
+    assert cells["footnotes"].to_list() == ["drift, outliers"]
+    assert pl.read_csv(cells.write_csv().encode())["case_ids"][0].count(", ") == 1
