@@ -262,9 +262,9 @@ ENGINES: dict[str, Engine] = {
                 ("inference", "cuda"): _can("fp32 tf32 fp16 native"),
             },
             reasons={
-                ("cpu", "fp16"): "ONNX Runtime's CPU provider would cast an fp16 convolution and compute in fp32",
-                ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
-                ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
+                ("cpu", "fp16"): "ONNX Runtime's CPU provider would cast an fp16 graph and compute in fp32",
+                ("cpu", "bf16"): "ONNX Runtime's CPU provider does not compute in bf16",
+                ("cuda", "bf16"): "ONNX Runtime's CUDA provider computes only a part of its operators in bf16",
                 ("cuda", "int8"): "ONNX Runtime's CUDA provider would dequantize an int8 graph and compute in float",
             },
             requirements=(replace(_ORT, devices=CPU), _ORT_ON_CUDA, _provider("cuda")),

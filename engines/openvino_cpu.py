@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
 """How kinds of its nodes begin that are convolutions and products, such as FullyConnectedQuantizedLegacy."""
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
 """By the type of the activations: uint8 times int8 is int8's arithmetic."""
-_NOT_CONVERTED = re.compile(r"(?:No conversion rule found for operations|Conversion is failed for): (?P<names>[^\n]+)")
+_REFUSED = re.compile(
+    r"(?:No conversion rule found for operations|Conversion is failed for|Unsupported operation of type): "
+    r"([^\n ]+(?:, [^\n ]+)*)"
+)
 
 
 def compute_type(kind: str, precision: str) -> str | None:
@@ -39,6 +43,19 @@ def cpu_properties(threads: int, precision: str) -> dict[str, str | int]:
     return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
 
 
+@contextlib.contextmanager
+def _naming_operators(step: str = "") -> Iterator[None]:
+    """Raise Unsupported with the operators that OpenVINO cannot convert; for other errors only if a `step` is given."""
+    try:
+        yield
+    except RuntimeError as error:
+        operators = _REFUSED.findall(str(error))
+        if not operators and not step:
+            raise
+        why = f"convert {', '.join(operators)}" if operators else f"{step}: {text_of(error)}"
+        raise Unsupported(f"OpenVINO cannot {why}") from error
+
+
 def open_session(job: Job[OpenVinoOptions]) -> OpenVinoSession:
     """Compile `job`'s graph for the CPU. Raises OpenVINO's own errors."""
     return OpenVinoSession(job)
@@ -53,12 +70,14 @@ class OpenVinoSession:
         core = self.library.Core()
         if job.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise Unsupported("this processor has no bf16; ask for fp32")
-        model = _read(core, job.graph)
+        with _naming_operators("read the graph"):
+            model = core.read_model(job.graph)
         self.names = [port.any_name for port in model.inputs]
         arrays = job.named_inputs(self.names)
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
-        self.compiled = core.compile_model(model, "CPU", cpu_properties(job.options.threads, job.precision))
+        with _naming_operators():
+            self.compiled = core.compile_model(model, "CPU", cpu_properties(job.options.threads, job.precision))
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         self.feed(job.inputs)
@@ -103,16 +122,6 @@ class OpenVinoSession:
 
     def close(self) -> None:
         del self.request, self.compiled
-
-
-def _read(core: Any, graph: Path) -> Any:
-    """Read a graph that ONNX Runtime has run. Raises Unsupported where OpenVINO cannot."""
-    try:
-        return core.read_model(graph)
-    except RuntimeError as error:
-        operators = _NOT_CONVERTED.search(str(error))
-        why = f"convert {operators['names']}" if operators else f"read the graph: {text_of(error)}"
-        raise Unsupported(f"OpenVINO cannot {why}") from error
 
 
 def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:

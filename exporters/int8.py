@@ -39,6 +39,8 @@ _OPTIONS = {
     # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
     "DedicatedQDQPair": True,
 }
+_NO_ADJUSTMENT = {"QDQDisableWeightAdjustForInt32Bias": True}
+"""The quantizer (1.31) scales weights by biases, of which it expects a value a channel."""
 _MEND = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
 _OPERANDS = (*WEIGHTED, "Add")
 
@@ -224,11 +226,23 @@ def write_quantized(
             weight_type=QuantType.QInt8,
             use_external_data_format=external,
             calibrate_method=CalibrationMethod.MinMax,
-            extra_options=dict(placement.options),
+            extra_options={**placement.options, **_NO_ADJUSTMENT}
+            if _has_wide_bias(simplified)
+            else dict(placement.options),
         )
         if placement.operands_only:
             keep_operands(path, residual)
         onnx.checker.check_model(str(path), full_check=True)
+
+
+def _has_wide_bias(path: Path) -> bool:
+    """Return whether a product's bias has more than one dimension, as scikit-learn's have, or one value for all."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    biases = [shapes[node.input[2]] for node in graph.node if node.op_type == "Gemm" and shapes.keys() & node.input[2:]]
+    return any(len(shape) != 1 or shape == (1,) for shape in biases)
 
 
 @contextlib.contextmanager

@@ -205,6 +205,8 @@ def _cells(
             reason = reason or _untrainable(source, pass_, batch_size, training.accumulation) or cannot
             if ENGINES[engine].needs == "onnx" and precision not in ENGINES[engine].switches:
                 reason = reason or not_made(source, precision)
+            if ENGINES[engine].int8_graph == "int8-dynamic" and precision in source.graphs:
+                reason = reason or f"the model's {precision} file is quantized already: ort runs it"
             reason = reason or lacking(engine, precision) or None
             yield Case(
                 model=entry.name,

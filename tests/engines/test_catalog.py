@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
         # Reasons by device and precision.
         ("eager", "inference", "cpu", "tf32", "canonical", ["TF32", "on the CPU ask for fp32"]),
         ("ort", "inference", "cpu", "fp16", "canonical", ["fp16", "compute in fp32"]),
-        ("ort", "inference", "cuda", "bf16", "canonical", ["CUDA provider", "no bf16 convolution"]),
+        ("ort", "inference", "cuda", "bf16", "canonical", ["CUDA provider", "a part of its operators in bf16"]),
         ("ort", "inference", "cuda", "int8", "canonical", ["dequantize", "compute in float"]),
         ("eager", "inference", "cpu", "fp8", "canonical", ["GPUs only", "8.9"]),
         ("ort", "inference", "cpu", "fp8", "canonical", ["no fp8 graph", "eager or compiled"]),

@@ -10,15 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
-from able_engines import if_able
+from able_engines import if_able, needs
 from sessions import cache_beside, error, make_job, outputs, switches_put_back
 
 import engines
-from engines.base import Feedable, Job, Session
+from engines.base import Feedable, Job, Session, Unsupported
 from engines.eager import EagerSession
-from engines.options import EagerOptions
+from engines.options import EagerOptions, OpenVinoOptions
 from engines.ort import run_options
 from engines.ort_providers import PROVIDERS
 from exporters.build_model import restore
@@ -90,6 +92,19 @@ def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(
     session.feed([other])
     assert error(outputs(session), truth) < 1e-5
     assert session.proof().compute_types.keys() == {"float32"}
+
+
+@needs("openvino")
+def test_operators_that_openvino_cannot_convert_are_named(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> g (float[N, 2] x) => (float[N, 2] y) {
+        z = Relu (x)
+        y = ai.onnx.ml.Scaler <offset = [0.0], scale = [1.0]> (z)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), path := tmp_path / "scaled.onnx")
+    source, x = ModelSource("scaled", onnx=path), np.ones((1, 2), np.float32)
+    job = Job(source, "inference", "native", 1, "cpu", OpenVinoOptions(), (x,), onnx=path)
+    with pytest.raises(Unsupported, match=r"^OpenVINO cannot convert ai.onnx.ml.Scaler$"):
+        engines.open_session("openvino", job)
 
 
 def test_a_graph_with_other_inputs_than_the_model_is_an_error() -> None:

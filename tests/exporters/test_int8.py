@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from matrix_product import write_text
 from onnx import TensorProto, numpy_helper
 from thin_networks import thin_source
 
@@ -101,6 +102,31 @@ def test_ranges_are_those_of_the_calibration_data(small: ModelSource, folder: Pa
 
 
 GOOD = np.ones(SHAPE, dtype=np.float32)
+
+
+@pytest.mark.parametrize("graph", PLACEMENTS)
+@pytest.mark.parametrize("bias", ["float[1, 3] b = {0.5, -1.0, 2.0}", "float[1] b = {0.5}"])
+def test_a_bias_that_is_no_row_of_channels_is_quantized_around(
+    graph: str, bias: str, tmp_path: Path, cache: Cache
+) -> None:
+    """As scikit-learn's perceptrons have it, with a label that is computed in whole numbers."""
+    text = f"""
+    mlp (float[N, 2] x) => (int64[N] label, float[N, 3] y)
+    <float[2, 3] w = {{1.0, -2.0, 0.5, 0.25, 1.5, -1.0}}, {bias}, int64[1] flat = {{-1}}> {{
+        product = MatMul (x, w)
+        sum = Add (product, b)
+        y = Softmax <axis = 1> (sum)
+        best = ArgMax <axis = 1> (y)
+        label = Reshape (best, flat)
+    }}"""
+    source = ModelSource("mlp", onnx=write_text(tmp_path / "mlp.onnx", text))
+    x = {"x": np.array([[1.0, 0.5], [-0.5, 1.0], [0.25, 0.75]], np.float32)}
+    found, expected = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, x)
+        for path in (quantize(source, cache, graph).path, source.onnx)
+    )
+    assert found[0].tolist() == expected[0].tolist()
+    assert 1e-5 < np.linalg.norm(found[1] - expected[1]) / np.linalg.norm(expected[1]) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,10 @@ def test_graphs_that_are_given_run_at_their_own_precisions(planned: Planned) -> 
         "eager": [("x", "fp32"), ("y", "native")],
         "ort": [("x", "fp32"), ("x", "int8"), ("y", "native"), ("y", "int8")],
     }, "the file is no reason to quantize the module"
+    dynamic = planned(f"models: [{models}]\nengines: [ort-dynamic]\nprecisions: [int8]\n")
+    assert [(c.precision, c.unsupported) for c in dynamic if c.model == "x"] == [
+        ("int8", "the model's int8 file is quantized already: ort runs it")
+    ]
     asked = planned(f"{text}precisions: [fp32, int8]\n")
     assert [c.precision for c in asked if (c.model, c.variant) == ("x", "eager")] == ["fp32", "int8"]
 
