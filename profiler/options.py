@@ -75,6 +75,9 @@ class Run:
     only: list[str] = _only()
     quick: bool = _flag("--quick", "A fraction of the sampling time: rough figures, soon")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
+    max_latency_ms: list[str] = _several(
+        "What is deployed takes at most so long: 2 (the median) or p99=2, for which each case is sampled enough"
+    )
     replicates: int | None = _option("Processes of each case, in place of the file's", min=1, max=100, metavar="N")
     dry_run: bool = _flag("--dry-run", "Print the plan and a time estimate; measure nothing")
     resume: Path | None = _option("A run's folder: measure the cases that it lacks")

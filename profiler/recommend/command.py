@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -111,7 +112,8 @@ def execute_run(options: Run, console: Console) -> int:
     """
     if options.against is not None:
         return compare_in_turn(options, console)
-    return (run_job if options.ray is None else run_on_cluster)(options, console, conclude)
+    limits = read_limits(options)
+    return (run_job if options.ray is None else run_on_cluster)(options, console, partial(conclude, limits=limits))
 
 
 def execute_suite(options: RunSuite, console: Console) -> int:
@@ -120,15 +122,15 @@ def execute_suite(options: RunSuite, console: Console) -> int:
     return execute_run(replace(options, config=suites()[str(options.config)]), console)
 
 
-def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
-    """Print what to deploy for single calls and, of several batch sizes, for throughput, for each model and setting."""
+def conclude(run: Path, results: pl.DataFrame, console: Console, limits: tuple[Limit, ...] = ()) -> None:
+    """Print what to deploy within the limits, for single calls and, of several batch sizes, for throughput."""
     asked = []
     measured = results.filter(status="ok")
     for (pass_, model, setting), rows in measured.group_by("pass", "model", "setting", maintain_order=True):
         objectives = ["latency", "throughput"] if rows["batch_size"].n_unique() > 1 else ["latency"]
         plain = measured.filter(pl.col("pass") == pass_, model=model, setting="").is_empty()
         if setting == "" or plain:
-            asked += [Request(model, pass_, setting, objective=objective) for objective in objectives]
+            asked += [Request(model, pass_, setting, "", limits, objective) for objective in objectives]
     if asked:
         cells = cells_of(results)
         print_briefly(console, [(request, decide(cells, request)) for request in asked], [str(run)])
@@ -167,12 +169,12 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
     return found
 
 
-def read_limits(options: Options) -> tuple[Limit, ...]:
+def read_limits(options: Options | Run) -> tuple[Limit, ...]:
     """Read the limits as they are written, such as "2" or "p99=2". Raises ConfigError."""
     limits = []
     for option, figures in grouped((option, column) for column, option in LIMITED_BY.items()).items():
         known = {f"p{FIGURES[name].percentile}" if FIGURES[name].percentile else "": name for name in figures}
-        for word in getattr(options, option.removeprefix("--").replace("-", "_")):
+        for word in getattr(options, option.removeprefix("--").replace("-", "_"), ()):
             percentile, _, number = word.rpartition("=")
             try:
                 value = float(number) if percentile in known else math.nan

@@ -24,6 +24,7 @@ from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED
+from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import is_busy
 
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
@@ -33,6 +34,8 @@ TIES = "within 5 % the soonest start wins, of starts within a second the most ex
 """The rule that decides a tie."""
 ENOUGH = 5
 """Processes of a cell from which on more hardly narrow its interval."""
+_SPARE, _LEAST_MS = 1.1, 0.05
+"""Calls are slower now and then, and shorter ones are timed in blocks (worker/sampling.py)."""
 _MOST_CONTENDERS = 3
 _OPEN = 2.0
 """Ends of a factor over the base on both sides of 1 are no ground from this ratio on."""
@@ -68,15 +71,27 @@ class Limit:
     def missed(self, cell: Row) -> Reason | None:
         """Return why the cell misses the limit; None if it meets it."""
         value = self.measured(cell)
-        if value is None:
+        if value is None and (percentile := FIGURES[self.figure].percentile):
+            low, high = map(cell.get, ends_of("latency_ms"))
+            if not self.holds(cell["latency_ms"]):  # No percentile that is limited is below the median.
+                return Reason("over", cell["latency_ms"], self.value, low, high, figure="latency_ms")
             of_each = cell["samples"] // max(1, cell["processes"])
-            return Reason("unknown", figure=self.figure, have=of_each)
+            return Reason("unknown", _seconds_for(percentile, cell), figure=self.figure, have=of_each)
+        if value is None:
+            return Reason("unknown", figure=self.figure)
         if self.holds(value):
             return None
         code = "under" if self.figure in HIGHER else "over"
         low, high = map(cell.get, ends_of(self.figure)) if self.figure in WITH_ENDS else (None, None)
         place = (cell.get("worst") or "") if self.figure == "error" else ""
         return Reason(code, value, self.value, low, high, figure=self.figure, text=place)
+
+
+def _seconds_for(percentile: int, cell: Row) -> int:
+    """Return the sampling time that surely has enough samples: a steady case stops after half of its clock's time."""
+    share = 0.25 if cell["clock"] == "event" else 0.5
+    ms = max(float(cell["latency_ms"]), _LEAST_MS)
+    return math.ceil(_SPARE * PERCENTILE_NEEDS[percentile] * ms / 1000 / share)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def _unknown(reason: Reason) -> str:
     percentile = FIGURES[reason.figure].percentile
     if percentile:
         needs = PERCENTILE_NEEDS[percentile]
-        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}: raise --seconds"
+        more = f": --seconds {reason.value:g} takes them" if reason.value else ""
+        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}{more}"
     return _UNMEASURED.get(reason.figure, f"{noun(reason.figure)} was not measured")
 
 

@@ -45,10 +45,12 @@ from profiler.run.runner import Runner
 from profiler.run.search import contributions, trials_of
 from profiler.run.summary import print_plan, print_results
 from profiler.run.watch import PATIENCE_SECONDS, await_quiet
+from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import counted, duration, listed
 
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([smh])")
+_PERCENTILE = re.compile(r"p(\d+)=")
 _ALL_RUNS_KEYS = ("roofs", "roofs_quiet", "spread")
 """Keys of environment.json that a resumed run keeps."""
 
@@ -150,8 +152,17 @@ def read_seconds(option: str, text: str) -> float:
 
 def check_options(options: Options) -> None:
     """Raise ConfigError for options that contradict each other."""
-    started = {"a job": options.config, "--replicates": options.replicates, "--seconds": options.seconds}
-    started |= {"--quick": options.quick, "--dry-run": options.dry_run, "--search": options.search}
+    started: dict[str, object] = {
+        "a job": options.config,
+        "--replicates": options.replicates,
+        "--seconds": options.seconds,
+    }
+    started |= {
+        "--max-latency-ms": options.max_latency_ms,
+        "--quick": options.quick,
+        "--dry-run": options.dry_run,
+        "--search": options.search,
+    }
     resumed = {"--retry": options.retry, "--trust-code": options.trust_code}
     for name, value in (resumed if options.resume is None else started).items():
         if value and options.resume is None:
@@ -198,6 +209,8 @@ def _overrides(options: Options) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates", "search")}
     given |= {"output": options.output and os.path.realpath(options.output), "machine": machine_keys(options.machine)}
     given["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
+    needs = [PERCENTILE_NEEDS.get(int(number), 0) for number in _PERCENTILE.findall(" ".join(options.max_latency_ms))]
+    given["budget"] |= {"min_samples": max(needs)} if needs else {}
     return {key: value for key, value in given.items() if value}
 
 

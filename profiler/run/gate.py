@@ -125,8 +125,13 @@ def execute(options: Options, console: Console) -> int:
     ConfigError.
     """
     check_options(options)
-    others = {"--resume": options.resume, "--replicates": options.replicates, "--dry-run": options.dry_run}
-    for name, given in (others | {"--search": options.search, "--profile": options.profile}).items():
+    others: dict[str, object] = {
+        "--resume": options.resume,
+        "--replicates": options.replicates,
+        "--dry-run": options.dry_run,
+    }
+    others |= {"--search": options.search, "--profile": options.profile, "--max-latency-ms": options.max_latency_ms}
+    for name, given in others.items():
         if given:
             raise ConfigError(f"{name} and --against exclude each other: a gate measures as often as it takes")
     limit = parse_limit("--limit", options.limit or _LIMIT)

@@ -183,7 +183,7 @@ P99 = [row(ms=10.0), row("ort", ms=2.0), row("compiled", ms=3.0, latency_p99_ms=
         (INT8, [Limit("error", 0.1)], True, "ort", [], {"eager": "worse"}),
         (INT8, [], True, "eager", [], {"ort": "over"}),
         (INT8, [], False, "eager", [], {"ort": "uncalibrated"}),
-        (P99, [Limit("latency_p99_ms", 5.0)], False, "compiled", [], {"eager": "unknown", "ort": "unknown"}),
+        (P99, [Limit("latency_p99_ms", 5.0)], False, "compiled", [], {"eager": "over", "ort": "unknown"}),
         (P99, [Limit("latency_ms", 1.0)], False, None, [], {"eager": "over", "ort": "over", "compiled": "over"}),
     ],
 )  # fmt: skip
@@ -270,7 +270,8 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(
          "1.05× lower throughput (0.90–1.20), not told apart"),
         (Reason("over", value=1810.0, limit=1500.0, figure="peak_memory_mib"),
          "memory 1,810 MiB, over the limit of 1,500 MiB"),
-        (Reason("unknown", figure="latency_p99_ms", have=100), "p99 needs 662 samples, has 100: raise --seconds"),
+        (Reason("unknown", 6, figure="latency_p99_ms", have=100),
+         "p99 needs 662 samples, has 100: --seconds 6 takes them"),
         (Reason("over", value=2e-2, limit=1e-2, figure="error"), "error bound 2.0e-2, over the limit of 1.0e-2"),
         (Reason("over", value=0.01036, limit=1e-2, figure="error"), "error bound 1.04e-2, over the limit of 1.0e-2"),
         (Reason("uncalibrated"), "8 bits without calibration data; admit it with --allow-uncalibrated"),

@@ -596,6 +596,12 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
 
 
+def test_a_limit_of_a_percentile_takes_the_samples_that_it_needs() -> None:
+    for limits, samples in ((["2"], None), (["p90=2"], 64), (["3", "p90=2", "p99=4"], 662)):
+        asked = Options(config=Path("net"), quick=True, max_latency_ms=limits)
+        assert command._overrides(asked)["budget"]["min_samples"] == (samples or 3)
+
+
 def test_seconds_that_are_given_win_over_quicks() -> None:
     found = [command._overrides(Options(config=Path("net"), quick=True, seconds=s))["budget"] for s in (9.0, None)]
     assert found == [{"seconds": 9.0, "min_samples": 3}, {"seconds": 0.3, "min_samples": 3}]
