@@ -9,7 +9,7 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,22 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
 def usable_cores() -> int:
     """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def on_cores(count: int | None) -> Iterator[None]:
+    """Run what follows, and the processes that it starts, on so many cores. Raises ConfigError for more than there are.
+
+    Every runtime starts a thread for each core that it may use.
+    """
+    allowed = os.sched_getaffinity(0)
+    if count is not None and count > len(allowed):
+        raise ConfigError(f"--threads {count}: this process may use {len(allowed)} cores")
+    os.sched_setaffinity(0, sorted(allowed)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def own_cores(uuid: str | None) -> list[int]:

@@ -73,6 +73,7 @@ class Run:
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _only()
+    threads: int | None = _option("Run on so many of the cores, with a thread each", min=1, metavar="N")
     quick: bool = _flag("--quick", "A fraction of the sampling time: rough figures, soon")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     max_latency_ms: list[str] = _several(

@@ -22,6 +22,7 @@ from profiler.bundled import suites
 from profiler.cluster.command import execute as run_on_cluster
 from profiler.errors import PROGRAM, WHEN_IDLE, ConfigError, check_choice, resuming
 from profiler.job.case import parse_only
+from profiler.machine import on_cores
 from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide
@@ -110,10 +111,11 @@ def execute_run(options: Run, console: Console) -> int:
 
     Raises ConfigError.
     """
-    if options.against is not None:
-        return compare_in_turn(options, console)
     limits = read_limits(options)
-    return (run_job if options.ray is None else run_on_cluster)(options, console, partial(conclude, limits=limits))
+    with on_cores(options.threads):
+        if options.against is not None:
+            return compare_in_turn(options, console)
+        return (run_job if options.ray is None else run_on_cluster)(options, console, partial(conclude, limits=limits))
 
 
 def execute_suite(options: RunSuite, console: Console) -> int:

@@ -38,7 +38,7 @@ from profiler.results.result import Result
 from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
 from profiler.results.warning_kinds import retaken
-from profiler.run.model_job import ModelJob, model_job, refuse_model_options
+from profiler.run.model_job import ModelJob, model_job, not_tried, refuse_model_options
 from profiler.run.prepare import Stages, check_models, with_shapes
 from profiler.run.progress import Display
 from profiler.run.runner import Runner
@@ -123,6 +123,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         if start.config.search:
             for line in contributions(cells(results), runner.plan):
                 start.say(line)
+    for line in not_tried(job, target.kind) if isinstance(job, ModelJob) else ():
+        start.say(line, style="dim")
     return exit_code(results, start.config, options.strict)
 
 
@@ -169,7 +171,12 @@ def check_options(options: Options) -> None:
             raise ConfigError(f"{name} goes with --resume and a run's folder")
         if value:
             raise ConfigError(f"{name} and --resume exclude each other: a run goes on with its own bench.yaml")
-    alone = {"--within": options.within, "--against": options.against, "--dry-run": options.dry_run}
+    alone = {
+        "--threads": options.threads,
+        "--within": options.within,
+        "--against": options.against,
+        "--dry-run": options.dry_run,
+    }
     for name in [name for name, value in alone.items() if value and options.ray is not None]:
         raise ConfigError(f"{name} and --ray exclude each other")
     if options.against is None and (options.limit or options.junit):
@@ -380,6 +387,7 @@ def going_on(options: Options, run: Path) -> str:
     """Say which command goes on with a run."""
     words = [word for condition in options.only for word in ("--only", shlex.quote(condition))]
     words += ["--wait-for-idle", f"{options.wait_for_idle:g}"] if options.wait_for_idle else []
+    words += ["--threads", str(options.threads)] if options.threads else []
     words += ["--strict"] if options.strict else []
     words += ["--ray", shlex.quote(options.ray)] if options.ray else []
     return f"go on with: {' '.join([resuming(run), *words])}"

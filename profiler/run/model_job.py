@@ -11,7 +11,7 @@ from typing import Any
 
 from engines.catalog import ENGINES, PRESETS, unsupported
 from engines.options import Device
-from engines.requirements import missing
+from engines.requirements import explain, missing
 from exporters import named_files
 from exporters.catalog import CATALOG
 from exporters.inputs import dimensions_of, file_specs, fixed_batch, open_options
@@ -130,6 +130,14 @@ def _usual_engines(device: Device, able: Callable[[str], Sequence[object]]) -> l
     # Where an unknown word leaves none, the word is the mistake.
     some = [preset for preset in usual if able(preset.name)] or usual
     return [preset.name for preset in sorted(some, key=lambda preset: ENGINES[preset.engine].compiles)]
+
+
+def not_tried(job: ModelJob, device: Device) -> list[str]:
+    """Say of each usual runtime that is not installed how to add it; nothing where engines were asked for."""
+    usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
+    engines = {} if "engines" in job.given else dict.fromkeys(preset.engine for preset in usual)
+    lacking = {name: missing(ENGINES[name], device) for name in engines}
+    return [f"Not tried: {name}: {explain(of)}" for name, of in lacking.items() if of]
 
 
 def model_job(word: str, options: Options) -> ModelJob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,14 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler
     for row in rows.to_dicts():
         assert row["usd_per_million_items"] == pytest.approx(1e6 / row["throughput"] / 3600 * 2)
         assert row["items_per_usd"] * row["usd_per_million_items"] == pytest.approx(1e6)
+
+
+def test_threads_are_cores_for_all_that_is_started() -> None:
+    before = os.sched_getaffinity(0)
+    with machine.on_cores(1):
+        assert machine.usable_cores() == 1
+        with machine.on_cores(None):
+            assert machine.usable_cores() == 1
+        with pytest.raises(ConfigError, match="--threads 2: this process may use 1 core"), machine.on_cores(2):
+            pass
+    assert os.sched_getaffinity(0) == before

@@ -129,6 +129,10 @@ def test_what_is_not_installed_is_left_out_unless_asked_for(monkeypatch: pytest.
     monkeypatch.setattr(requirements, "_is_installed", lambda module: module != "openvino")
     assert "openvino" not in [entry.label for entry in job("resnet18").engines]
     assert [entry.label for entry in job("resnet18 --engine openvino").engines] == ["openvino"], "a row says what lacks"
+    told = "Not tried: openvino: openvino is not installed: pip install 'openvino>=2026.0'"
+    assert told in model_job.not_tried(model_job.model_job("resnet18", options("resnet18")), "cpu")
+    asked = "resnet18 --engine ort"
+    assert model_job.not_tried(model_job.model_job("resnet18", options(asked)), "cpu") == []
 
 
 def test_an_onnx_file_is_measured_in_what_takes_graphs() -> None:
