@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ class Deployed:
     """Its part of config.json: `inputs`, `settings` and, of a graph, `outputs`."""
     contents: str
     """A sentence on the model's files for README.txt; {machine} is where they were measured."""
+    usage: str = ""
+    """Lines of Python that call the model; {feeds} maps inputs to variables, {variables} lists these."""
 
 
 def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, Any]]:
@@ -33,14 +35,15 @@ def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, 
     return [{"name": spec.name, "shape": list(spec.at(batch)), "dtype": spec.dtype} for spec in specs]
 
 
-def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Array | None, folder: Path) -> None:
-    """Save a few items' inputs as inputs.npz, and as expected.npy their first output, NaN where nothing is expected."""
-    items = min(batch, _ITEMS if expected is None else len(expected))
+def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Mapping[str, Array], folder: Path) -> None:
+    """Save a few items' inputs as inputs.npz, and their outputs, NaN where nothing is expected, as expected.npz."""
+    items = min([batch, _ITEMS, *map(len, expected.values())])
     drawn = first_items(specs, seeded_inputs(specs, batch), items)
     arrays = (array.astype("float32") if array.dtype.kind == "V" else array for array in drawn)  # bfloat16's
     np.savez(folder / "inputs.npz", **dict(zip((spec.name for spec in specs), arrays, strict=True)))
-    if expected is not None:
-        np.save(folder / "expected.npy", expected[:items])
+    if expected:
+        few: dict[str, Any] = {place: array[:items] for place, array in expected.items()}
+        np.savez(folder / "expected.npz", **few)
 
 
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:

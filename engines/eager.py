@@ -19,7 +19,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsuppor
 from engines.deployment import Deployed, copy_run, described_inputs
 from engines.device import capture
 from engines.layers import origins, profile_module
-from engines.options import EIGHT_BITS, PRECISION_TABLE, Device, EagerOptions, TorchOptions, float_part
+from engines.options import EIGHT_BITS, PRECISION_TABLE, CompiledOptions, Device, EagerOptions, TorchOptions, float_part
 from engines.renewal import Renewal
 from engines.training import LayerStep, TrainingStep
 from exporters import calls, settings
@@ -399,6 +399,14 @@ def _rows(layers: Iterable[nn.Module], infer: Callable[[], object]) -> dict[nn.M
     return fewest
 
 
+_USAGE = """import torch
+
+model = torch.export.load("model.pt2").module()
+{compiled}with torch.inference_mode():
+    outputs = model({{variables}})"""
+_COMPILED = "model = torch.compile(model, dynamic=False)\n"
+
+
 def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
     """Write model.pt2, a program for the job's batch size, and the weights for other uses. Raises ModelError."""
     from safetensors.torch import save_model
@@ -425,4 +433,5 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
         {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
         f"model.pt2 is a program with its weights, for batches of {job.batch_size} only; weights.safetensors has the "
         "weights for other uses.",
+        _USAGE.format(compiled=_COMPILED * isinstance(job.options, CompiledOptions)),
     )

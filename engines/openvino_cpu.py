@@ -43,6 +43,14 @@ def cpu_properties(threads: int, precision: str) -> dict[str, str | int]:
     return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
 
 
+_USAGE = """import json
+import openvino
+
+settings = json.load(open("config.json"))["settings"]
+model = openvino.Core().compile_model("model.onnx", "CPU", settings)
+outputs = model({feeds})"""
+
+
 @contextlib.contextmanager
 def _naming_operators(step: str = "") -> Iterator[None]:
     """Raise Unsupported with the operators that OpenVINO cannot convert; for other errors only if a `step` is given."""
@@ -130,6 +138,7 @@ def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deplo
     return Deployed(
         {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads, job.precision)},
         "model.onnx is the model.",
+        _USAGE,
     )
 
 

@@ -51,6 +51,13 @@ _ARENA = re.compile(
     rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
 )
 _INFO, _WARNING = 1, 2
+_USAGE = """import json
+import onnxruntime
+
+settings = json.load(open("config.json"))["settings"]
+providers = [(name, options) for name, options in settings["providers"]]
+session = onnxruntime.InferenceSession("model.onnx", providers=providers)
+outputs = session.run(None, {feeds})"""
 _OPTIMIZED = "optimized.onnx"
 _NOT_CAPTURED = "cannot use the graph capture feature"
 """Said where a node runs on the CPU (ONNX Runtime 1.31)."""
@@ -359,7 +366,7 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
         "dimensions": symbol_sizes(job),
     }
     copy_run("run_ort.py", folder)
-    return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.")
+    return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.", _USAGE)
 
 
 def _arena_bytes(start: int, end: int) -> int | None:

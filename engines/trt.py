@@ -44,6 +44,12 @@ _DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "FP8": torch.float8_e4m3fn,
 }
+_USAGE = """import json
+from run import Model
+
+model = Model(json.load(open("config.json")), [{variables}])
+model.call()
+outputs = model.outputs()"""
 _PROFILED_ITERATIONS = 20
 _ERROR_CHARACTERS = 400
 
@@ -91,6 +97,7 @@ def deploy(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
     return Deployed(
         {**graph, "settings": {"module": library(job.engine).__name__}},
         "model.engine is for {machine} and this version of the library; it was made of model.onnx.",
+        _USAGE,
     )
 
 

@@ -1,4 +1,4 @@
-"""Read a deployed model's inputs, time its calls, and print and save its output. run.py imports this."""
+"""Read a deployed model's inputs, time its calls, and print, check and save its outputs. run.py imports this."""
 
 import argparse
 import json
@@ -17,13 +17,13 @@ Array = np.ndarray[Any, Any]
 def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     """Run the model that `open_model` makes of config.json and the inputs.
 
-    Its `call` returns once the result is there; its `output` is the first one of the last call.
+    Its `call` returns once the result is there; its `outputs` are those of the last call, in the model's order.
     """
     parser = argparse.ArgumentParser(description="Run the model in this folder and time its calls.")
     parser.add_argument(
         "--input", nargs="*", help="NAME=FILE.npy of each, or files in order; default: inputs.npz, else random"
     )
-    parser.add_argument("--output", help="a .npy file for the first output")
+    parser.add_argument("--output", help="a .npy file for the first output, or a .npz file for all")
     parser.add_argument(
         "--seconds", type=float, default=2, help="time calls for so long, at least 20 calls; default: 2"
     )
@@ -40,24 +40,34 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
         start = time.perf_counter()
         model.call()
         times.append(time.perf_counter() - start)
-    output = model.output()
-    if arguments.output:
-        np.save(arguments.output, output)
+    outputs: list[Array] = model.outputs()
+    names = config.get("outputs") or [str(number) for number in range(len(outputs))]
+    if (arguments.output or "").endswith(".npz"):
+        np.savez(arguments.output, **dict(zip(names, outputs, strict=True)))
+    elif arguments.output:
+        np.save(arguments.output, outputs[0])
     latency = 1000 * statistics.median(times[len(times) // 4 :])
-    print(f"{config['model']}: output {output.shape}, median latency {latency:.3f} ms in {len(times)} calls")
-    if not arguments.input and (HERE / "expected.npy").is_file():
-        items = np.moveaxis(output, config.get("items_axis", 0), 0)
-        check(items, np.load(HERE / "expected.npy"), config["usual_error"])
+    shapes = ", ".join(str(output.shape) for output in outputs)
+    kinds = "output" if len(outputs) == 1 else "outputs"
+    print(f"{config['model']}: {kinds} {shapes}, median latency {latency:.3f} ms in {len(times)} calls")
+    if not arguments.input and (HERE / "expected.npz").is_file():
+        for number, expected in np.load(HERE / "expected.npz").items():
+            items = np.moveaxis(outputs[int(number)], config.get("items_axes", {}).get(number, 0), 0)
+            check(names[int(number)], items, expected, config["usual_error"])
 
 
-def check(output: Array, expected: Array, usual: float) -> None:
-    """Compare the first items of an output with those that are expected; end with code 1 where they are others."""
+def check(name: str, output: Array, expected: Array, usual: float) -> None:
+    """Compare an output's first items with those that are expected; end with code 1 where they are others."""
     ours, known = np.asarray(output[: len(expected)], "float64"), np.isfinite(expected)
-    norm = np.linalg.norm(expected[known]) or 1.0
-    error = np.linalg.norm(ours[known] - expected[known]) / norm if ours.shape == expected.shape else np.inf
+    if ours.shape != expected.shape:
+        error = np.inf
+    elif expected.dtype.kind in "biu":
+        error = float(np.mean(ours != expected))
+    else:
+        error = float(np.linalg.norm(ours[known] - expected[known]) / (np.linalg.norm(expected[known]) or 1.0))
     if not error <= usual:
-        raise SystemExit(f"the output is WRONG: relative L2 error {error:.1e} to expected.npy, usual is {usual:.1e}")
-    print(f"the output is right: relative L2 error {error:.1e} to expected.npy")
+        raise SystemExit(f"output {name} is WRONG: error {error:.1e} to expected.npz, usual is {usual:.1e}")
+    print(f"output {name} is right: error {error:.1e} to expected.npz")
 
 
 def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Array]:

@@ -19,8 +19,8 @@ class Model:
     def call(self) -> None:
         self.request.infer()
 
-    def output(self) -> Array:
-        return np.array(self.request.get_output_tensor(0).data)
+    def outputs(self) -> list[Array]:
+        return [np.array(tensor.data) for tensor in self.request.output_tensors]
 
 
 if __name__ == "__main__":

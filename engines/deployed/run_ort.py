@@ -47,8 +47,8 @@ class Model:
         self.session.run_with_iobinding(self.binding)
         self.binding.synchronize_outputs()
 
-    def output(self) -> Array:
-        return np.asarray(self.binding.copy_outputs_to_cpu()[0])
+    def outputs(self) -> list[Array]:
+        return [np.asarray(output) for output in self.binding.copy_outputs_to_cpu()]
 
 
 if __name__ == "__main__":

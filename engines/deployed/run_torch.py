@@ -55,8 +55,9 @@ class Model:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def output(self) -> Array:
-        return np.asarray(torch.utils._pytree.tree_leaves(self.result)[0].float().cpu())
+    def outputs(self) -> list[Array]:
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(self.result) if isinstance(leaf, torch.Tensor)]
+        return [np.asarray((each.float() if each.is_floating_point() else each).cpu()) for each in tensors]
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ class Model:
             raise SystemExit("TensorRT could not create an execution context")
         for spec, array in zip(config["inputs"], arrays, strict=True):
             self.upload(spec["name"], to_bf16(array) if spec["dtype"] == "bfloat16" else array)
-        self.first = config["outputs"][0]
-        self.address, self.host = self.bind_outputs()
+        self.names = config["outputs"]
+        self.results = self.bind_outputs()
         self.replay: Callable[[], object] = self.enqueue
         self.call()
         if config["options"].get("cuda_graph"):
@@ -145,8 +145,8 @@ class Model:
         array = np.ascontiguousarray(array, kind)
         self.cuda.upload(self.allocate(name, array.nbytes), array)
 
-    def bind_outputs(self) -> tuple[int, Array]:
-        """Place outputs and scratch memory; return the first output's address and an array for it."""
+    def bind_outputs(self) -> dict[str, tuple[int, Array]]:
+        """Place outputs and scratch memory; return each output's address and an array for it."""
         if lacking := self.context.infer_shapes():
             raise SystemExit(f"TensorRT cannot infer shapes: {', '.join(lacking)} lack theirs")
         outputs = {}
@@ -158,7 +158,7 @@ class Model:
                 host = np.empty(tuple(shape), TYPES[kind])
                 outputs[name] = self.allocate(name, host.nbytes), host
         self.give_scratch()
-        return outputs[self.first]
+        return outputs
 
     def give_scratch(self) -> None:
         if hasattr(self.context, "set_device_memory"):
@@ -181,10 +181,14 @@ class Model:
         self.replay()
         self.cuda.synchronize()
 
-    def output(self) -> Array:
-        self.cuda.download(self.host, self.address)
-        is_bf16 = self.engine.get_tensor_dtype(self.first).name == "BF16"
-        return (self.host.astype("u4") << 16).view("f4") if is_bf16 else self.host
+    def outputs(self) -> list[Array]:
+        found = []
+        for name in self.names:
+            address, host = self.results[name]
+            self.cuda.download(host, address)
+            is_bf16 = self.engine.get_tensor_dtype(name).name == "BF16"
+            found.append((host.astype("u4") << 16).view("f4") if is_bf16 else host)
+        return found
 
 
 if __name__ == "__main__":

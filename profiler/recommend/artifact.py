@@ -48,11 +48,15 @@ _README = """{model} in {precision} for {engine}, in batches of {batch}: {latenc
     venv/bin/python run.py
 
 {contents}
+In your own service:
+
+{service}
+
 It takes {inputs}, in these sizes alone.
 config.json has the options, the inputs and the figures. run.py is an example to start from{usage}.
 """
 _USAGE = """: it times calls by the
-host's clock, and compares its first output with expected.npy, if that is there: the model's own at full precision on a
+host's clock, and compares its outputs with expected.npz, if that is there: the model's own at full precision on a
 CPU; `run.py --input {files}` takes inputs of your own, and `--seconds 10` times calls for longer"""
 NO_EXPORT = "{} cannot be exported; choose among others, such as --only engine=ort"
 _SEEDED = "The weights are seeded, not trained: they predict nothing."
@@ -129,30 +133,35 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     job = Job(case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=onnx)
     deployed = engines.deploy(case.engine, job, folder, built)
     specs = input_specs(case.source)
-    expected = None
+    expected: dict[str, Array] = {}
     with contextlib.suppress(ModelError, Unsupported):  # Where nothing can be compared, the row says so too.
-        expected, axis = _expected(case, specs, deployed.config.get("outputs"))
-        deployed.config.update({"items_axis": axis} if axis else {})
+        expected, axes = _expected(case, specs, deployed.config.get("outputs"))
+        deployed.config.update({"items_axes": axes} if any(axes.values()) else {})
     save_examples(specs, case.batch_size, expected, folder)
     return deployed
 
 
-def _expected(case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None) -> tuple[Array | None, int]:
-    """Return the reference's first output by item, NaN at tokens of padding, and the axis of its items; None where it
-    has none by item."""
+def _expected(
+    case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None
+) -> tuple[dict[str, Array], dict[str, int]]:
+    """Return by its place each of the reference's outputs by item, NaN at tokens of padding, and the axes of items."""
+    from exporters.gradients import is_exact
     from profiler.worker.parity import Outputs  # Only here is torch there.
     from profiler.worker.prepare_model import cached_reference
 
     cache, source = Cache(), identified(case.source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
     reference = Outputs.read(cached_reference(source, specs, state, cache, case.batch_size))
-    name = outputs[0] if outputs and outputs[0] in reference.arrays else next(iter(reference.arrays))
-    found = reference.rows(name)
-    if found is None or not len(found[0]):
-        return None, 0
-    found = found[:8].astype("float64")
-    found[padding(specs, found.shape)] = np.nan
-    return found, reference.axes.get(name, 0)
+    known = list(reference.arrays)
+    names = outputs if outputs and {*outputs} <= {*known} else known
+    found, axes = dict[str, Array](), dict[str, int]()
+    for place, name in enumerate(names):
+        if (rows := reference.rows(name)) is not None and rows[0].size:
+            rows = rows[:8] if is_exact(rows) else rows[:8].astype("float64")
+            if not is_exact(rows):
+                rows[padding(specs, rows.shape)] = np.nan
+            found[str(place)], axes[str(place)] = rows, reference.axes.get(name, 0)
+    return found, axes
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
@@ -227,10 +236,20 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         machine=row["machine"],
         latency=amount("latency_ms", row["latency_ms"], row["latency_low_ms"], row["latency_high_ms"]),
         contents=deployed.contents.format(machine=row["machine"]),
+        service=_service(deployed),
         inputs=", ".join(f"{one['name']} {tuple(one['shape'])} {one['dtype']}" for one in deployed.config["inputs"]),
         usage=_usage(deployed) if (folder / "frame.py").is_file() else "",
     )
     (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")
+
+
+def _service(deployed: Deployed) -> str:
+    """Write the lines that call the model, with a variable for each input."""
+    names = [spec["name"] for spec in deployed.config["inputs"]]
+    variables = ["x"] if len(names) == 1 else [f"x{number}" for number in range(len(names))]
+    feeds = ", ".join(f"{json.dumps(name)}: {variable}" for name, variable in zip(names, variables, strict=True))
+    lines = deployed.usage.replace("{feeds}", f"{{{feeds}}}").replace("{variables}", ", ".join(variables))
+    return "\n".join(f"    {line}" for line in lines.splitlines())
 
 
 def _usage(deployed: Deployed) -> str:

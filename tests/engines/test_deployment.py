@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import itertools
 import json
@@ -44,9 +45,9 @@ class Model:
     def call(self):
         self.calls += 1
 
-    def output(self):
+    def outputs(self):
         assert self.calls >= 20
-        return np.asarray(2 * self.arrays[0])
+        return [np.asarray(2 * self.arrays[0]), *self.arrays[1:]]
 
 main(Model)
 """
@@ -73,7 +74,7 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = [{"name": name, "shape": [2, 3], "dtype": dtype} for name, dtype in (("x", "float16"), ("y", "bfloat16"))]
-    (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": inputs}))
+    (folder / "config.json").write_text(json.dumps({"model": "net", "inputs": inputs, "usual_error": 1e-3}))
     x = np.arange(6, dtype=np.float64).reshape(2, 3)
     np.save(folder / "x.npy", x)
     given, output = str(folder / "x.npy"), str(folder / "y.npy")
@@ -81,7 +82,21 @@ def test_run_py_reads_files_or_draws_inputs_like_those_that_were_measured(
     y = np.load(output)
     assert y.dtype == np.float16
     np.testing.assert_array_equal(y, 2 * x)
-    assert capsys.readouterr().out == "net: output (2, 3), median latency 100.000 ms in 20 calls\n"
+    assert capsys.readouterr().out == "net: outputs (2, 3), (2, 3), median latency 100.000 ms in 20 calls\n"
+    run(folder, monkeypatch, "--input", given, given, "--output", str(folder / "all.npz"))
+    every = np.load(folder / "all.npz")
+    np.testing.assert_array_equal(every["0"], 2 * x)
+    np.testing.assert_array_equal(every["1"], x)
+    for second, says in ((x, "output 1 is right: error 0.0e+00"), (x + 1, "output 1 is WRONG: error ")):
+        np.savez(folder / "inputs.npz", x=x, y=x)
+        np.savez(folder / "expected.npz", **{"0": 2 * x, "1": second})
+        with pytest.raises(SystemExit, match=says) if "WRONG" in says else contextlib.nullcontext():
+            run(folder, monkeypatch)
+        assert "output 0 is right" in (said := capsys.readouterr().out) and ("output 1 is right" in said) == (
+            second is x
+        )
+    for name in ("inputs.npz", "expected.npz"):
+        (folder / name).unlink()
     np.save(folder / "y.npy", np.ones((2, 3)))
     run(folder, monkeypatch, "--input", f"y={folder / 'y.npy'}", f"x={given}", "--output", output)
     np.testing.assert_array_equal(np.load(output), 2 * x)

@@ -139,7 +139,7 @@ def test_it_is_recommended_and_exported_and_runs_without_us(run: Run, folder: Pa
     assert "reference" in run("recommend", "two/run", "--only", "engine=reference", "--export", "out").stdout
     made = folder / "out"
     assert {path.name for path in made.iterdir()} == {
-        *("config.json", "model.onnx", "README.txt", "requirements.txt", "run.py", "inputs.npz", "expected.npy"),
+        *("config.json", "model.onnx", "README.txt", "requirements.txt", "run.py", "inputs.npz", "expected.npz"),
     }
     assert re.fullmatch(r"onnx==[\d.]+\nnumpy\n", (made / "requirements.txt").read_text())
     assert "model.onnx is the model." in " ".join((made / "README.txt").read_text().split())
