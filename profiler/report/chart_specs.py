@@ -5,6 +5,7 @@ A specification holds no text of the user's but as a value in a scale's domain, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ _INK, _MUTED = "var(--ink)", "var(--muted)"
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380
 _ONE = {"run": 1, "pass": 1, "model": 1, "setting": 1}
+_BESIDE = 0.15
+"""Share of the axis of batch sizes over which configurations of one size are spread."""
 _CONFIGURATION = ("configuration", "batch_size")
 _SPEEDUPS = (
     "The base's latency over the configuration's own, with its 95 % interval. The rows go from the base through "
@@ -136,9 +139,15 @@ def latency(domains: Domains) -> Spec:
     values = list(domains.batches)
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
-    scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=[values[0], values[-1]])
-    x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
-    lines = alt.Chart(_LINES).encode(x=x, color=_engine(domains))
+    # Side by side, so that no bar hides another: all configurations take a share of the axis around their batch size.
+    share = _BESIDE * math.log2(max(2.0, values[-1] / values[0]))
+    scale = alt.Scale(type="log", base=2, nice=False, padding=24, domain=[values[0], values[-1]])
+    axis = alt.Axis(values=values, format=",", grid=False, labelOverlap="greedy", labelSeparation=6)
+    x = alt.X("x:Q", title="Batch size", scale=scale, axis=axis)
+    placed = alt.Chart(_LINES).transform_window(place="dense_rank()", sort=[alt.SortField("step")], frame=[None, None])
+    placed = placed.transform_joinaggregate(last="max(place)")
+    shift = f"{share} * ((datum.place - 0.5) / datum.last - 0.5)"
+    lines = placed.transform_calculate(x=f"datum.batch_size * pow(2, {shift})").encode(x=x, color=_engine(domains))
     y = alt.Y(**_log("latency_ms", "Latency, ms"))
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=alt.Scale(domain=list(domains.precisions)), legend=None)
@@ -218,7 +227,7 @@ def _precision(domains: Domains) -> alt.Shape:
 
 
 def _log(field: str, title: str) -> dict[str, Any]:
-    axis = alt.Axis(title=title, format=",~r", labelOverlap="greedy", grid=True)
+    axis = alt.Axis(title=title, format=",~r", labelOverlap="greedy", labelSeparation=6, grid=True)
     return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
 
 
@@ -229,7 +238,7 @@ def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid:
 
 
 def _plain() -> alt.Axis:
-    return alt.Axis(format=",~f", tickCount=6, grid=True)
+    return alt.Axis(format=",~f", tickCount=6, labelOverlap="greedy", labelSeparation=6, grid=True)
 
 
 def _tips(*figures: tuple[str, str]) -> list[alt.Tooltip]:

@@ -186,6 +186,7 @@ def _table(table: Table, is_open: bool) -> str:
     title = escape(table.title)
     region = f'id="table-{table.name}" tabindex="0" role="region" aria-label="{title}"'
     body = f'<div class="table" {region}>{html(table)}</div><p class="nothing" hidden>No row for this choice.</p>'
+    body += f'<p class="scope">{escape(table.note)}</p>' if table.note else ""
     return f"<div>{body}</div>" if is_open else f"<details><summary>Table: {title}</summary>{body}</details>"
 
 

@@ -111,11 +111,11 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _overview(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
-    several = [name for name in ("run", "pass") if len({key[name] for key, _ in choices}) > 1]
+    runs = {key["run"] for key, _ in choices}
 
     def subject(key: Mapping[str, Any]) -> str:
-        first = " ".join([key["model"], *(key[name] for name in several)])
-        return ", ".join([first, f"batch {key['batch_size']}", *setting_words(key["setting"] or "")])
+        first = [key["model"], "training" * (key["pass"] == "training"), key["run"] * (len(runs) > 1)]
+        return ", ".join([" ".join(filter(None, first)), f"b{key['batch_size']}", *setting_words(key["setting"] or "")])
 
     return overview([(subject(key), {name: key[name] for name in KEY}, choice) for key, choice in choices])
 

@@ -70,6 +70,9 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
     inside = f"{FIGURES}.every(f => f.querySelector('svg').getBoundingClientRect().right <= innerWidth)"
     assert tab.evaluate(inside), "a chart is wider than the page"
     assert (tab.evaluate(CUT) if name == "h200" else [], tab.evaluate(UPON)) == ([], [])
+    if width < 600:
+        sizes = "[...document.querySelectorAll('#table-deploy tbody tr:first-child td')].map(td => td.offsetWidth)"
+        assert sum(tab.evaluate(sizes)[:3]) <= width, "the base and a runtime are beside what to deploy"
     label = "getComputedStyle(document.querySelector('figure .role-axis-label text')).fill"
     background = "getComputedStyle(document.body).backgroundColor"
     # What is drawn follows the reader's colour scheme, at once; paper is always light.
@@ -95,7 +98,7 @@ def test_what_is_chosen_is_what_is_shown(tab: Page, pages: dict[str, Path]) -> N
     shown = tab.evaluate(rows.format("speedups"))
     assert len(shown) == tab.evaluate(points) == 7
     assert all("resnet50" in row and "training" in row for row in shown)
-    assert len(tab.evaluate(rows.format("answer"))) == 1
+    assert len(tab.evaluate(rows.format("answer"))) == len(tab.evaluate(rows.format("deploy"))) == 1
     tab.choose(**{"pass": "inference"})
     assert tab.evaluate("document.querySelector('#table-training').closest('details').hidden")
     tab.choose(model="All", batch_size="All", precision="fp16", **{"pass": "All"})

@@ -84,6 +84,15 @@ def test_every_factor_has_a_bar_from_end_to_end_whatever_its_warnings(gathered: 
     assert {line["variant"]: line["factor"] for line in lines} == {"eager": 1.0, "ort": None}, "as wide it is no figure"
 
 
+def test_error_bars_of_one_batch_size_stand_side_by_side(h200_report: Report) -> None:
+    scene, rows = drawing(h200_report, "latency", model="resnet50", **{"pass": "inference"})
+    places = [round(item["x"], 1) for group in groups(scene, "rule") for item in group["items"]]
+    assert len(set(places)) == len(places) == len(rows)
+    middle = (min(places) + max(places)) / 2
+    left, right = [x for x in places if x < middle], [x for x in places if x > middle]
+    assert len(left) == len(right) and max(left) - min(left) < (min(right) - max(left)) / 4
+
+
 def test_names_are_only_in_the_data_and_in_domains(hostile_report: Report) -> None:
     label = next(row["variant"] for row in hostile_report.rows["lines"] if "onload" in row["variant"])
     for chart in hostile_report.charts:
