@@ -1,17 +1,22 @@
-"""Draw the README's picture, docs/results/speedups.svg, from the published runs on an H200.
+"""Draw the README's pictures, speedups.svg and terminal.svg in docs/results, from the published runs on an H200.
 
 PYTHONPATH=. python benchmarks/picture.py
 """
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import altair as alt
 import polars as pl
 import vl_convert
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
 
 from profiler import load
+from profiler.recommend.command import conclude
 from profiler.results.cells import cells
 from profiler.results.choice import MAX_ERROR
 
@@ -82,5 +87,15 @@ def svg() -> str:
     return drawn
 
 
+def terminal() -> str:
+    """Return the end of a run of three networks as a terminal shows it; the picture loads no fonts."""
+    rows = load(str(RESULTS / "h200"))[0].filter(pl.col("model").is_in(["alexnet", "resnet18", "resnet50"])).collect()
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    conclude(Path("results/run"), rows.filter(pl.col("batch_size").is_in([1, 16])), console)
+    made = console.export_svg(title="python -m profiler bench.yaml", theme=MONOKAI, unique_id="terminal")
+    return re.sub(r"@font-face {.*?}\n", "", made, flags=re.DOTALL)
+
+
 if __name__ == "__main__":
     (RESULTS / "speedups.svg").write_text(svg())
+    (RESULTS / "terminal.svg").write_text(terminal())

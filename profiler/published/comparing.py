@@ -12,7 +12,7 @@ from profiler.published import references
 from profiler.published.studies import STUDIES, Study
 from profiler.published.times import NOT_MEASURED, TOTALS, cost_rows
 from profiler.results.cells import compared
-from profiler.tables.numbers import compact, factors, listed, milliseconds, natural, times
+from profiler.tables.numbers import compact, listed, mean_factors, milliseconds, natural, times
 from profiler.tables.table import Section, Table, figure, prose, words
 from profiler.tables.writers import MARK
 
@@ -79,7 +79,7 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
     parts = ["middle", "low", "high"]
     wide = ratios.pivot("side_base", index=["side", "ours"], values=parts, maintain_order=True)
     fields = [words("×", "side")] + [
-        figure(OWN.format(side) if own else side, tuple(f"{part}_{side}" for part in parts), factors)
+        figure(OWN.format(side) if own else side, tuple(f"{part}_{side}" for part in parts), mean_factors)
         for side, own in columns.select("side", "ours").unique(maintain_order=True).rows()
         if f"middle_{side}" in wide.columns
     ]

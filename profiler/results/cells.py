@@ -33,9 +33,9 @@ _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
 _COUNTS = pl.col("counts")
 """True of the processes that make a cell: those beside other work, which only adds time, only where none was quiet."""
-_OWN_VERSIONS = {e.version.column for e in ENGINES.values() if e.version and e.version.from_proof}
-_NOT_OF_BASES = {"options", "calibrated", *_OWN_VERSIONS}
-"""Columns of `by` that tell configurations apart, whose base may have other values."""
+_LIBRARIES = {engine.version.column for engine in ENGINES.values() if engine.version}
+_NOT_OF_BASES = {"options", "calibrated", "python", *_LIBRARIES} - {"torch_version"}
+"""Columns of `by` that tell configurations apart, whose base, which is PyTorch's, may have other values."""
 _SEARCH = ["run_id", "model", "variant", "pass", "precision", "setting"]
 _NOT_MERGED = {"run_id", "case_id", "replicate", "warnings"}
 CELLS: dict[str, pl.DataType] = {

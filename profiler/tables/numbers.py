@@ -88,8 +88,11 @@ def is_busy(low: float | None, high: float | None) -> bool:
 
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
     """Format a factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 143×."""
-    if is_busy(low, high):
-        return BUSY
+    return BUSY if is_busy(low, high) else over_all(value, low, high, sign)
+
+
+def over_all(value: float, low: float | None = None, high: float | None = None, sign: str = "") -> str:
+    """Format a mean factor with the range over several networks, however wide."""
     places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
     return f"{value:.{places}f}{sign}{_range(value, low, high, places)}"
 
@@ -192,6 +195,7 @@ relatives = each(relative)
 measures = each(measure)
 money = each(lambda value: compact(value, 3))
 factors = each(lambda value, low, high: times(value, low, high, ""))
+mean_factors = each(over_all)
 UNITS: dict[str, tuple[str, Format]] = {
     **dict.fromkeys(("", "items"), ("", whole)),
     **{unit: (unit, whole) for unit in ("MiB", "W", "MHz", "°C")},

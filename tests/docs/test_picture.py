@@ -25,10 +25,13 @@ def test_the_readme_shows_the_picture_and_what_a_run_prints() -> None:
     assert all(f">{round(factor, 1)}×<" in drawn for factor in rows["factor"])
     page, printed = (ROOT / "README.md").read_text(), io.StringIO()
     assert "docs/results/speedups.svg" in page
-    results = read_runs([picture.RESULTS / "h200"]).results.collect()
-    shown_cells = [pl.col("model") == "resnet50", pl.col("pass") == "inference", pl.col("batch_size") == 16]
-    console = Console(file=printed, width=80)
-    print_results(console, results.filter(shown_cells), cells(results, by=()).filter(shown_cells))
-    (output,) = re.findall(r"## What it prints\n.*?```\n(.*?)```", page, re.DOTALL)
-    shown = {line.rstrip() for line in output.splitlines()}
-    assert shown <= {line.rstrip() for line in printed.getvalue().splitlines()}
+    for place, model, batch, width in (("h200", "resnet50", 16, 80), ("zoo/cpu", "resnet50", 1, 90)):
+        results = read_runs([picture.RESULTS / place]).results.collect()
+        kept = [pl.col("model") == model, pl.col("pass") == "inference", pl.col("batch_size") == batch]
+        console = Console(file=printed, width=width)
+        print_results(console, results.filter(kept), cells(results, by=()).filter(kept))
+    (section,) = re.findall(r"## What it prints\n(.*?)\n## ", page, re.DOTALL)
+    shown = {line.rstrip() for block in section.split("```")[1::2] for line in block.splitlines()}
+    assert len(shown) > 12 and shown <= {line.rstrip() for line in printed.getvalue().splitlines()}
+    assert "docs/results/terminal.svg" in page
+    assert (picture.RESULTS / "terminal.svg").read_text() == picture.terminal()
