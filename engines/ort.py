@@ -13,10 +13,13 @@ import math
 import os
 import re
 import stat
+import statistics
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +54,15 @@ _ARENA = re.compile(
     rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
 )
 _INFO, _WARNING = 1, 2
+_PLAIN_MATTERS_MS, _PLAIN_BLOCK_MS, _PAIRS = 3.0, 5.0, 9
+"""Longest call of which a plain run is timed, and how long for: `session.run` adds some microseconds."""
 _USAGE = """import json
 import onnxruntime
 
 settings = json.load(open("config.json"))["settings"]
 providers = [(name, options) for name, options in settings["providers"]]
 session = onnxruntime.InferenceSession("model.onnx", providers=providers)
-outputs = session.run(None, {feeds})"""
+outputs = session.run(None, {feeds})  # Of tiny models slower than run.py's binding, which was timed."""
 _OPTIMIZED = "optimized.onnx"
 _NOT_CAPTURED = "cannot use the graph capture feature"
 """Said where a node runs on the CPU (ONNX Runtime 1.31)."""
@@ -159,11 +164,29 @@ class OrtSession:
             warnings=self.left_out,
             details={
                 **details,
+                **({} if self.provider.on_stream else self._plain_run()),
                 "threads": self.session.get_session_options().intra_op_num_threads,
                 "channels_last": cuda.get("prefer_nhwc") == "1",
                 "conv_search": cuda.get("cudnn_conv_algo_search"),
             },
         )
+
+    def _plain_run(self) -> dict[str, float]:
+        """Tell how many times as long `session.run` takes, which most programs call: it makes its outputs anew.
+
+        Nothing of calls so long that this cannot matter, nor where NumPy lacks an input's type.
+        """
+        inputs, plain = [node.name for node in self.session.get_inputs()], None
+        with contextlib.suppress(TypeError):
+            feeds = dict(zip(inputs, [tensor.numpy() for tensor in self.inputs], strict=True))
+            names = [node.name for node in self.nodes]
+            plain = partial(self.session.run, names, feeds)
+        first = _milliseconds(partial(self.run, ignore), 1)
+        if plain is None or first > _PLAIN_MATTERS_MS:
+            return {}
+        calls = max(1, int(_PLAIN_BLOCK_MS / first))
+        pairs = [(_milliseconds(plain, calls), _milliseconds(partial(self.run, ignore), calls)) for _ in range(_PAIRS)]
+        return {"plain_run": statistics.median(own / bound for own, bound in pairs)}
 
     def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
         """Count the convolutions and products by type, and the operators and casts.
@@ -289,6 +312,13 @@ class OrtSession:
             tensor = given if given.numel() else given.new_empty(1)[:0].view(given.shape)
         bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.untyped_storage().data_ptr())
         return tensor
+
+
+def _milliseconds(call: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return 1000 * (time.perf_counter() - start) / calls
 
 
 def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:

@@ -67,7 +67,13 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
         *(_latency("Iteration (95\u00a0%)"), *_shown(Group.PARTS), field("throughput", format=numbers.rates)),
         *(_speedup(), field("loss_error"), field("gradient_error")),
     ]
-    clocks = [latency, *_shown(Group.LATENCY)[1:], *_shown(Group.CLOCKS), figure("Processes", "processes", whole)]
+    clocks = [
+        latency,
+        *_shown(Group.LATENCY)[1:],
+        *_shown(Group.CLOCKS),
+        field("plain_run_ms"),
+        figure("Processes", "processes", whole),
+    ]
     energy = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
     trained = cells.filter(pl.col("pass") == "training")
     declared: list[tuple[str, str, pl.DataFrame, Sequence[str], Sequence[Field]]] = [

@@ -7,6 +7,7 @@ Answers select, sort and render cells; none of them judges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ PROBLEM = ("status", "model", "variant", "pass", "precision", "reason")
 OUT_OF_MEMORY = "out of memory"
 DEVICE_BOUND = 0.98
 """A call whose device works this share of its time or more does not wait for the host; none is much faster than it."""
+_PLAIN_DIFFERS = 1.1
+"""From this ratio on a plain call of ONNX Runtime has a figure of its own beside the timed one."""
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
 _COUNTS = pl.col("counts")
@@ -159,6 +162,9 @@ def _derived() -> dict[str, pl.Expr]:
     in_training = pl.col("pass") == "training"
     error = pl.when(in_training).then("gradient_error").otherwise("rel_l2_error")
     bound = pl.when(in_training).then("gradient_error").otherwise("rel_l2_error_high")
+    plain = pl.col("proof").str.json_path_match("$.plain_run").cast(pl.Float64, strict=False)
+    differs = plain.log().abs() > math.log(_PLAIN_DIFFERS)
+    made["plain_run_ms"] = pl.when(differs).then(pl.col("latency_ms") * plain)
     errors = {"error": error, "error_high": pl.coalesce(bound, error)}
     # Rows of earlier versions have no bound.
     errors["rel_l2_error_high"] = pl.coalesce("rel_l2_error_high", "rel_l2_error")

@@ -209,6 +209,7 @@ _MADE = (
     _seconds("start_s", "Every start", noun="every start", part_of="set_up_s"),
     _error("error", "Error", noun="error", limit="--max-error"),
     _error("error_high", "Error bound"),
+    _ms("plain_run_ms", "session.run"),
 )
 DERIVED = {column.name: column for column in _MADE}
 """Figures that are made of columns; no file has them."""

@@ -176,6 +176,7 @@ def test_proof_of_ort_has_every_nodes_provider(open_session: Open) -> None:
     assert proof.compute_providers == {"CPUExecutionProvider": 3}
     assert proof.compute_types == {"float32": 3}
     assert proof.details["casts"] == 0
+    assert 0.2 < proof.details["plain_run"] < 20, "what a plain run takes beside it"
     assert not proof.tf32
 
 

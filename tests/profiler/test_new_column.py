@@ -85,7 +85,7 @@ request = Request("net", objective="toy", limits=(Limit("toy_s", 2.0), Limit("to
 sides = {v: [{"new": v, "packages": {"toy": v, "numpy": v}, "toy_version": v}] for v in ("1", "2")}
 print("facts:", json.dumps({
     "parts": [str(part) for part in chart_specs.MEMORY],
-    "figures": told(recommend(results, request).winner),
+    "figures": told(recommend(results, request).best),
     "asked": request.words(),
     "compare": [row["what"] for row in differences(sides)],
 }))

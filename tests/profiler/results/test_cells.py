@@ -280,3 +280,10 @@ def test_the_largest_batch_that_fits_and_why_no_more_does(
 )  # fmt: skip
 def test_a_reason_has_one_template(reason: Reason, words: str):
     assert str(reason) == words
+
+
+@pytest.mark.parametrize(("ratio", "ms"), [("1.5", 3.0), ("0.8", 1.6), ("1.05", None), (None, None)])
+def test_a_plain_run_has_a_figure_where_it_takes_another_time(ratio: str | None, ms: float | None) -> None:
+    proof = f'{{"library": "onnxruntime 1.31", "plain_run": {ratio}}}' if ratio else None
+    found = only(cells(frame(row("ort", ms=2.0, proof=proof))), variant="ort")["plain_run_ms"]
+    assert found == (ms and pytest.approx(ms))
