@@ -74,8 +74,8 @@ class Training:
     A head is one of HEADS, or a user's loss, "package.module:function". With "logits" the backward pass starts from a
     fixed gradient of the network's output, and no loss is computed, as convnet-benchmarks did. Dropout is off unless
     asked for: with it no gradient could be checked. With `input_gradient` the backward pass ends in the gradient of the
-    network's input, which training does not need. `accumulation` divides the batch into so many parts, whose gradients
-    add up. `frozen` names parameters, or modules with all of theirs, that do not train.
+    network's input, which training does not need. `accumulation` is the number of equal parts of the batch, whose
+    gradients add up. `frozen` names parameters, or modules with all of theirs, that do not train.
     """
 
     optimizer: Optimizer = "none"

@@ -55,7 +55,7 @@ _ARENA = re.compile(
 )
 _INFO, _WARNING = 1, 2
 _PLAIN_MATTERS_MS, _PLAIN_BLOCK_MS, _PAIRS = 3.0, 5.0, 9
-"""Longest call of which a plain run is timed, and how long for: `session.run` adds some microseconds."""
+"""Time a plain run only beside calls this short, for so long: `session.run` adds some microseconds."""
 _USAGE = """import json
 import onnxruntime
 
@@ -174,7 +174,7 @@ class OrtSession:
     def _plain_run(self) -> dict[str, float]:
         """Tell how many times as long `session.run` takes, which most programs call: it makes its outputs anew.
 
-        Nothing of calls so long that this cannot matter, nor where NumPy lacks an input's type.
+        Return nothing for long calls, where that cannot matter, and where NumPy lacks an input's type.
         """
         inputs, plain = [node.name for node in self.session.get_inputs()], None
         with contextlib.suppress(TypeError):

@@ -69,9 +69,7 @@ def check_root(root: Path) -> None:
 
 @contextlib.contextmanager
 def held(root: Path) -> Iterator[None]:
-    """Keep others from clearing the cache meanwhile; of one that cannot be written nothing is cleared."""
-    with contextlib.suppress(OSError):
-        root.mkdir(parents=True, exist_ok=True)
+    """Keep others from clearing the cache meanwhile, if it is there and can be written."""
     with contextlib.ExitStack() as closing:
         with contextlib.suppress(OSError):
             file = closing.enter_context((root / _USERS).open("ab"))

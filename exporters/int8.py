@@ -40,7 +40,7 @@ _OPTIONS = {
     "DedicatedQDQPair": True,
 }
 _NO_ADJUSTMENT = {"QDQDisableWeightAdjustForInt32Bias": True}
-"""The quantizer (1.31) scales weights by biases, of which it expects a value a channel."""
+"""The quantizer (1.31) scales weights by biases, and expects one value a channel."""
 _MEND = "the model must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
 _OPERANDS = (*WEIGHTED, "Add")
 

@@ -30,7 +30,7 @@ _FORMS = {
     4: ("pixel-cross-entropy", 1),
     5: ("pixel-cross-entropy", 1),
 }
-"""By an output's dimensions the form of cross entropy, and the axis of the classes."""
+"""Forms of cross entropy and their axis of classes, by the number of the output's dimensions."""
 _DRAWN = 2
 """Rows of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
 
@@ -44,7 +44,7 @@ def form(head: str, shape: Sequence[int]) -> str:
 
 
 def draw(name: str, shape: Sequence[int]) -> Tensor | None:
-    """Draw what a form needs for an output of this shape: classes, a gradient for "logits", nothing for "mean-square".
+    """Draw the target of a form for an output of this shape: classes, a gradient for "logits", none for "mean-square".
 
     The gradient has norm 1 over axis 1, divided by the rows as a mean loss would.
     """
@@ -63,7 +63,7 @@ def draw(name: str, shape: Sequence[int]) -> Tensor | None:
 
 
 class Objective:
-    """Where a backward pass starts, for results of one shape.
+    """Start the backward pass of results of one shape.
 
     The first result sets `name`, the form of the head, and `target`: drawn, or repeated from `given`, which a smaller
     batch had.
@@ -82,11 +82,10 @@ class Objective:
         if self._loss is not None:
             self.name = self.head
             return self._loss(result, inputs), None
-        if self.head == "cross-entropy" and self.outputs[:1] in ((), ("loss",)):
-            own = named_outputs(result).get("loss")
-            if own is not None and own.is_floating_point():
-                self.name = OWN
-                return own.mean(), None
+        if not self.name and self._is_own(result):
+            self.name = OWN
+        if self.name == OWN:
+            return named_outputs(result)["loss"].mean(), None
         first = trained_output(result, self.outputs)
         if not self.name:
             self._begin(first)
@@ -98,6 +97,11 @@ class Objective:
         if self.name == "token-cross-entropy":
             return cross_entropy(first.flatten(0, 1), self.target.flatten()), None
         return cross_entropy(first, self.target), None
+
+    def _is_own(self, result: Any) -> bool:
+        own = named_outputs(result).get("loss")
+        asks = self.head == "cross-entropy" and self.outputs[:1] in ((), ("loss",))
+        return asks and own is not None and own.is_floating_point()
 
     @torch.no_grad()
     def refill(self, given: Array | None) -> None:

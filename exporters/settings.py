@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +29,10 @@ def _set_cores(cores: Sequence[int]) -> None:
     os.sched_setaffinity(0, cores)
 
 
+_LIBRARIES = {
+    "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
+    "mkldnn": ("enabled", "deterministic"),
+}
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -38,8 +44,8 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         for device in ("cpu", "cuda")
     },
     **{
-        f"{of}.{name}": _flag(getattr(torch.backends, of), name)
-        for of, names in (("cudnn", ("enabled", "benchmark", "deterministic", "allow_tf32")), ("mkldnn", ("enabled",)))
+        f"{library}.{name}": _flag(getattr(torch.backends, library), name)
+        for library, names in _LIBRARIES.items()
         for name in names
     },
     **{
@@ -54,6 +60,9 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
             ("plain", "math", "enable_math_sdp"),
         )
     },
+    "detection of anomalies": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "default device": (torch.get_default_device, torch.set_default_device),
     "flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
     "affinity": (lambda: sorted(os.sched_getaffinity(0)), _set_cores),

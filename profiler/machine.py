@@ -130,7 +130,7 @@ def usable_cores() -> int:
 
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Run what follows, and the processes that it starts, on so many cores. Raises ConfigError for more than there are.
+    """Limit this process and its children to `count` cores. Raises ConfigError for more than it may use.
 
     Every runtime starts a thread for each core that it may use.
     """

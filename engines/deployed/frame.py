@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     """Run the model that `open_model` makes of config.json and the inputs.
 
-    Its `call` returns once the result is there; its `outputs` are those of the last call, in the model's order.
+    `call` returns once the result is there; `outputs` returns the last call's, in the model's order.
     """
     parser = argparse.ArgumentParser(description="Run the model in this folder and time its calls.")
     parser.add_argument(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.errors import nearest, sentence
+from exporters.named_files import is_file
 from exporters.source import ModelError, ModelSource
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def library_of(word: str) -> Library | None:
 def folder_of(word: str, base: Path | None = None) -> Path | None:
     """Return the local folder that a name such as hf:bert stands for, relative to `base`; None for any other name."""
     library, folder = library_of(word), (base or Path()) / word.partition(":")[2]
-    return folder if library and library.folders and (folder / "config.json").is_file() else None
+    return folder if library and library.folders and is_file(folder / "config.json") else None
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -92,6 +93,8 @@ def files_of(folder: Path) -> list[Path]:
                 raise ModelError(f"{index} names {name}, and there is no such file")
             files.add(shard)
         files.add(index)
+    if other := next((file for file in sorted(files) if not file.is_file()), None):
+        raise ModelError(f"{other} is no regular file")
     return sorted(files)
 
 

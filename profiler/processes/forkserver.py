@@ -88,7 +88,8 @@ def leaving_no_trace() -> Iterator[None]:
         yield
     finally:
         if not is_ours:
-            server._stop()
+            with contextlib.suppress(FileNotFoundError):  # Its socket went with the run's folder.
+                server._stop()
             _use(usual)
             adopt_orphans(False)
         os.environ.clear()

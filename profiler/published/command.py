@@ -11,6 +11,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from exporters import named_files
 from exporters.whole_file import write_whole
 from profiler.bundled import suites
 from profiler.errors import ConfigError
@@ -54,6 +55,7 @@ def show(options: ShowSuites, console: Console) -> int:
 
 def submit(options: SubmitSuites, console: Console) -> int:
     """Write cleaned runs of suites to <machine>/<suite>/, and all pages. Raises ConfigError for what would mislead."""
+    named_files.exists(options.into)  # Raises ConfigError for a path that cannot be looked up.
     found = [read_run(Path(run.address)) for run in read_runs(options.runs).runs]
     by_target = grouped((options.into / slug(run.label or "") / str(run.results["suite"][0]), run) for run in found)
     for target, run, first in ((target, run, runs[0]) for target, runs in by_target.items() for run in runs):

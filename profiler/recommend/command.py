@@ -49,7 +49,7 @@ _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Words of an objective; others are "lowest" and their name."""
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
 _SETTLES = {"only-base": "Measure others", "open": "Narrow it", "disturbed": "Measure again", "busy": "Measure again"}
-"""What the command does that may settle a doubt, by its code."""
+"""Words before the command that may settle a doubt, by the doubt's code."""
 Answer = tuple[Request, Choice]
 
 

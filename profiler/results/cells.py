@@ -31,7 +31,7 @@ OUT_OF_MEMORY = "out of memory"
 DEVICE_BOUND = 0.98
 """A call whose device works this share of its time or more does not wait for the host; none is much faster than it."""
 _PLAIN_DIFFERS = 1.1
-"""From this ratio on a plain call of ONNX Runtime has a figure of its own beside the timed one."""
+"""A plain call of ONNX Runtime that differs by this ratio has a figure of its own."""
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
 _COUNTS = pl.col("counts")

@@ -19,7 +19,7 @@ _KNOWN = {"faster", "slower", "equivalent", None}
 
 
 def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
-    """Make a row of each answer, which has a subject, such as "resnet50, batch 1", and what a page filters it by."""
+    """Make a row of each answer: a subject, such as "resnet50, b1", keys by which a page filters it, and the choice."""
     of_runtimes = [_of_runtimes(choice) for _, _, choice in answers]
     there = {runtime for cells in of_runtimes for runtime in cells}
     won = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)

@@ -33,7 +33,7 @@ from profiler.results.layers import layer_rows
 from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
 from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
-from profiler.results.schema import check_result, environment_of, identities_of
+from profiler.results.schema import check_result, environment_of, identities_of, is_try
 from profiler.stats.intervals import UNMEASURED
 from profiler.tables.writers import csv, parquet
 
@@ -192,7 +192,8 @@ class RunFolder:
         rows = list[dict[str, Any]]()
         for line in read_lines(self.tries):
             with contextlib.suppress(*_NO_RESULT):
-                rows.append({"run_id": self.run_id, **json.loads(line)})
+                row = dict.fromkeys(columns.LARGEST_BATCH) | {**json.loads(line), "run_id": self.run_id}
+                rows += [row] if is_try(row) else []
         tries = pl.DataFrame(rows, schema=columns.LARGEST_BATCH)
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)

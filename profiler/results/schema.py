@@ -133,6 +133,15 @@ def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(*(_printable(frame[name]) for name, dtype in frame.schema.items() if dtype == TEXT))
 
 
+def is_try(row: Mapping[str, Any]) -> bool:
+    """Return whether a line of largest_batch.jsonl has the values of one."""
+    try:
+        _TABLES["largest_batch"].validate_python([row])
+    except ValidationError:
+        return False
+    return True
+
+
 def _printable(texts: pl.Series) -> pl.Series:
     if not texts.str.contains(_UNPRINTABLE).any():
         return texts

@@ -572,8 +572,8 @@ class Supervisor:
             check_result(result)
             if result.case_id != case_id:
                 raise ValueError(f"a result of {shown(result.case_id)}")
-            measured = result.samples and {Phase.MEASURE, Phase.CHECK} <= outcome.entered.keys()
-            if result.status == "ok" and not measured:
+            is_measured = result.latency_ms is not None and {Phase.MEASURE, Phase.CHECK} <= outcome.entered.keys()
+            if result.status == "ok" and not is_measured:
                 raise ValueError("a result without measuring")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"its process sent an invalid result: {sentence(error)}"

@@ -184,7 +184,8 @@ def csv(frame: pl.DataFrame) -> str:
 
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     joined = frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; "))
-    return joined.with_columns(pl.col(pl.String).str.replace(_FORMULA, "'$0")).write_csv()
+    quoted = joined.with_columns(pl.col(pl.String).str.replace(_FORMULA, "'$0"))
+    return quoted.rename(lambda name: re.sub(_FORMULA, r"'\g<0>", name)).write_csv()
 
 
 def parquet(frame: pl.DataFrame) -> bytes:

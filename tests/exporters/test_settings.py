@@ -17,6 +17,10 @@ CHANGES = {
     "nice": "os.nice(3)",
     "scheduler": "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))",
     "default device": "torch.set_default_device('meta')",
+    "mkldnn.deterministic": "torch.backends.mkldnn.deterministic = True",
+    "detection of anomalies": "torch.autograd.set_detect_anomaly(True)",
+    "garbage collection": "import gc; gc.disable()",
+    "switch interval": "sys.setswitchinterval(1)",
     "plain attention": "torch.backends.cuda.enable_math_sdp(False)",
     "cuda.matmul.allow_fp16_reduced_precision_reduction":
         "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False",

@@ -141,6 +141,8 @@ def test_hostile_names_are_text_in_every_format(hostile: str) -> None:
     assert flat in unescape(re.sub("<[^>]*>", "", page))
     quoted = f"'{hostile}" if hostile[0] in "=+-@\t\r" else hostile
     assert pl.read_csv(io.StringIO(csv(pl.DataFrame({"a": [hostile]}))))["a"].to_list() == [quoted]
+    head = csv(pl.DataFrame({hostile: [1]})).rpartition("\n1\n")[0]
+    assert head.strip('"').replace('""', '"') == quoted
     for line in markdown(table).splitlines():
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3, "no name ends its cell"
 
