@@ -25,8 +25,8 @@ def open_session(engine: str, job: Job[Any]) -> Session:
 
 def build(engine: str, job: Job[Any]) -> BuiltAhead:
     """Have an engine that builds (`Engine.builds`) do so, into its cache. Raises as `open_session` does."""
-    made: BuiltAhead = import_module(ENGINES[engine].module).build(replace(job, engine=engine))
-    return made
+    built_ahead: BuiltAhead = import_module(ENGINES[engine].module).build(replace(job, engine=engine))
+    return built_ahead
 
 
 def deploy(engine: str, job: Job[Any], folder: Path, built: Path | None) -> Deployed:

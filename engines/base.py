@@ -139,23 +139,23 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """Return one flat dict: the known fields, then the details."""
-        known = {name: value for name, value in vars(self).items() if value not in (None, ()) and name != "details"}
+        facts = {name: value for name, value in vars(self).items() if value not in (None, ()) and name != "details"}
         if self.build:
-            known["build"] = asdict(self.build)
+            facts["build"] = asdict(self.build)
         if self.warnings:
-            known["warnings"] = list(map(str, self.warnings))
-        return {**known, **self.details}
+            facts["warnings"] = list(map(str, self.warnings))
+        return {**facts, **self.details}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Proof:
         """Read what `to_dict` wrote."""
-        names = {own.name for own in fields(cls)}
-        known = {name: value for name, value in values.items() if name in names}
-        if "build" in known:
-            known["build"] = Building(**known["build"])
-        if "warnings" in known:
-            known["warnings"] = list(map(Warning.parse, known["warnings"]))
-        return cls(**known, details={name: value for name, value in values.items() if name not in names})
+        names = {declared.name for declared in fields(cls)}
+        facts = {name: value for name, value in values.items() if name in names}
+        if "build" in facts:
+            facts["build"] = Building(**facts["build"])
+        if "warnings" in facts:
+            facts["warnings"] = list(map(Warning.parse, facts["warnings"]))
+        return cls(**facts, details={name: value for name, value in values.items() if name not in names})
 
 
 @dataclass(frozen=True)
@@ -206,14 +206,15 @@ class Job(Generic[OptionsT]):
         inputs = self.inputs if inputs is None else inputs
         if not self.specs:
             return list(inputs)
-        own = dict(zip((spec.name for spec in self.specs), inputs, strict=True))
-        if self.source.own_graph is not None and not set(names) <= set(own) and len(names) == len(own):
+        arrays = dict(zip((spec.name for spec in self.specs), inputs, strict=True))
+        if self.source.own_graph is not None and not set(names) <= set(arrays) and len(names) == len(arrays):
             return list(inputs)
-        if not set(names) <= set(own):
+        if not set(names) <= set(arrays):
             raise self.source.error(
-                f"the graph takes {', '.join(names)}, and the model {', '.join(own)}: give a graph with the same inputs"
+                f"the graph takes {', '.join(names)}, and the model {', '.join(arrays)}: "
+                "give a graph with the same inputs"
             )
-        return [own[name] for name in names]
+        return [arrays[name] for name in names]
 
     @property
     def graph(self) -> Path:

@@ -137,11 +137,11 @@ class Preset:
 
     @property
     def options(self) -> dict[Device, Mapping[str, object]]:
-        return {on: own for on, own in zip(DEVICES, (self.cpu, self.cuda), strict=True) if not isinstance(own, str)}
+        return {d: row for d, row in zip(DEVICES, (self.cpu, self.cuda), strict=True) if not isinstance(row, str)}
 
     @property
     def reasons(self) -> dict[Device, str]:
-        return {on: own for on, own in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(own, str)}
+        return {d: row for d, row in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(row, str)}
 
 
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
@@ -151,9 +151,9 @@ _DYNAMIC_ON_CUDA = "ONNX Runtime's CUDA provider has no int8 products"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _OPENVINO_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
-    **dict.fromkeys((("cuda", each) for each in PASSES), _NO_OPENVINO_ON_CUDA),
+    **dict.fromkeys((("cuda", pass_) for pass_ in PASSES), _NO_OPENVINO_ON_CUDA),
 }
-_TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", each) for each in PASSES), _TRT_NEEDS_A_GPU)
+_TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", pass_) for pass_ in PASSES), _TRT_NEEDS_A_GPU)
 
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", least="2.11")
 _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
@@ -278,7 +278,7 @@ ENGINES: dict[str, Engine] = {
             name="ort-dynamic",
             summary="ONNX Runtime on the CPU, products in int8 with ranges taken at every call",
             precisions={("inference", "cpu"): _can("int8")},
-            reasons=dict.fromkeys((("cuda", each) for each in PASSES), _DYNAMIC_ON_CUDA),
+            reasons=dict.fromkeys((("cuda", pass_) for pass_ in PASSES), _DYNAMIC_ON_CUDA),
             requirements=(_ORT,),
             options=OrtOptions,
             int8_graph="int8-dynamic",
@@ -444,9 +444,9 @@ def unsupported(
         return reason
     able = engine.precisions.get((pass_, device), frozenset())
     if precision in able:
-        least = PRECISION_TABLE[precision].least_capability
-        if device == "cuda" and least and hardware and tuple(map(int, hardware.split("."))) < least:
-            return f"{precision} needs compute capability {least[0]}.{least[1]} or more; this GPU has {hardware}"
+        minimum = PRECISION_TABLE[precision].least_capability
+        if device == "cuda" and minimum and hardware and tuple(map(int, hardware.split("."))) < minimum:
+            return f"{precision} needs compute capability {minimum[0]}.{minimum[1]} or more; this GPU has {hardware}"
         return None
     if not able:
         return engine.reasons.get((device, pass_)) or f"{engine.name} has no {pass_} on {device}"

@@ -150,19 +150,19 @@ def _kind(kernel: str) -> str:
 def _graph_breaks() -> tuple[str, ...]:
     """List why torch.compile left the graph; its counters know no branch on a value (torch 2.13)."""
     words = {"generic_jump TensorVariable()": "a branch on a computed value"}
-    reasons = [(each.reason.partition("\n")[0], each.user_stack) for each in graph_break_reasons]
-    return tuple(dict.fromkeys(f"{words.get(what, what)}{place_in(stack)}" for what, stack in reasons))
+    reasons = [(graph_break.reason.partition("\n")[0], graph_break.user_stack) for graph_break in graph_break_reasons]
+    return tuple(dict.fromkeys(f"{words.get(reason, reason)}{place_in(stack)}" for reason, stack in reasons))
 
 
 def _why_nothing() -> str:
     breaks = [*counters["unimplemented"], *counters["graph_break"]]
-    why = (" ".join(_EXPLAINED.findall(each)[:2]) or each.partition("\n")[0] for each in breaks)
+    why = (" ".join(_EXPLAINED.findall(reason)[:2]) or reason.partition("\n")[0] for reason in breaks)
     return "; ".join(dict.fromkeys(why)) or "it has no operator to compile"
 
 
 def _recompilations() -> tuple[str, ...]:
     """List the guards that failed, each like "`self.calls == 0` no longer held"."""
-    failed = [each.recompile_reason for each in get_compilation_metrics() if each.recompile_reason]
+    failed = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
     return tuple(f"`{reason.partition(': ')[2].partition('  #')[0].strip()}` no longer held" for reason in failed)
 
 

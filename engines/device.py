@@ -80,9 +80,9 @@ def new_stream(by_pycuda: bool = False) -> torch.cuda.Stream:
     if driver is None:
         return torch.cuda.Stream()
     with _primary_context(driver):
-        own = driver.Stream()
-    stream = torch.cuda.ExternalStream(own.handle)
-    _STREAMS.append(own)  # torch does not hold it.
+        pycuda_stream = driver.Stream()
+    stream = torch.cuda.ExternalStream(pycuda_stream.handle)
+    _STREAMS.append(pycuda_stream)  # torch does not hold it.
     return stream
 
 
@@ -147,7 +147,7 @@ class Allocator:
         # An empty tensor needs an address, too.
         twin = self._pinned(max(size, 1))
         memory = twin if on_host else self.block(max(size, 1))
-        return Buffer(*(each[:size].view(dtype).view(shape) for each in (memory, twin)))
+        return Buffer(*(block[:size].view(dtype).view(shape) for block in (memory, twin)))
 
     @property
     def slack(self) -> int:

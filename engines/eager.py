@@ -33,7 +33,7 @@ from exporters.onnx_files import read_onnx
 from exporters.source import ModelError
 from exporters.weights import cached_state
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, each.type) for name, each in PRECISION_TABLE.items()}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.type) for name, row in PRECISION_TABLE.items()}
 """torch types of weights and inputs, by precision."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By a tensor's dimensions: of images, and of volumes or clips."""
@@ -165,14 +165,14 @@ class EagerSession:
     def operators_seen(self) -> tuple[Counter[str], int]:
         """The types of the first inputs of the module's convolutions and matrix products, without whatever compiles or
         replays them, and how many operators it runs."""
-        seen, types = list[str](), Counter[str]()
+        operators, types = list[str](), Counter[str]()
 
         def see(operator: Any, args: Sequence[Any], _: Any) -> None:
-            seen.append(operator.__name__)
+            operators.append(operator.__name__)
             self.drops |= _drops(operator.__name__, args)
             if operator.__name__ in _COMPUTE:
-                own = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
-                types[_SAME.get(own, own)] += 1
+                name = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
+                types[_SAME.get(name, name)] += 1
 
         with Watch(see):
             if self.training is not None:
@@ -185,10 +185,10 @@ class EagerSession:
                 try:
                     self._look(items)
                 except RuntimeError:  # It runs at its own batch alone.
-                    seen.clear()
+                    operators.clear()
                     types.clear()
                     self._look(self.job.batch_size)
-        return types, len(seen)
+        return types, len(operators)
 
     def _look(self, items: int) -> None:
         with self.guard():
@@ -199,7 +199,7 @@ class EagerSession:
         cuda = self.job.device == "cuda"
         tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
         images = [w for w in self.model.parameters() if w.dim() in CHANNELS_LAST]
-        own = {
+        state = {
             "settings": {name: str(value) for name, value in self.settings.items()},
             **({"settings_undone": settings.UNDONE} if settings.UNDONE else {}),
             "grad_mode": self.guard.__name__,
@@ -218,7 +218,7 @@ class EagerSession:
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
             settings_changed=settings.changes(self.settings) or None,
-            details=own | self.quantized | details,
+            details=state | self.quantized | details,
         )
 
     def layers(self) -> list[Layer]:
@@ -345,12 +345,12 @@ def _choose(
     """Choose the layers that torchao computes in 8 bits on the device. Raises Unsupported where there is none."""
     if not layers:
         raise Unsupported(f"{precision}: torchao quantizes nn.Linear layers, and the model has none")
-    step, least = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
+    step, fewest = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
     chosen: set[nn.Module] = {part for part in layers if part.in_features % step == part.out_features % step == 0}
-    if least > 1:
-        chosen = {part for part, rows in _rows(chosen, infer).items() if rows >= least}
+    if fewest > 1:
+        chosen = {part for part, rows in _rows(chosen, infer).items() if rows >= fewest}
     if not chosen:
-        needs = f"sizes that are multiples of {step}" + (f" and inputs of {least} rows or more" if least > 1 else "")
+        needs = f"sizes that are multiples of {step}" + (f" and inputs of {fewest} rows or more" if fewest > 1 else "")
         raise Unsupported(f"{precision}: on a GPU a linear layer needs {needs}; none of the model's {len(layers)} has")
     return chosen
 
@@ -387,8 +387,8 @@ def _rows(layers: Iterable[nn.Module], infer: Callable[[], object]) -> dict[nn.M
     fewest: dict[nn.Module, float] = {}
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given: Tensor = next(iter((*args, *kwargs.values())))
-        fewest[layer] = min(given.numel() // given.shape[-1], fewest.get(layer, math.inf))
+        tensor: Tensor = next(iter((*args, *kwargs.values())))
+        fewest[layer] = min(tensor.numel() // tensor.shape[-1], fewest.get(layer, math.inf))
 
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:

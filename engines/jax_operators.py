@@ -46,21 +46,21 @@ def convolution(x: Array, weight: Array, bias: Array | None, *geometry: Any) -> 
 
 
 def max_pool(
-    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), *more: bool
+    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), *flags: bool
 ) -> Array:
     if set(dilation) != {1}:
         raise Unsupported("not translated to JAX: max_pool with dilation")
-    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, *_windows(x, kernel, stride, padding, *more))
+    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    return lax.reduce_window(x, np.array(lowest, x.dtype), lax.max, *_windows(x, kernel, stride, padding, *flags))
 
 
 def average_pool(
-    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), ceil_mode: bool = False, *more: bool
+    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), ceil_mode: bool = False, *flags: bool
 ) -> Array:
     total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, *_windows(x, kernel, stride, padding, ceil_mode))
     # By torch, since XLA would sum windows of ones while it compiles, for minutes.
     pool: Any = functional.avg_pool2d if x.ndim == 4 else functional.avg_pool3d
-    of_ones = partial(pool, torch.ones(1, 1, *x.shape[2:]), kernel, stride or None, padding, ceil_mode, *more)
+    of_ones = partial(pool, torch.ones(1, 1, *x.shape[2:]), kernel, stride or None, padding, ceil_mode, *flags)
     return total / (of_ones(divisor_override=1) / of_ones()).numpy().astype(x.dtype)
 
 
@@ -96,8 +96,8 @@ def batch_norm(
     if not training:
         return out, None, None, *old
     items = x.size // x.shape[1]
-    seen = mean, var * (items / max(items - 1, 1))
-    return out, None, None, *((1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, seen, strict=True))
+    new = mean, var * (items / max(items - 1, 1))
+    return out, None, None, *((1 - momentum) * o + momentum * s.astype(o.dtype) for o, s in zip(old, new, strict=True))
 
 
 def group_norm(
@@ -153,8 +153,8 @@ def squeeze(x: Array, dim: Any = None) -> Array:
 
 
 def expand(x: Array, size: Ints, implicit: bool = False) -> Array:
-    own = (1,) * (len(size) - x.ndim) + x.shape
-    return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(own, size, strict=True)])
+    aligned = (1,) * (len(size) - x.ndim) + x.shape
+    return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(aligned, size, strict=True)])
 
 
 def pad(x: Array, pad: Ints, value: float = 0) -> Array:
@@ -264,7 +264,7 @@ class Products:
 
 def products(text: str) -> Products:
     """Read a program as `Compiled.as_text` gives it; an instruction's operands are named before it."""
-    found, types = Products(), dict[str, str]()
+    counted, types = Products(), dict[str, str]()
     for line in text.splitlines():
         match = _INSTRUCTION.match(line)
         if match is None:
@@ -278,8 +278,8 @@ def products(text: str) -> Products:
             continue
         operand = _OPERAND.search(rest)
         of_operand = types.get(operand[1] if operand else "", of_result)
-        found.types[_TYPES.get(of_operand, of_operand)] += 1
+        counted.types[_TYPES.get(of_operand, of_operand)] += 1
         precision = _PRECISION.search(rest)
         highest = precision is not None and "highest" in (precision[1] or precision[2]).lower()
-        found.below_float32 += of_operand == "f32" and not highest and "algorithm=dot_f32_f32_f32" not in rest
-    return found
+        counted.below_float32 += of_operand == "f32" and not highest and "algorithm=dot_f32_f32_f32" not in rest
+    return counted

@@ -107,16 +107,17 @@ class JaxSession:
         weights = _bytes((self.state["weights"], self.state["buffers"]))
         gradients = optimizer = None
         if self.job.pass_ == "training":
-            gradients = _bytes({name: each for name, each in self.gradient.items() if not is_input(name)})
+            gradients = _bytes({name: gradient for name, gradient in self.gradient.items() if not is_input(name)})
             optimizer = 0
         if self.job.device == "cpu":
             return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
-        plan, held = self.compiled.memory_analysis(), self.device.memory_stats() or {}
-        own = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
-        own += _bytes({name: each for name, each in self.gradient.items() if is_input(name)})
-        known = weights + (gradients or 0) + own
-        pool = max(held.get(key, 0) for key in ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use"))
-        return Memory(weights, own, max(pool - known, 0) if pool else None, gradients=gradients, optimizer=optimizer)
+        plan, statistics = self.compiled.memory_analysis(), self.device.memory_stats() or {}
+        activations = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
+        activations += _bytes({name: gradient for name, gradient in self.gradient.items() if is_input(name)})
+        accounted = weights + (gradients or 0) + activations
+        pool = max(statistics.get(key, 0) for key in ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use"))
+        slack = max(pool - accounted, 0) if pool else None
+        return Memory(weights, activations, slack, gradients=gradients, optimizer=optimizer)
 
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
         """Run the measured iteration: weights and items are copied to where it reads them."""
@@ -135,14 +136,14 @@ class JaxSession:
 
     def proof(self) -> Proof:
         """Read the compiled program's convolutions and products, with their types and precision."""
-        seen = products(self.compiled.as_text())
+        compiled = products(self.compiled.as_text())
         devices = {device for array in jax.tree.leaves(self.result) for device in array.devices()}
         return Proof(
             library=f"jax {jax.__version__}",
             device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
-            compute_types=dict(seen.types),
+            compute_types=dict(compiled.types),
             head=self.head,
-            tf32=self.job.device == "cuda" and seen.below_float32 > 0,
+            tf32=self.job.device == "cuda" and compiled.below_float32 > 0,
             details={"operators": len(self.program.module.graph.nodes)},
         )
 
@@ -211,9 +212,9 @@ class Program:
 
     def __call__(self, weights: Mapping[str, Any], buffers: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
         """Return the list of outputs, and the buffers after the call."""
-        given = iter(inputs)
+        remaining = iter(inputs)
         arguments = [
-            next(given) if kind is InputKind.USER_INPUT else weights[name] if name in weights else buffers[name]
+            next(remaining) if kind is InputKind.USER_INPUT else weights[name] if name in weights else buffers[name]
             for kind, name in self.placeholders
         ]
         interpreter = _InJax(self.module)
@@ -248,23 +249,23 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
         table.update(DECOMPOSED)
         exported = torch.export.export(flat, example).run_decompositions(table)
     names_called = {_name(node.target) for node in exported.graph.nodes if node.op == "call_function"}
-    if lacking := sorted(names_called - OPERATORS.keys()):
-        raise Unsupported(f"not translated to JAX: {', '.join(lacking)}")
+    if untranslated := sorted(names_called - OPERATORS.keys()):
+        raise Unsupported(f"not translated to JAX: {', '.join(untranslated)}")
     signature, state = exported.graph_signature, {**exported.state_dict, **exported.constants}
     shared = {id(tensor): name for name, tensor in reversed(list(model.named_parameters(remove_duplicate=False)))}
-    own = {name: shared.get(id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    canonical = {name: shared.get(id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False)}
     weights, buffers = {}, {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.PARAMETER:
-            weights[own[spec.target]] = state[spec.target]
+            weights[canonical[spec.target]] = state[spec.target]
         elif spec.kind is not InputKind.USER_INPUT:
             buffers[spec.target] = state[spec.target]
     return Program(
         exported.graph_module,
         weights,
         buffers,
-        frozenset(own[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
-        [(spec.kind, own.get(spec.target or "", spec.target or "")) for spec in signature.input_specs],
+        frozenset(canonical[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
+        [(spec.kind, canonical.get(spec.target or "", spec.target or "")) for spec in signature.input_specs],
         [(spec.kind, spec.target) for spec in signature.output_specs],
         flat.names,
     )

@@ -94,11 +94,11 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
         n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
         for n, node in enumerate(nodes)
     ]
-    given = {t for step in steps for t in step.outputs}
+    visible = {t for step in steps for t in step.outputs}
     for number, node in enumerate(nodes):
-        known = [owner.get(n) for t in node.input if (n := producer.get(t)) is not None and n not in folded]
-        hidden = [n for t in node.input if t not in given and (n := owner.get(producer.get(t, -1))) is not None]
-        if is_open[number] and hidden and None not in known:
+        owners = [owner.get(n) for t in node.input if (n := producer.get(t)) is not None and n not in folded]
+        hidden = [n for t in node.input if t not in visible and (n := owner.get(producer.get(t, -1))) is not None]
+        if is_open[number] and hidden and None not in owners:
             owner[number] = max(hidden)  # It changes a result before that is put out.
     readers: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
@@ -129,8 +129,8 @@ def _owners_by_name(
         if t not in producer and read[t] == used[t] == 1 and n not in folded
     }
     for number, step in enumerate(steps):
-        known = [named.get(step.name.removesuffix(_NCHWC)), *map(constant.get, step.inputs)]
-        for node in (*known, *map(named.get, step.outputs)):
+        candidates = [named.get(step.name.removesuffix(_NCHWC)), *map(constant.get, step.inputs)]
+        for node in (*candidates, *map(named.get, step.outputs)):
             if node is not None and (step.kind not in _MOVES or step.kind == nodes[node].op_type):
                 owner.setdefault(node, number)
     for last, number in list(owner.items()):  # Found by its end, such as an activation: back to its own kind of node.
@@ -147,18 +147,18 @@ def _owners_by_name(
 
 def _computed_ahead(graph: onnx.GraphProto) -> set[int]:
     """Find nodes that compute from constants, or from a shape, which is one once the graph's sizes are set."""
-    known, folded = {t.name for t in graph.initializer}, set()
+    constants, folded = {t.name for t in graph.initializer}, set()
     for number, node in enumerate(graph.node):
-        if node.op_type in _SHAPES or all(t in known for t in node.input if t):
+        if node.op_type in _SHAPES or all(t in constants for t in node.input if t):
             folded.add(number)
-            known.update(node.output)
+            constants.update(node.output)
     return folded
 
 
 def origins(graph: onnx.GraphProto) -> list[Origin]:
     """Read where the nodes come from, in the graph's order; those without torch.onnx's metadata are left out."""
     constants = {t.name for t in graph.initializer}
-    known = []
+    located = []
     for node in graph.node:
         metadata = {entry.key: entry.value for entry in node.metadata_props}
         keys = ("name_scopes", "class_hierarchy")
@@ -168,8 +168,8 @@ def origins(graph: onnx.GraphProto) -> list[Origin]:
         # "aten.add.Tensor": namespace, operator, overload.
         operator = classes[-1].split(".")[1:2]
         holders = frozenset(t.rpartition(".")[0] for t in node.input if t in constants and "." in t)
-        known.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
-    return known
+        located.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
+    return located
 
 
 @dataclass(frozen=True)
@@ -252,12 +252,13 @@ def parse(written: dict[str, Any]) -> Trace:
     events = sorted(
         (e for e in written["traceEvents"] if e.get("ph") == "X"), key=lambda e: (float(e["ts"]), -float(e["dur"]))
     )
-    own = {
+    marks = {
         name: [_interval(e) for e in events if (e.get("cat"), e["name"]) == ("user_annotation", name)]
         for name in (_ITERATION, _CALL)
     }
     iterations = [
-        Iteration(start, returned, end) for (start, end), (_, returned) in zip(own[_ITERATION], own[_CALL], strict=True)
+        Iteration(start, returned, end)
+        for (start, end), (_, returned) in zip(marks[_ITERATION], marks[_CALL], strict=True)
     ]
     launched = {e["args"].get("correlation"): float(e["ts"]) for e in reversed(events) if e.get("cat") in _LAUNCHES}
     for event in events:
@@ -369,7 +370,7 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
     operators: list[Operator] = []
     outermost: dict[int, int] = {}
     running: dict[int, list[tuple[float, int | None, str | None, int]]] = {}
-    made: dict[int | None, str | None] = {}
+    forward_paths: dict[int | None, str | None] = {}
     calls = Counter[str]()
     for span in spans:
         stack = running.setdefault(span.thread, [])
@@ -384,12 +385,12 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
             backward = span.name.startswith(_BACKWARD)
             if number is None:
                 number = len(operators)
-                path = made.get(span.sequence) if backward else path
+                path = forward_paths.get(span.sequence) if backward else path
                 operators.append(Operator(_kind(span.name), path, call, backward, span.ms))
             outermost[span.id] = number
             if span.sequence is not None and not backward:
                 # Several operators may bear one number: the last of them made the backward operator.
-                made[span.sequence] = path
+                forward_paths[span.sequence] = path
         stack.append((span.end, number, path, call))
     return operators, outermost
 
@@ -411,20 +412,20 @@ def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list
     times, counts = Counter(path for path, _ in calls), Counter(origin.path for origin in origins)
     covered: list[tuple[str, ...]] = [()] * len(operators)
     for (path, call), members in calls.items():
-        own = nodes[path] if path in nodes else [origin for origin in origins if path in origin.modules]
+        candidates = nodes[path] if path in nodes else [origin for origin in origins if path in origin.modules]
         share, uneven = divmod(counts[path], times[path])
         if share and not uneven:
-            own = own[call * share : (call + 1) * share]
+            candidates = candidates[call * share : (call + 1) * share]
         alone = []
         for number in members:
-            pair = next((o for o in own if o.operator.strip("_") == operators[number].kind.strip("_")), None)
+            pair = next((o for o in candidates if o.operator.strip("_") == operators[number].kind.strip("_")), None)
             if pair is None:
                 alone.append(number)
             else:
                 covered[number] = (pair.node,)
-                own.remove(pair)
+                candidates.remove(pair)
         for number in alone:
-            covered[number] = tuple(origin.node for origin in own)
+            covered[number] = tuple(origin.node for origin in candidates)
     return covered
 
 

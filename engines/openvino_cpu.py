@@ -112,7 +112,7 @@ class OpenVinoSession:
         """Read the types of the compiled graph's nodes from the plugin's own execution graph."""
         nodes = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ordered_ops()]
         kinds = [(_info(node, "layerType"), _info(node, "runtimePrecision")) for node in nodes]
-        types = Counter(filter(None, (compute_type(*each) for each in kinds)))
+        types = Counter(filter(None, (compute_type(kind, precision) for kind, precision in kinds)))
         return Proof(
             library=f"openvino {self.library.__version__}",
             device="cpu",

@@ -44,8 +44,8 @@ class Precision:
 
 
 PRECISION_TABLE: dict[str, Precision] = {
-    each.name: each
-    for each in (
+    row.name: row
+    for row in (
         Precision("fp32", "float32", "float32", 32, 1e-4),
         Precision("tf32", "float32", "float32", 32, 1e-2),
         Precision("fp16", "float16", "float16", 16, 2e-2),

@@ -110,13 +110,13 @@ class OrtSession:
     def feed(self, inputs: Sequence[Array]) -> None:
         arrays = self.job.named_inputs([node.name for node in self.session.get_inputs()], inputs)
         for tensor, array in zip(self.inputs, arrays, strict=True):
-            given = torch.from_numpy(array)
+            source = torch.from_numpy(array)
             if self.job.device == "cpu":  # After torch's copy its threads would spin beside ONNX Runtime's.
-                given = given.to(tensor.dtype).contiguous()
-                assert given.shape == tensor.shape, f"{given.shape} given for {tensor.shape}"
-                ctypes.memmove(tensor.data_ptr(), given.data_ptr(), given.nbytes)
+                source = source.to(tensor.dtype).contiguous()
+                assert source.shape == tensor.shape, f"{source.shape} given for {tensor.shape}"
+                ctypes.memmove(tensor.data_ptr(), source.data_ptr(), source.nbytes)
             else:
-                tensor.copy_(given)
+                tensor.copy_(source)
 
     def outputs(self) -> list[Array]:
         bound = zip(self.results, self.binding.get_outputs(), strict=True)
@@ -138,8 +138,8 @@ class OrtSession:
             return Memory(weights=weights)
         # Arenas grow by what is asked for and never shrink. The bound inputs and outputs are torch's.
         grown = _arena_bytes(self.log_loaded, _log_size()) or 0
-        bound, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        return Memory(weights, grown + bound, max(loaded - weights, 0) + held - bound)
+        bound, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return Memory(weights, grown + bound, max(loaded - weights, 0) + reserved - bound)
 
     def proof(self) -> Proof:
         """Report each node's provider in the measured session, and the types of a twin session's optimized graph.
@@ -149,7 +149,7 @@ class OrtSession:
         parts = self.session.get_provider_graph_assignment_info()
         nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
         options = self.session.get_provider_options()
-        own, cuda = options.get(self.provider.name, {}), options.get("CUDAExecutionProvider", {})
+        settings, cuda = options.get(self.provider.name, {}), options.get("CUDAExecutionProvider", {})
         types, details = self._types(sum(op in _COMPUTE for _, op in nodes))
         return Proof(
             library=f"onnxruntime {onnxruntime.__version__}",
@@ -158,8 +158,8 @@ class OrtSession:
             providers=dict(Counter(provider for provider, _ in nodes)),
             compute_providers=dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
             compute_types=types,
-            tf32=self.provider.tf32(own, _logged(self.log_start, _log_size()).decode(errors="replace")),
-            cuda_graph=own.get(self.provider.graph_option) == "1",
+            tf32=self.provider.tf32(settings, _logged(self.log_start, _log_size()).decode(errors="replace")),
+            cuda_graph=settings.get(self.provider.graph_option) == "1",
             cuda_graph_fallback=self.fallback,
             warnings=self.left_out,
             details={
@@ -197,10 +197,10 @@ class OrtSession:
             return {"unknown": compute}, {}
         graphs = list(every_graph(self._optimized_graph()))  # Branches and loops have graphs of their own.
         values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
-        known = {value.name: value.type.tensor_type.elem_type for value in values}
-        known |= {tensor.name: tensor.data_type for graph in graphs for tensor in graph.initializer}
+        element_types = {value.name: value.type.tensor_type.elem_type for value in values}
+        element_types |= {tensor.name: tensor.data_type for graph in graphs for tensor in graph.initializer}
         nodes = [node for graph in graphs for node in graph.node]
-        counts = Counter(_operand_type(node, known) for node in nodes if node.op_type in _COMPUTE)
+        counts = Counter(_operand_type(node, element_types) for node in nodes if node.op_type in _COMPUTE)
         return dict(counts), {"operators": len(nodes), "casts": sum(node.op_type == "Cast" for node in nodes)}
 
     def layers(self) -> list[Layer]:
@@ -245,7 +245,7 @@ class OrtSession:
         self.results.clear()
 
     def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-        providers = [(each.name, self._settings(each)) for each in (self.provider, *self.provider.behind)]
+        providers = [(provider.name, self._settings(provider)) for provider in (self.provider, *self.provider.behind)]
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         except Exception as error:  # Its own classes, which have no other base.
@@ -290,7 +290,7 @@ class OrtSession:
     def _bind_inputs(self) -> list[torch.Tensor]:
         nodes = self.session.get_inputs()
         arrays = self.job.named_inputs([node.name for node in nodes])
-        return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
+        return [self._bind(self.binding.bind_input, node, array) for node, array in zip(nodes, arrays, strict=True)]
 
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Bind a buffer; return None if the file declares another rank, for which ONNX Runtime takes no buffer."""
@@ -308,8 +308,8 @@ class OrtSession:
             memory = torch.empty(max(math.prod(shape), 1), dtype=dtype, device=self.job.device)
             tensor = memory[: math.prod(shape)].view(shape)
         else:
-            given = torch.from_numpy(array).to(self.job.device, dtype)
-            tensor = given if given.numel() else given.new_empty(1)[:0].view(given.shape)
+            source = torch.from_numpy(array).to(self.job.device, dtype)
+            tensor = source if source.numel() else source.new_empty(1)[:0].view(source.shape)
         bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.untyped_storage().data_ptr())
         return tensor
 
@@ -323,12 +323,12 @@ def _milliseconds(call: Callable[[], object], calls: int) -> float:
 
 def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
     """Split off outputs that are no tensors of numbers, with a warning. Raises RuntimeError if no tensor remains."""
-    kept = [node for node in nodes if node.type in _TYPES]
+    tensors = [node for node in nodes if node.type in _TYPES]
     others = ", ".join(f"{node.name} ({node.type})" for node in nodes if node.type not in _TYPES)
     mend = "a classifier's can be written as tensors: convert it with zipmap=False"
-    if not kept:
+    if not tensors:
         raise RuntimeError(f"no output is a tensor of numbers: {others}; {mend}")
-    return kept, [Warning("no-parity", f"left out, no tensor of numbers: {others}; {mend}")] if others else []
+    return tensors, [Warning("no-parity", f"left out, no tensor of numbers: {others}; {mend}")] if others else []
 
 
 def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
@@ -389,7 +389,7 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
     """Write model.onnx and the settings with which it gets the figures that were measured."""
     provider = PROVIDERS[job.engine, job.device]
     settings = {
-        "providers": [[each.name, each.settings(job)] for each in (provider, *provider.behind)],
+        "providers": [[row.name, row.settings(job)] for row in (provider, *provider.behind)],
         "threads": job.options.threads,
         "optimize": job.options.optimize,
         "session": dict(provider.entries.get(job.precision, {})),
@@ -425,7 +425,7 @@ def _log_size() -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
+def _operand_type(node: onnx.NodeProto, element_types: dict[str, int]) -> str:
     """Name the type that a convolution or product works in: its weight's, or any operand's that is known.
 
     uint8 counts as int8, which is the same arithmetic.
@@ -433,6 +433,6 @@ def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
     operands = [*node.input[1:], *node.input[:1], *node.output]
     if node.op_type in _INTEGER:
         operands = [node.input[place] for place in _INTEGER[node.op_type] if place < len(node.input)]
-    element = next((known[name] for name in operands if known.get(name)), 0)
+    element = next((element_types[name] for name in operands if element_types.get(name)), 0)
     name = str(onnx.TensorProto.DataType.Name(element)).lower()
     return {"float": "float32", "double": "float64", "undefined": "unknown", "uint8": "int8"}.get(name, name)

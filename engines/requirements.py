@@ -22,17 +22,17 @@ def missing(engine: Engine, device: Device, precision: str = "") -> list[Require
     return list(filter(fault, needed.values()))
 
 
-def explain(lacking: Sequence[Requirement]) -> str:
+def explain(requirements: Sequence[Requirement]) -> str:
     """Name each fault with the command that mends it."""
     faults: dict[str, list[str]] = {}
-    for requirement in lacking:
+    for requirement in requirements:
         faults.setdefault(requirement.install, []).append(fault(requirement) or "")
-    return "; ".join(f"{', '.join(filter(None, own))}: {install}" for install, own in faults.items())
+    return "; ".join(f"{', '.join(filter(None, reasons))}: {install}" for install, reasons in faults.items())
 
 
 def fault(requirement: Requirement) -> str | None:
     """Return why the installed version does not do; None if it does."""
-    names, least = requirement.name.split("|"), requirement.least
+    names, minimum = requirement.name.split("|"), requirement.least
     if requirement.kind == "program":
         is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))
     elif requirement.kind == "file":
@@ -42,9 +42,9 @@ def fault(requirement: Requirement) -> str | None:
         return None if is_there else f"{Path(file).name} is missing from the installed {module}"
     else:
         is_there = any(map(_is_installed, names))
-        version = installed_version(*(requirement.packages or names)) if least else None
-        if version and _numbers(version) < _numbers(least):
-            return f"{requirement.name} {version} is too old ({least} or later is needed)"
+        version = installed_version(*(requirement.packages or names)) if minimum else None
+        if version and _numbers(version) < _numbers(minimum):
+            return f"{requirement.name} {version} is too old ({minimum} or later is needed)"
     return None if is_there else f"{' or '.join(names)} is not installed"
 
 

@@ -114,7 +114,7 @@ class TrainingStep:
     def few(self, items: int) -> None:
         """Run the first items through the module itself, for whoever looks at its operators."""
         inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
-        inputs = [x.requires_grad_(own.requires_grad) for x, own in zip(inputs, self.inputs, strict=True)]
+        inputs = [x.requires_grad_(original.requires_grad) for x, original in zip(inputs, self.inputs, strict=True)]
         self.forward_and_backward(self.model, inputs, [self.new_objective()], ignore)
 
     def optimizer_bytes(self) -> int:
@@ -129,8 +129,8 @@ class TrainingStep:
     def start_again(self, state: Mapping[str, Tensor], inputs: Sequence[Array], target: Array | None) -> None:
         """Copy weights, statistics and items into the very tensors that iterations use, as a captured graph needs."""
         self.model.load_state_dict(state)
-        for own, array in zip(self.inputs, inputs, strict=True):
-            own.copy_(torch.from_numpy(array))
+        for tensor, array in zip(self.inputs, inputs, strict=True):
+            tensor.copy_(torch.from_numpy(array))
         for objective in self.objectives:
             objective.refill(target)
         if self._scale is not None:
@@ -278,9 +278,9 @@ def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.opti
     """Make an optimizer, `fused` unless its name ends in "foreach", or None; its work on a GPU can be captured."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     name, _, way = job.training.optimizer.partition("-")
-    how: dict[str, Any] = {"lr": LEARNING_RATE, way or "fused": True}
+    options: dict[str, Any] = {"lr": LEARNING_RATE, way or "fused": True}
     if name == "sgd":
-        sgd = torch.optim.SGD(parameters, **SGD, **how)
+        sgd = torch.optim.SGD(parameters, **SGD, **options)
         for p in parameters:
             # Left to itself the fused step keeps it uninitialized when the first step of all is skipped (torch 2.13).
             sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -288,7 +288,7 @@ def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.opti
     if name == "adamw":
         # In fp16 squares of gradients below 0.008 underflow, and 1e-8 would divide by nearly nothing.
         captured, eps = job.options.cuda_graph, 1e-3 if job.precision == "fp16" else 1e-8
-        return torch.optim.AdamW(parameters, eps=eps, **ADAMW, **how, capturable=captured)
+        return torch.optim.AdamW(parameters, eps=eps, **ADAMW, **options, capturable=captured)
     return None
 
 

@@ -57,8 +57,8 @@ _ERROR_CHARACTERS = 400
 def library(engine: str) -> Any:
     """Import the module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
     row = ENGINES[engine]
-    if lacking := missing(row, "cuda"):
-        raise Unsupported(explain(lacking))
+    if absent := missing(row, "cuda"):
+        raise Unsupported(explain(absent))
     names = row.requirements[0].name.split("|")
     name = next(name for name in names if importlib.util.find_spec(name) is not None)
     try:
@@ -126,15 +126,15 @@ class TrtSession:
         self.scratch: torch.Tensor | None = None
         self.logger = logger_of(self.library)
         # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
-        with contextlib.ExitStack() as taken:
+        with contextlib.ExitStack() as stack:
             self.built = self._build()
-            taken.callback(self.buffers.clear)
+            stack.callback(self.buffers.clear)
             for name in ("scratch", "runtime", "engine", "runtime_config", "context", "graph"):
-                taken.callback(setattr, self, name, None)
-            taken.callback(_wait)
+                stack.callback(setattr, self, name, None)
+            stack.callback(_wait)
             self._load()
             self._bind()
-            self.taken = taken.pop_all()
+            self.taken = stack.pop_all()
 
     def run(self, mark: Mark) -> None:
         """Enqueue one inference; with `cuda_graph` the first one plainly, then captured, then replayed."""
@@ -147,8 +147,8 @@ class TrtSession:
 
     def feed(self, inputs: Sequence[Array]) -> None:
         _wait()
-        own = [spec.name for spec in self.specs]
-        for name, array in zip(own, self.job.named_inputs(own, inputs), strict=True):
+        names = [spec.name for spec in self.specs]
+        for name, array in zip(names, self.job.named_inputs(names, inputs), strict=True):
             self.buffers[name].upload(array)
 
     def outputs(self) -> list[Array]:
@@ -178,7 +178,7 @@ class TrtSession:
             tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
-            build=Building(**{own.name: getattr(self.built, own.name) for own in fields(Building)}),
+            build=Building(**{part.name: getattr(self.built, part.name) for part in fields(Building)}),
             warnings=list(self.warnings),
             details=summary
             | {
@@ -198,9 +198,9 @@ class TrtSession:
             stream.synchronize()
             if not self.context.report_to_profiler():
                 raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
-        known = {layer.name: (layer.kind, layer.nodes) for layer in self._layers()}
+        described = {layer.name: (layer.kind, layer.nodes) for layer in self._layers()}
         times = {name: ms / _PROFILED_ITERATIONS for name, ms in profiler.ms.items()}
-        return [Layer(name, *known.get(name, ("unknown", ())), ms) for name, ms in times.items()]
+        return [Layer(name, *described.get(name, ("unknown", ())), ms) for name, ms in times.items()]
 
     def close(self) -> None:
         self.taken.close()
@@ -226,8 +226,8 @@ class TrtSession:
 
     def _bind(self) -> None:
         names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
-        own = [spec.name for spec in self.specs]
-        arrays = dict(zip(own, self.job.named_inputs(own), strict=True))
+        specified = [spec.name for spec in self.specs]
+        arrays = dict(zip(specified, self.job.named_inputs(specified), strict=True))
         # All shapes and, where values are shapes, all values must be there before the outputs' shapes can be asked for.
         inputs = [n for n in names if self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT]
         for name in inputs:
@@ -235,8 +235,8 @@ class TrtSession:
             self._check(self.context.set_input_shape(name, shape), f"refuses the shape {shape} of input {name!r}")
             self._allocate(name, shape)
             self.buffers[name].upload(arrays[name])
-        lacking = self.context.infer_shapes()
-        self._check(not lacking, f"cannot infer shapes: {', '.join(lacking)} lack theirs")
+        unresolved = self.context.infer_shapes()
+        self._check(not unresolved, f"cannot infer shapes: {', '.join(unresolved)} lack theirs")
         for name in (n for n in names if n not in inputs):
             shape = tuple(self.context.get_tensor_shape(name))
             if any(size < 0 for size in shape):
@@ -288,10 +288,10 @@ class TrtSession:
             self.warnings.append(Warning("unproven", f"the engine's description cannot be read ({error})"))
             return []
 
-    def _check(self, accepted: Any, what: str) -> None:
+    def _check(self, accepted: Any, problem: str) -> None:
         """Raise RuntimeError with the library's log, unless `accepted`."""
         if accepted is None or accepted is False:
-            raise RuntimeError(f"{self.product} {what}: {self._logged()}")
+            raise RuntimeError(f"{self.product} {problem}: {self._logged()}")
 
     def _logged(self) -> str:
         return logged(self.logger, _ERROR_CHARACTERS) or "it logged no reason"

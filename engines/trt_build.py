@@ -175,7 +175,7 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
     own_memory = getattr(library.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
     if own_memory is not None:  # Without it TensorRT for RTX allocates while it runs: no CUDA graph could hold that.
         config.set_flag(own_memory)
-    if any(least != largest for least, _, largest in request.shapes.values()):
+    if any(smallest != largest for smallest, _, largest in request.shapes.values()):
         resize_memory_with_shapes(library, config)
     if targets(library):
         _set_targets(library, config, request)
@@ -184,12 +184,12 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
 
 
 def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
-    known = targets(library)
+    supported = targets(library)
     words = list(dict.fromkeys((request.target or "").split(",")))
-    if unknown := [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]:
-        valid = ", ".join([*known, ALL_TARGETS])
+    if unknown := [word for word in words if word not in (*supported, ALL_TARGETS, _CURRENT)]:
+        valid = ", ".join([*supported, ALL_TARGETS])
         raise Unsupported(f"{product(library)} has no target '{unknown[0]}'; valid: {valid}")
-    requested = list(known) if ALL_TARGETS in words else words
+    requested = list(supported) if ALL_TARGETS in words else words
     assert hasattr(library, "ComputeCapability")
     assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
     config.num_compute_capabilities = len(requested)
@@ -215,7 +215,7 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
         raise RuntimeError(f"{request.onnx.name}: no optimization profile can be made of {dict(request.shapes)}")
 
 
-def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> Any:
+def open_with_plugins(library: Any, make: Callable[[Any], Any], role: str) -> Any:
     """Call `make`, the library's Builder or Runtime, with the process's logger and TensorRT's own plugins registered.
 
     A second call registers nothing again (github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp). Raises Unsupported
@@ -235,4 +235,4 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> An
                 f"{product(library)} is for a newer CUDA than this driver's: update the driver, or remove the library "
                 f"and install the one for torch's CUDA: {install}"
             ) from error
-        raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
+        raise RuntimeError(f"{product(library)} could not open its {role}: {why}") from error

@@ -77,8 +77,8 @@ def logger_of(library: Any) -> Any:
 
     The library keeps using its first logger while any object made with it is alive.
     """
-    for known, logger in _LOGGERS:
-        if known is library:
+    for module, logger in _LOGGERS:
+        if module is library:
             return logger
     _LOGGERS.append((library, _new_logger(library)))
     return _LOGGERS[-1][1]
@@ -110,11 +110,11 @@ def _new_logger(library: Any) -> Any:
     return Logger()
 
 
-def logged(logger: Any, limit: int, *more: str) -> str:
+def logged(logger: Any, limit: int, *messages: str) -> str:
     """Say why the library failed; skipped kernels count only where none was left for a layer."""
     errors = list(logger.errors)
     skipped = list(logger.skipped) if any(_NO_KERNEL_LEFT in error for error in errors) else []
-    return reasons([*more, *skipped, *errors], limit)
+    return reasons([*messages, *skipped, *errors], limit)
 
 
 def forget(logger: Any) -> None:

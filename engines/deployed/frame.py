@@ -73,11 +73,11 @@ def check(name: str, output: Array, expected: Array, usual: float) -> None:
 def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Array]:
     """Read these files, or inputs.npz, or draw random arrays. Raises OSError, ValueError, EOFError."""
     names = [spec["name"] for spec in specs]
-    given = dict(path.partition("=")[::2] for path in paths or () if path.partition("=")[0] in names)
-    given = given or dict(zip(names, paths or (), strict=False))
+    files = dict(path.partition("=")[::2] for path in paths or () if path.partition("=")[0] in names)
+    files = files or dict(zip(names, paths or (), strict=False))
     if unknown := [path for path in paths or () if "=" in path and path.partition("=")[0] not in names]:
         raise ValueError(f"{unknown[0]}: the inputs are called {', '.join(names)}")
-    if paths and (len(paths) != len(specs) or len(given) != len(specs)):
+    if paths and (len(paths) != len(specs) or len(files) != len(specs)):
         raise ValueError(f"{len(paths)} files, but the inputs are {', '.join(names)}")
     rng, arrays = np.random.default_rng(0), []
     measured = dict(np.load(HERE / "inputs.npz")) if (HERE / "inputs.npz").is_file() else {}
@@ -85,10 +85,10 @@ def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Ar
         # NumPy has no bf16: a runtime that takes it rounds by itself.
         dtype = np.dtype("float32" if spec["dtype"] == "bfloat16" else spec["dtype"])
         drawn = rng.integers(0, 2, spec["shape"]) if dtype.kind in "biu" else rng.standard_normal(spec["shape"])
-        array = np.load(given[spec["name"]]) if paths else measured.get(spec["name"], drawn)
+        array = np.load(files[spec["name"]]) if paths else measured.get(spec["name"], drawn)
         if paths and (list(array.shape) != spec["shape"] or (array.dtype.kind == "f" and dtype.kind in "biu")):
-            found, wanted = f"shape {array.shape}, {array.dtype}", f"{tuple(spec['shape'])}, {spec['dtype']}"
-            raise ValueError(f"{given[spec['name']]} has {found}; {spec['name']} of this export takes {wanted}")
+            actual, expected = f"shape {array.shape}, {array.dtype}", f"{tuple(spec['shape'])}, {spec['dtype']}"
+            raise ValueError(f"{files[spec['name']]} has {actual}; {spec['name']} of this export takes {expected}")
         for axis, size in enumerate(spec["shape"]):  # A few items were saved, and are repeated.
             array = array.take(np.arange(size) % array.shape[axis], axis)
         arrays.append(np.ascontiguousarray(array, dtype))
