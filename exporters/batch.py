@@ -42,20 +42,20 @@ def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyT
     leading one; then all leading ones without a meaning. Other axes of the inputs in `axes` never are the batch.
     """
     at = {shapes[name][axis] for name, axis in axes.items() if axis is not None}
-    others = {size for name, own in axes.items() for axis, size in enumerate(shapes[name]) if axis != own}
+    others = {size for name, item_axis in axes.items() for axis, size in enumerate(shapes[name]) if axis != item_axis}
     words = {size for shape in shapes.values() for size in shape if str(size).lower() in _BATCH_WORDS}
-    found = {size for size in at | (words - others) if isinstance(size, str)}
+    symbols = {size for size in at | (words - others) if isinstance(size, str)}
     leading = {name: shape[0] for name, shape in shapes.items() if shape and isinstance(shape[0], str)}
     first = next((name for name in shapes if axes.get(name, 0) is not None), None)
-    if first in leading.keys() - axes.keys() and not found.intersection(shapes[first]):
-        found |= {leading[first]} - others
+    if first in leading.keys() - axes.keys() and not symbols.intersection(shapes[first]):
+        symbols |= {leading[first]} - others
     alone = {size for size in leading.values() if size.endswith("[0]") or _ALONE.fullmatch(size)}
-    return found | (alone - others) if found else found
+    return symbols | (alone - others) if symbols else symbols
 
 
 def batch_hint(shapes: Shapes, batch: Collection[str], names: Collection[str]) -> str:
     """Say how to call a free dimension the batch, of an input that has none yet, in a job and on the command line."""
-    lacking = [(name, shape) for name, shape in shapes.items() if not set(shape) & set(batch)]
-    places = ((name, axis) for name, shape in lacking for axis, size in enumerate(shape) if size in names)
+    unbatched = [(name, shape) for name, shape in shapes.items() if not set(shape) & set(batch)]
+    places = ((name, axis) for name, shape in unbatched for axis, size in enumerate(shape) if size in names)
     texts = (f"batch: {{{name}: {axis}}}    # or --batch-axis {name}={axis}" for name, axis in places)
     return next((f"\n  or, if that is the batch:\n    {text}" for text in texts), "")

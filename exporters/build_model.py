@@ -157,17 +157,18 @@ def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Copy a state dict into the model. Raises ModelError, which names the keys that do not fit."""
-    own = model.state_dict()
-    for key in [key for key in own if key in state and state[key].is_floating_point() != own[key].is_floating_point()]:
-        raise ModelError(f"weights {path}: {key} is {state[key].dtype}, not {own[key].dtype}; convert and save it")
+    expected = model.state_dict()
+    for key in (key for key in expected if key in state):
+        if (dtype := state[key].dtype).is_floating_point != expected[key].dtype.is_floating_point:
+            raise ModelError(f"weights {path}: {key} is {dtype}, not {expected[key].dtype}; convert and save it")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        what, first = " ".join(str(error).split())[:_FAULT_CHARACTERS], next(iter(own), "")
+        fault, first = " ".join(str(error).split())[:_FAULT_CHARACTERS], next(iter(expected), "")
         prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
-        fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in own)]
+        fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in state for name in expected)]
         mend = f"; add `prefix: {fitting[0]}` next to weights" if fitting else ""
-        raise ModelError(f"weights {path}: keys do not fit the model{mend}: {what}") from error
+        raise ModelError(f"weights {path}: keys do not fit the model{mend}: {fault}") from error
 
 
 def restore(source: ModelSource, state_path: Path) -> nn.Module:
@@ -176,8 +177,8 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     A canonical network's weights, and a layer's, are mapped from the file (copy on write). Raises ModelError.
     """
     global spared_seconds
-    if held := _HELD.pop(state_path, None):
-        model, spared_seconds = held
+    if entry := _HELD.pop(state_path, None):
+        model, spared_seconds = entry
         return model
     if source.factory:
         with _Undrawn() if source.library else contextlib.nullcontext():

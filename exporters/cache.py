@@ -126,10 +126,10 @@ class Cache:
         manifest = path.with_name(path.name + ".json")
         if not again and _is_there(manifest):  # Without a lock, which cannot be had where nothing may be written.
             return path, True
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as locks:
             with _kept(path):
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(FileLock(f"{path}.lock"))
+                locks.enter_context(FileLock(f"{path}.lock"))
             intact = _is_there(manifest)
             if intact and not again:
                 return path, True
@@ -175,26 +175,26 @@ class Entry:
 
 def entries(root: Path) -> list[Entry]:
     """Return every complete entry of the cache in `root`, the most recently used first."""
-    found = []
+    complete = []
     for manifest in root.glob("*/*.json"):
         path = manifest.with_suffix("")
         if path.exists():  # Else it is an entry whose content is JSON.
             with contextlib.suppress(OSError, ValueError, TypeError):
                 size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
-                found.append(Entry(path, size, manifest.stat().st_mtime))
-    return sorted(found, key=lambda entry: -entry.used)
+                complete.append(Entry(path, size, manifest.stat().st_mtime))
+    return sorted(complete, key=lambda entry: -entry.used)
 
 
-def trim(root: Path, most: int, spared_seconds: float = 86_400.0) -> list[Entry]:
+def trim(root: Path, limit: int, spared_seconds: float = 86_400.0) -> list[Entry]:
     """Remove the least recently used entries until at most `most` bytes are left; returns what was removed.
 
     Entries used in the last `spared_seconds` stay: a run under way may need them.
     """
-    kept, removed, latest = 0, [], time.time() - spared_seconds
+    total, removed, latest = 0, [], time.time() - spared_seconds
     for entry in entries(root):
-        kept += entry.size
-        if kept > most and entry.used < latest and entry.remove():
-            kept -= entry.size
+        total += entry.size
+        if total > limit and entry.used < latest and entry.remove():
+            total -= entry.size
             removed.append(entry)
     return removed
 

@@ -46,8 +46,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Give the model's floats the type; complex ones stay, and in fp32 doubles of a module that takes floats."""
     floats = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     mixes = torch.float32 in floats or KEEPS_DOUBLES in vars(model)
-    kept = {torch.float64} if dtype == torch.float32 and mixes else set()
-    model._apply(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype not in kept else t)
+    unchanged = {torch.float64} if dtype == torch.float32 and mixes else set()
+    model._apply(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype not in unchanged else t)
     return model
 
 
@@ -120,14 +120,14 @@ def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:
 
     A dict's name stands for all that is in it. Raises ModelError for an unknown one.
     """
-    known = list(names)
+    valid = list(names)
     places: list[int] = []
-    for each in requested:
-        found = [place for place, name in enumerate(known) if name == each or name.startswith(f"{each}.")]
-        if not found:
-            raise ModelError(f"outputs: the model has no output {each!r}{nearest(each, known)}")
-        places += found
-    return places if requested else list(range(len(known)))
+    for word in requested:
+        matches = [place for place, name in enumerate(valid) if name == word or name.startswith(f"{word}.")]
+        if not matches:
+            raise ModelError(f"outputs: the model has no output {word!r}{nearest(word, valid)}")
+        places += matches
+    return places if requested else list(range(len(valid)))
 
 
 def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
@@ -138,7 +138,7 @@ def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
         raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
     name, tensor = list(outputs.items())[chosen(requested, outputs)[0]]
     if not tensor.is_floating_point():
-        floats = [each for each, value in outputs.items() if value.is_floating_point()]
+        floats = [key for key, value in outputs.items() if value.is_floating_point()]
         mend = f"write `outputs: [{floats[0]}]`" if floats else "no output is of floats"
         raise ModelError(f"training starts from output {name!r}, which is {tensor.dtype}: {mend}")
     return tensor
@@ -194,9 +194,9 @@ def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
     for word in frozen:
         matched = [name for name in parameters if name.startswith(f"{word}.") or fnmatchcase(name, word)]
         if not matched:
-            known = [*(name for name, _ in model.named_modules() if name), *parameters]
+            valid = [*(name for name, _ in model.named_modules() if name), *parameters]
             raise ModelError(
-                f"frozen: the model has no parameter {word!r}{nearest(word, known, 'see model.named_parameters()')}"
+                f"frozen: the model has no parameter {word!r}{nearest(word, valid, 'see model.named_parameters()')}"
             )
         for name in matched:
             parameters[name].requires_grad_(False)

@@ -53,7 +53,7 @@ def shown(text: str, characters: int = 120) -> str:
 def printable(value: Any) -> Any:
     """Escape in the texts of a JSON value the characters that no table, terminal or file can take."""
     if isinstance(value, str):
-        return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+        return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
     if isinstance(value, dict):
         return {printable(key): printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not (value and isinstance(value[0], float)):  # Samples are many.
@@ -64,7 +64,7 @@ def printable(value: Any) -> Any:
 def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
     """Return the nearest valid words, or else the shortest that the word is a part of, `count` at most."""
     words = list(dict.fromkeys(valid))
-    parts = sorted((one for one in words if word in one), key=len) if len(word) > 3 else []
+    parts = sorted((candidate for candidate in words if word in candidate), key=len) if len(word) > 3 else []
     return difflib.get_close_matches(word, words, n=count, cutoff=0.7) or parts[:count]
 
 
@@ -83,25 +83,25 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     "RuntimeError: no stem, after KeyError: 'width' at …".
     """
     errors = chain(error)
-    ends = ((each, traceback.extract_tb(each.__traceback__)[-1:]) for each in errors)
-    first, own = errors[-1], next((each for each, end in ends if end and _is_users(end[0].filename)), errors[-1])
-    text, outer = _named(first, characters), _named(own, characters)
+    ends = ((link, traceback.extract_tb(link.__traceback__)[-1:]) for link in errors)
+    first, users = errors[-1], next((link for link, end in ends if end and _is_users(end[0].filename)), errors[-1])
+    text, outer = _named(first, characters), _named(users, characters)
     # Some wrap an error into another with the same text.
-    same = own is first or text_of(first, characters) in outer
-    return (text if own is first else outer if same else f"{outer}, after {text}") + place(error)
+    same = users is first or text_of(first, characters) in outer
+    return (text if users is first else outer if same else f"{outer}, after {text}") + place(error)
 
 
 def place(error: BaseException) -> str:
     """Return the line of the user's own code, like " at /home/me/stem.py:14 (`raise ValueError(text)`)", or ""."""
     errors = chain(error)[::-1]
-    found = next(filter(None, map(_frame_of_user, errors)), None) or next(filter(None, map(_line_named, errors)), None)
-    return "" if found is None else _at(*found)
+    line = next(filter(None, map(_frame_of_user, errors)), None) or next(filter(None, map(_line_named, errors)), None)
+    return "" if line is None else _at(*line)
 
 
 def place_in(frames: Iterable[traceback.FrameSummary]) -> str:
     """Return the deepest of these frames in the user's own code, as `place` does."""
-    own = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
-    return _at(*own[-1]) if own else ""
+    lines = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
+    return _at(*lines[-1]) if lines else ""
 
 
 def _at(file: str, number: int) -> str:
@@ -112,10 +112,10 @@ def _at(file: str, number: int) -> str:
 def text_of(error: BaseException, characters: int = 300) -> str:
     """Return an error's message on one line of at most that many characters, without codes for a terminal: its first
     paragraph, which says what is wrong, and the first error in a compiler's output."""
-    first, _, more = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
-    if len(first) < _TITLE_CHARACTERS and more:
-        faults = [line for line in more.splitlines() if "error: " in line]
-        first = f"{first}: {faults[0] if faults else more}"
+    first, _, rest = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
+    if len(first) < _TITLE_CHARACTERS and rest:
+        faults = [line for line in rest.splitlines() if "error: " in line]
+        first = f"{first}: {faults[0] if faults else rest}"
     words = "".join(filter(str.isprintable, " ".join(first.split())))
     return without_middle(_SIGNATURE.sub("", words), characters)
 
@@ -130,11 +130,11 @@ def message(error: BaseException) -> str:
 
 def chain(error: BaseException | None, hidden: bool = False) -> list[BaseException]:
     """Return the error and those that it followed, the first one at the end; also those `hidden` by "from None"."""
-    found: list[BaseException] = []
-    while error is not None and not any(error is each for each in found):  # Some go round in circles.
-        found.append(error)
+    errors: list[BaseException] = []
+    while error is not None and not any(error is earlier for earlier in errors):  # Some go round in circles.
+        errors.append(error)
         error = error.__cause__ or (error.__context__ if hidden or not error.__suppress_context__ else None)
-    return found
+    return errors
 
 
 def _named(error: BaseException, characters: int) -> str:
@@ -153,9 +153,9 @@ def _line_named(error: BaseException) -> Line | None:
     nodes = (frame.f_locals.get("node") for frame, _ in traceback.walk_tb(error.__traceback__))
     metas = (meta for node in nodes if isinstance(meta := getattr(node, "meta", None), dict))
     for text in (message(error), *(str(meta.get("stack_trace") or "") for meta in metas)):
-        own = [match for match in _PLACE.finditer(text) if _is_users(match["file"])]
-        if own:
-            return own[-1]["file"], int(own[-1]["line"])
+        matches = [match for match in _PLACE.finditer(text) if _is_users(match["file"])]
+        if matches:
+            return matches[-1]["file"], int(matches[-1]["line"])
     return None
 
 

@@ -59,13 +59,13 @@ def make(source: ModelSource) -> nn.Module:
 
 def examples(source: ModelSource) -> list[Example]:
     """Return the example inputs of a factory. Raises ModelError where it returns none."""
-    found = _made(source)[1]
-    if not found:
+    inputs = _made(source)[1]
+    if not inputs:
         raise source.error(
             "its inputs are not known: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or "
             "let the factory return (module, example_inputs) as torch.export takes them"
         )
-    return found
+    return inputs
 
 
 @contextlib.contextmanager
@@ -92,15 +92,15 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
     states, before = (random.getstate(), np.random.get_state()), settings.read()
     try:
         with torch.random.fork_rng(devices=[]):
-            made, *more = call_factory(source)
-            model = _plain(made)
-            found = _examples(source, model, *more) if more and source.asks_code else []
-            _initialize_lazy(source, model, found)
+            module, *example_inputs = call_factory(source)
+            model = _plain(module)
+            inputs = _examples(source, model, *example_inputs) if example_inputs and source.asks_code else []
+            _initialize_lazy(source, model, inputs)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         settings.put_back(before)
-    return model, found
+    return model, inputs
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -127,13 +127,13 @@ def _plain(model: nn.Module) -> nn.Module:
     return model
 
 
-def _initialize_lazy(source: ModelSource, model: nn.Module, given: list[Example]) -> None:
+def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example]) -> None:
     """Run a module whose layers take their sizes from the first call."""
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
-    arrays = [each.array for each in given] or [np.zeros((2, *(source.input_shape or ())), np.float32)]
+    arrays = [example.array for example in inputs] or [np.zeros((2, *(source.input_shape or ())), np.float32)]
     with torch.no_grad():
-        named = {each.place: torch.from_numpy(each.array) for each in given if isinstance(each.place, str)}
+        named = {example.place: torch.from_numpy(example.array) for example in inputs if isinstance(example.place, str)}
         model(*([] if named else map(torch.from_numpy, arrays)), **named)
 
 
@@ -155,33 +155,33 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
         module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)
         seed()  # Again, since only the first import of the module may draw.
-        made = factory(**source.options) if factory is not None else None
+        result = factory(**source.options) if factory is not None else None
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             why = f"there is no module {error.name!r}; add its folder to import_from, or install it"
             raise source.error(f"factory {source.factory!r}: {why}") from error
         raise source.error(f"factory {source.factory!r} raised {sentence(error)}") from error
     if factory is None:
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
-        raise source.error(f"{module_name} has no {function_name!r}{nearest(function_name, own)}")
-    parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (made,)
+        defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        raise source.error(f"{module_name} has no {function_name!r}{nearest(function_name, defined)}")
+    parts = result if isinstance(result, tuple) and len(result) in (2, 3) else (result,)
     if isinstance(parts[0], torch.export.ExportedProgram):
         parts = (parts[0].module(), *parts[1:])
     if not isinstance(parts[0], nn.Module):
         raise source.error(
-            f"factory {source.factory!r} returned {type(made).__module__}.{type(made).__qualname__}, not a "
+            f"factory {source.factory!r} returned {type(result).__module__}.{type(result).__qualname__}, not a "
             "torch.nn.Module; return the module itself, or (module, example_inputs)"
         )
     return parts
 
 
-def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = None) -> list[Example]:
+def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = None) -> list[Example]:
     """Read example inputs, a tuple of positional arguments or a mapping of keyword arguments, with their axes' names.
 
     A module whose arguments are nested, or hold more than tensors, takes the tensors alone from here on.
     """
-    keywords = dict(given) if isinstance(given, Mapping) else {}
-    positional = () if keywords else (given,) if isinstance(given, Tensor) else tuple(given)
+    keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
+    positional = () if keywords else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if isinstance(shapes, Mapping) and not keywords:
         shapes = [shapes.get(name) for name in inspect.signature(model.forward).parameters]
     for kind in {type(leaf) for leaf in tree_leaves(keywords or positional) if dataclasses.is_dataclass(leaf)}:
@@ -196,53 +196,54 @@ def _examples(source: ModelSource, model: nn.Module, given: Any, shapes: Any = N
     is_nested = len(tensors) < len(leaves) or any(len(path) > 1 for path, _ in tensors)
     if is_nested:
         _flatten(model, positional, keywords)
-    found = []
+    result = []
     for number, (path, leaf) in enumerate(tensors):
-        own, keys = shapes, []
+        shape, keys = shapes, []
         for key in path:
-            own = None if own is None else key.get(own)
+            shape = None if shape is None else key.get(shape)
             keys.append(next(getattr(key, name) for name in ("idx", "key", "name") if hasattr(key, name)))
         place, *inner = keys
         name = ".".join(map(str, [place if keywords else called.get(place, f"x{place}"), *inner]))
         name = name if keywords or len(tensors) > 1 else "x"
         array = (leaf.detach().float() if leaf.is_floating_point() else leaf.detach()).cpu().numpy()
         where = number if is_nested else place
-        found.append(Example(name, where, np.require(array, requirements="C"), _axes(own)))
+        result.append(Example(name, where, np.require(array, requirements="C"), _axes(shape)))
     batch = {
-        found[0].name if name == called.get(0) and len(found) == 1 else name: a for name, a in source.batch.items()
+        result[0].name if name == called.get(0) and len(result) == 1 else name: a for name, a in source.batch.items()
     }
-    return _with_batch(replace(source, batch=batch), found)
+    return _with_batch(replace(source, batch=batch), result)
 
 
-def _with_batch(source: ModelSource, given: Sequence[Example]) -> list[Example]:
+def _with_batch(source: ModelSource, inputs: Sequence[Example]) -> list[Example]:
     """Find each example's axis of items: the one that the job names, or whose name in `dynamic_shapes` is the batch's,
     else the first if it has the batch's size. Raises ModelError for an axis of another size."""
-    shapes = {each.name: [each.axes.get(axis, size) for axis, size in enumerate(each.array.shape)] for each in given}
+    shapes = {e.name: [e.axes.get(axis, size) for axis, size in enumerate(e.array.shape)] for e in inputs}
     check_batch(source, shapes)
     asked, names = source.batch, batch_symbols(shapes, source.batch)
-    axes = {name: next((axis for axis, size in enumerate(own) if size in names), None) for name, own in shapes.items()}
+    axes = {name: next((n for n, size in enumerate(shape) if size in names), None) for name, shape in shapes.items()}
     axes |= asked
-    sizes = [(each.name, each.array.shape[axis]) for each in given if (axis := axes[each.name]) is not None]
-    sizes += [(each.name, len(each.array)) for each in given if each.array.ndim and each.name not in asked]
-    found = []
-    for each in given:
-        axis, shape = axes[each.name], each.array.shape
-        is_named = each.name in asked or (names and 0 in each.axes)
+    sizes = [(e.name, e.array.shape[axis]) for e in inputs if (axis := axes[e.name]) is not None]
+    sizes += [(e.name, len(e.array)) for e in inputs if e.array.ndim and e.name not in asked]
+    result = []
+    for example in inputs:
+        axis, shape = axes[example.name], example.array.shape
+        is_named = example.name in asked or (names and 0 in example.axes)
         if axis is None and not is_named and shape and shape[0] == sizes[0][1]:
             axis = 0
         if axis is not None and shape[axis] != sizes[0][1]:
             first, items = sizes[0]
             raise source.error(
-                f"batch: axis {axis} of {each.name!r} has size {shape[axis]}, {first!r} has {items} items"
+                f"batch: axis {axis} of {example.name!r} has size {shape[axis]}, {first!r} has {items} items"
             )
-        found.append(replace(each, batch_axis=axis, axes={n: name for n, name in each.axes.items() if n != axis}))
-    return found
+        other_axes = {n: name for n, name in example.axes.items() if n != axis}
+        result.append(replace(example, batch_axis=axis, axes=other_axes))
+    return result
 
 
 def _taken_by_position(model: nn.Module) -> list[str]:
     with contextlib.suppress(ValueError):  # Scripted modules have no signature.
         asked = inspect.signature(model.forward).parameters.values()
-        return [one.name for one in asked if one.kind is one.POSITIONAL_OR_KEYWORD]
+        return [parameter.name for parameter in asked if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     return []
 
 
@@ -308,7 +309,7 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
 def hooked_tensors(model: nn.Module) -> list[str]:
     """Name the parameters and buffers with hooks of their own, as clipping or an optimizer in the backward pass has."""
     tensors = (*model.named_parameters(), *model.named_buffers())
-    return [name for name, each in tensors if each._backward_hooks or each._post_accumulate_grad_hooks]
+    return [name for name, tensor in tensors if tensor._backward_hooks or tensor._post_accumulate_grad_hooks]
 
 
 def load_saved(file: str, made_in: str = "") -> Any:

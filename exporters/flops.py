@@ -85,8 +85,8 @@ def cached_cost(
     """
     source, counted = identified(source), dict[str, int]()
 
-    def add(name: str, own: object, count: Callable[[], dict[str, int]]) -> None:
-        key = digest([source_key(source), code_of("flops.py", "inputs.py"), versions("torch", "onnx"), name, own])
+    def add(name: str, extra_key: object, count: Callable[[], dict[str, int]]) -> None:
+        key = digest([source_key(source), code_of("flops.py", "inputs.py"), versions("torch", "onnx"), name, extra_key])
         produce = checked(source, lambda path: path.write_text(json.dumps(count())))
         try:
             counted.update(json.loads(cache.entry("cost", key, ".json", produce)[0].read_text()))
@@ -147,7 +147,7 @@ def _count_module(
         tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
         tables -= {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear)}
         # Of a table few rows are read, as in a graph's count.
-        weights = [each for each in (*model.parameters(), *model.buffers()) if id(each) not in tables]
+        weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in tables]
         return counted | {
             "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
             "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),
@@ -206,8 +206,8 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
 
 def computes(node: NodeProto) -> bool:
     """Tell whether the node, or one in a branch or a loop of it, may multiply matrices."""
-    inner = (each for outer in graphs_of(node) for graph in every_graph(outer) for each in graph.node)
-    return any(each.domain not in _DOMAINS or _COMPUTES.search(each.op_type) for each in (node, *inner))
+    inner = (child for outer in graphs_of(node) for graph in every_graph(outer) for child in graph.node)
+    return any(n.domain not in _DOMAINS or _COMPUTES.search(n.op_type) for n in (node, *inner))
 
 
 def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[Sequence[NodeProto], Shapes]:
@@ -216,9 +216,9 @@ def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[
     from onnx.inliner import inline_local_functions
 
     sized = inline_local_functions(model) if model.functions else model
-    symbols, own = dict[str, int](), {spec.name: spec for spec in specs}
+    symbols, by_name = dict[str, int](), {spec.name: spec for spec in specs}
     for value in graph_inputs(sized.graph):
-        for dim, size in zip(value.type.tensor_type.shape.dim, own[value.name].at(batch), strict=True):
+        for dim, size in zip(value.type.tensor_type.shape.dim, by_name[value.name].at(batch), strict=True):
             if dim.dim_param:
                 symbols[dim.dim_param] = size
             dim.dim_value = size

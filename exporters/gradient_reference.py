@@ -114,10 +114,10 @@ def cached_gradients(
         before, first = _generators(), on(arrays, "fp64")
         # Numbers may be drawn for nothing, as by a layer drop of 0, or by chance drop the same twice.
         again = (on(arrays, "fp64", first.target) for _ in range(_DRAWS))
-        if before != _generators() and not all(_is_again(one, first) for one in again):
+        if before != _generators() and not all(_is_again(repeat, first) for repeat in again):
             return replace(first, is_random=True)
-        more = seeded_inputs(specs, items if fixed_batch(specs) else 2 * items, items)
-        larger = on(more, "fp64", first.target)
+        doubled = seeded_inputs(specs, items if fixed_batch(specs) else 2 * items, items)
+        larger = on(doubled, "fp64", first.target)
         return replace(first, is_dependent=not _is_again(larger, first))
 
     path = entry("fp64", ".npz", lambda path: examined().save(path))
@@ -151,7 +151,7 @@ def _is_again(again: Gradients, first: Gradients) -> bool:
         corner(again.result, first.result.shape), again.samples, replace(first, norms=norms, samples=samples)
     )
     errors = [error.result, *(error.tensors[name] for name, norm in norms.items() if norm >= large)]
-    return not any(each > _AGAIN for each in errors)
+    return not any(value > _AGAIN for value in errors)
 
 
 def step(

@@ -106,7 +106,7 @@ class GradientReference:
 
     def deviation_at(self, precision: str, batch: int) -> Deviation:
         """Return that precision's deviation at the batch size; at one that was not prepared, the largest of any."""
-        same = [own for name, own in self.own.items() if name.startswith(f"{precision} ")]
+        same = [value for name, value in self.own.items() if name.startswith(f"{precision} ")]
         return self.own.get(own_name(precision, batch)) or largest(same)
 
 
@@ -124,7 +124,7 @@ def reference_items(batch: int) -> int:
 
 def tiled(array: Array, shape: Sequence[int], is_gradient: bool = False) -> Array:
     """Repeat an array up to `shape`; a gradient of a mean over the items becomes one over the larger batch."""
-    repeated: Array = np.tile(array, [size // own for size, own in zip(shape, array.shape, strict=True)])
+    repeated: Array = np.tile(array, [size // length for size, length in zip(shape, array.shape, strict=True)])
     return np.asarray(repeated * np.float32(array.size / repeated.size)) if is_gradient else repeated
 
 
@@ -151,10 +151,10 @@ def of_reference_items(
     Without `specs` each input's leading dimension is the batch. One without a batch dimension is of all items.
     """
     for number, (name, gradient) in enumerate(zip(input_names(len(gradients)), gradients, strict=True)):
-        own = specs[number : number + 1]
+        matching = specs[number : number + 1]
         if gradient is not None:
-            free = not own or BATCH in own[0].shape
-            yield name, first_items(own, [gradient], items)[0], batch / items if free else 1.0
+            free = not matching or BATCH in matching[0].shape
+            yield name, first_items(matching, [gradient], items)[0], batch / items if free else 1.0
 
 
 def positions(size: int) -> NDArray[np.int64]:
@@ -170,8 +170,8 @@ def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients)
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }
-    given = {name for name, sample in samples.items() if sample.any()}
-    zeros = [name for name, truth in reference.samples.items() if truth.any() and name not in given]
+    nonzero = {name for name, sample in samples.items() if sample.any()}
+    zeros = [name for name, truth in reference.samples.items() if truth.any() and name not in nonzero]
     norm = float(np.linalg.norm(list(reference.norms.values())))
     error = float(np.linalg.norm([tensors[name] * reference.norms[name] for name in tensors]))
     return Deviation(relative_l2(result, reference.result), error / norm if norm else error, tensors, zeros)

@@ -70,7 +70,7 @@ class TensorSpec:
     def free_axes(self) -> dict[int, str]:
         """Names of the axes that stay free in an export: the batch's, and those that the job varies."""
         batch = {} if self.batch_axis is None else {self.batch_axis: BATCH}
-        return batch | {each.axis: each.name for each in self.named}
+        return batch | {named_axis.axis: named_axis.name for named_axis in self.named}
 
     @property
     def batch_axis(self) -> int | None:
@@ -83,7 +83,7 @@ class TensorSpec:
 
     def end(self, batch: int, largest: bool) -> tuple[int, ...]:
         """Return the shape at a batch size and the least, or the largest, size of each named axis."""
-        ends = {each.axis: each.largest if largest else each.least for each in self.named}
+        ends = {named_axis.axis: named_axis.largest if largest else named_axis.least for named_axis in self.named}
         return tuple(ends.get(axis, size) for axis, size in enumerate(self.at(batch)))
 
 
@@ -111,13 +111,13 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
         return list(source.specs)
     if source.onnx is not None:
         return _with_values(source, file_specs(source))
-    known = _known(source)
-    if strays := [name for name in source.dimensions if name not in known.sizes]:
-        raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
-    sizes: dict[Any, int] = {**known.sizes, **source.dimensions}
+    declared = _known(source)
+    if strays := [name for name in source.dimensions if name not in declared.sizes]:
+        raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], declared.sizes)}")
+    sizes: dict[Any, int] = {**declared.sizes, **source.dimensions}
     return [
-        replace(each, shape=tuple(sizes.get(size, size) for size in each.shape), named=_named(source, each.shape))
-        for each in known.inputs
+        replace(spec, shape=tuple(sizes.get(size, size) for size in spec.shape), named=_named(source, spec.shape))
+        for spec in declared.inputs
     ]
 
 
@@ -143,19 +143,19 @@ def _of_examples(source: ModelSource) -> Known:
     from exporters.factories import examples  # Imports torch and the user's code.
 
     specs, sizes = list[TensorSpec](), dict[str, int]()
-    for each in examples(source):
-        own = each.axes if each.batch_axis is None else {**each.axes, each.batch_axis: BATCH}
-        shape = tuple(own.get(axis, size) for axis, size in enumerate(each.array.shape))
-        sizes |= {name: each.array.shape[axis] for axis, name in each.axes.items()}
-        data = _kept(items_first(each.array, each.batch_axis))
-        one = TensorSpec(each.name, shape, str(each.array.dtype), each.place, data=data, fixed_axis=each.batch_axis)
-        specs.append(one)
+    for example in examples(source):
+        axis_names = example.axes if example.batch_axis is None else {**example.axes, example.batch_axis: BATCH}
+        shape = tuple(axis_names.get(axis, size) for axis, size in enumerate(example.array.shape))
+        sizes |= {name: example.array.shape[axis] for axis, name in example.axes.items()}
+        data = _kept(items_first(example.array, example.batch_axis))
+        dtype = str(example.array.dtype)
+        specs.append(TensorSpec(example.name, shape, dtype, example.place, data=data, fixed_axis=example.batch_axis))
     return Known(tuple(specs), sizes)
 
 
 def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, ...]:
-    ranges = {axis: (size, *source.varied[size]) for axis, size in enumerate(shape) if size in source.varied}
-    return tuple(NamedAxis(axis, *each) for axis, each in ranges.items() if each[1] < each[2])
+    ranges = ((axis, size, *source.varied[size]) for axis, size in enumerate(shape) if size in source.varied)
+    return tuple(NamedAxis(axis, name, low, high) for axis, name, low, high in ranges if low < high)
 
 
 def file_specs(source: ModelSource) -> list[TensorSpec]:
@@ -171,11 +171,11 @@ def file_specs(source: ModelSource) -> list[TensorSpec]:
 
 def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """Add what the job says that a graph's inputs hold. Raises ModelError for arrays that do not fit."""
-    held = []
+    result = []
     for spec in specs:
         value = source.inputs.get(spec.name)
-        held.append(_with_data(source, spec, value) if isinstance(value, Path) else replace(spec, range=value))
-    return held
+        result.append(_with_data(source, spec, value) if isinstance(value, Path) else replace(spec, range=value))
+    return result
 
 
 def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
@@ -356,10 +356,10 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
     dtype, generator = numpy_dtype(spec.dtype), np.random.default_rng([SEED, index, item])
     if spec.data:
         array = _values(spec.data)
-        found = array[item % len(array)] if array.ndim > len(shape) else array
+        values = array[item % len(array)] if array.ndim > len(shape) else array
         for axis, size in enumerate(shape):  # At other sizes of named axes the values repeat, or end earlier.
-            found = found if found.shape[axis] == size else found.take(np.arange(size) % found.shape[axis], axis)
-        return np.array(found, dtype)
+            values = values if values.shape[axis] == size else values.take(np.arange(size) % values.shape[axis], axis)
+        return np.array(values, dtype)
     if spec.is_mask:
         return np.array(np.arange(shape[-1]) < generator.integers(1, shape[-1] + 1), dtype)
     if spec.range is not None and dtype.kind in "iu":
@@ -376,12 +376,12 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
 
 def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.bool_]:
     """Tell which tokens of an output [items, tokens, ...] all masks leave out."""
-    found = [
+    masks = [
         np.stack([seeded_item(spec, shape[1:2], index, item) == 0 for item in range(shape[0])])
         for index, spec in enumerate(specs)
         if spec.is_mask and spec.batch_axis == 0 and spec.shape[1:] == tuple(shape[1:2])
     ]
-    return np.logical_and.reduce(found) if found and len(shape) > 2 else np.zeros(shape[:2], bool)
+    return np.logical_and.reduce(masks) if masks and len(shape) > 2 else np.zeros(shape[:2], bool)
 
 
 def described(specs: Sequence[TensorSpec]) -> str:
@@ -427,10 +427,10 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     if strange := [v.name for v, kind in zip(inputs, kinds, strict=True) if kind in (0, 8)]:  # Undefined, and strings.
         raise source.error(f"input {strange[0]!r} of {path} is no tensor of numbers")
     dtypes = [str(tensor_dtype_to_np_dtype(kind)) for kind in kinds]
-    known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
+    assigned: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [
         TensorSpec(
-            *(name, tuple(known.get(size, size) for size in sizes), dtype),
+            *(name, tuple(assigned.get(size, size) for size in sizes), dtype),
             fixed_axis=axes.get(name, 0),
             named=_named(source, sizes),
         )
@@ -440,7 +440,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
 def _free(shapes: Mapping[str, Sequence[int | str]], batch: Collection[str]) -> list[str]:
     """Return the symbols in the shapes of a graph's inputs, the batch's left out."""
-    return list(dict.fromkeys(s for own in shapes.values() for s in own if isinstance(s, str) and s not in batch))
+    return list(dict.fromkeys(s for shape in shapes.values() for s in shape if isinstance(s, str) and s not in batch))
 
 
 def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
@@ -468,7 +468,7 @@ def dimensions_of(source: ModelSource) -> list[str]:
         from exporters.factories import examples
 
         # Nothing is kept: a dry run writes nothing.
-        return list(dict.fromkeys(name for each in examples(source) for name in each.axes.values()))
+        return list(dict.fromkeys(name for example in examples(source) for name in example.axes.values()))
     return list(_known(source).sizes)
 
 

@@ -140,17 +140,17 @@ def _without_shapes_of_weights(path: Path) -> None:
 
     model = onnx.load(path, load_external_data=False)
     weights = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.value_info if value.name not in weights]
+    infos = [value for value in model.graph.value_info if value.name not in weights]
     del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
+    model.graph.value_info.extend(infos)
     onnx.save(model, path)
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """Return the model's inputs under the names in its graph, which may be a user's own."""
     names = [value.name for value in file_inputs(graph)]
-    own = {spec.name for spec in specs}
-    if source.own_graph is None or own == set(names):
+    declared = {spec.name for spec in specs}
+    if source.own_graph is None or declared == set(names):
         return list(specs)
     return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
 
@@ -188,8 +188,8 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
         raise ModelError(f"calibration {file}: no .npy array, or a truncated one ({error}); save it again") from error
     batch: NDArray[Any] = array[None] if array.shape == item else items_first(array, axis)
     if array.dtype != np.float32 or batch.shape[1:] != item or not batch.size:
-        given = f"{array.dtype} of shape {array.shape}, but an item is float32 of shape {item}"
-        raise ModelError(f"calibration {file}: {given}; save items, or batches of them, as the model gets them")
+        actual = f"{array.dtype} of shape {array.shape}, but an item is float32 of shape {item}"
+        raise ModelError(f"calibration {file}: {actual}; save items, or batches of them, as the model gets them")
     return batch
 
 
@@ -286,13 +286,13 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
     depth: dict[str, int] = {}
     for node in graph.node:
         depth |= dict.fromkeys(node.output, 1 + max((depth.get(name, 0) for name in node.input), default=0))
-    found = {}
+    residual = {}
     for add in adds:
         results = [t for t in add.input if t in maker and maker[t].op_type in WEIGHTED and readers[t] == 1]
         if results and not constant.intersection(add.input):
             epilogue = max(results, key=depth.__getitem__)
-            found[add.name] = next(name for name in add.input if name != epilogue)
-    return found, [node.name for node in adds if node.name not in found]
+            residual[add.name] = next(name for name in add.input if name != epilogue)
+    return residual, [node.name for node in adds if node.name not in residual]
 
 
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:

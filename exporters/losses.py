@@ -70,9 +70,9 @@ class Objective:
     """
 
     def __init__(
-        self, head: str, outputs: Sequence[str] = (), inputs: Sequence[str] = (), given: Array | None = None
+        self, head: str, outputs: Sequence[str] = (), inputs: Sequence[str] = (), small_target: Array | None = None
     ) -> None:
-        self.head, self.outputs, self.given = head, outputs, given
+        self.head, self.outputs, self.small_target = head, outputs, small_target
         self.name = ""
         self.target: Tensor | None = None
         self._loss = user_loss(head, inputs) if ":" in head else None
@@ -104,12 +104,12 @@ class Objective:
         return asks and own is not None and own.is_floating_point()
 
     @torch.no_grad()
-    def refill(self, given: Array | None) -> None:
+    def refill(self, small_target: Array | None) -> None:
         """Copy a smaller batch's target into the very tensor that iterations read, as a captured graph needs."""
-        self.given = given
+        self.small_target = small_target
         if self.target is not None:
-            assert given is not None
-            self.target.copy_(torch.from_numpy(tiled(given, self.target.shape, self.name == "logits")))
+            assert small_target is not None
+            self.target.copy_(torch.from_numpy(tiled(small_target, self.target.shape, self.name == "logits")))
 
     def _begin(self, first: Tensor) -> None:
         self.name = form(self.head, first.shape)
@@ -118,8 +118,8 @@ class Objective:
             dtype = first.dtype if self.name == "logits" else target.dtype
             order = torch.channels_last if _is_channels_last(first, target) else torch.contiguous_format
             self.target = target.to(first.device, dtype, memory_format=order)
-            if self.given is not None:
-                self.refill(self.given)
+            if self.small_target is not None:
+                self.refill(self.small_target)
 
 
 def _is_channels_last(first: Tensor, target: Tensor) -> bool:
@@ -141,8 +141,8 @@ def user_loss(word: str, names: Sequence[str]) -> Loss:
 
     def loss(result: Any, inputs: Sequence[Tensor]) -> Tensor:
         named = dict(zip(names, inputs, strict=False))
-        is_named = all(each in named for each in asked)
-        value = function(result, *([named[each] for each in asked] if is_named else inputs[: len(asked)]))
+        is_named = all(parameter in named for parameter in asked)
+        value = function(result, *([named[parameter] for parameter in asked] if is_named else inputs[: len(asked)]))
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ModelError(f"loss {word!r} returned {kind}: return one number, a tensor of floats")

@@ -140,7 +140,7 @@ def write_onnx(
         onnx.checker.check_model(str(path), full_check=True)
         if batch is None:
             check_free(specs, path)
-    named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
+    named = dict.fromkeys(f"{axis.name} {axis.least} to {axis.largest}" for spec in specs for axis in spec.named)
     return f"torch.export, batch {only} only" if only else f"torch.export, {', '.join(['any batch', *named])}"
 
 
@@ -167,9 +167,9 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
 def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
     import torch
 
-    named = {each.name: (each.least, each.largest) for spec in specs for each in spec.named}
+    named = {named_axis.name: (named_axis.least, named_axis.largest) for spec in specs for named_axis in spec.named}
     ranges = {BATCH: (1, MAX_BATCH), **named}
-    sizes = {name: torch.export.Dim(name, min=least, max=largest) for name, (least, largest) in ranges.items()}
+    sizes = {name: torch.export.Dim(name, min=smallest, max=largest) for name, (smallest, largest) in ranges.items()}
     return tuple({axis: sizes[name] for axis, name in spec.free_axes.items()} for spec in specs)
 
 
@@ -187,10 +187,10 @@ def name_outputs(graph: Any, names: Sequence[str]) -> None:
     """Call a graph's outputs as the model does: a value inside gives its name way, an input or a weight does not."""
     for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in names):
         value.name += ".inner"
-    taken = {value.name for value in graph.inputs} | set(graph.initializers)
+    used = {value.name for value in graph.inputs} | set(graph.initializers)
     for value, name in zip(graph.outputs, names, strict=True):
         if value.producer() is not None:  # Not an input, which is passed through.
-            value.name = f"output.{name}" if name in taken else name
+            value.name = f"output.{name}" if name in used else name
 
 
 def restore_folded_types(model: Any) -> None:

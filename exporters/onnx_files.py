@@ -103,8 +103,8 @@ def every_graph(graph: Any) -> Iterator[Any]:
     """Yield a GraphProto or FunctionProto, and the graphs inside its nodes."""
     waiting = [graph]
     while waiting:
-        yield (found := waiting.pop())
-        waiting += (inner for node in found.node for inner in graphs_of(node))
+        yield (current := waiting.pop())
+        waiting += (inner for node in current.node for inner in graphs_of(node))
 
 
 def graphs_of(node: Any) -> list[Any]:
@@ -131,7 +131,7 @@ def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInf
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     # A cache may keep the file and its data elsewhere, under links, as Hugging Face's does.
-    found, folders = [], {path.parent.resolve(), path.resolve().parent}
+    tensors, folders = [], {path.parent.resolve(), path.resolve().parent}
     for tensor in filter(uses_external_data, _tensors(read_onnx(path))):
         try:
             place = ExternalDataInfo(tensor)
@@ -145,8 +145,8 @@ def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInf
                 f"{path}: tensor {tensor.name!r} keeps its data at {place.location[:200]!r}, outside the model's "
                 "folder; put the data next to the model and save it again with a relative location"
             )
-        found.append((tensor, place))
-    return found
+        tensors.append((tensor, place))
+    return tensors
 
 
 def graph_files(path: Path) -> dict[str, Path]:
@@ -264,8 +264,8 @@ def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
     An .onnx file that is not float32 throughout, or cannot be read, has one of its own, `native`.
     """
     as_it_is = source.onnx is not None and not is_float32(source.onnx)
-    own = ["native"] if as_it_is else list(requested)
-    return [*own, *(precision for precision in source.graphs if precision not in ("fp32", *own))]
+    base = ["native"] if as_it_is else list(requested)
+    return [*base, *(precision for precision in source.graphs if precision not in ("fp32", *base))]
 
 
 def not_made(source: ModelSource, precision: str) -> str | None:

@@ -42,9 +42,9 @@ def lowered(path: Path, knows: Callable[[str], bool]) -> onnx.ModelProto:
         tried |= unknown
     for graph in every_graph(model.graph):
         _lower(graph, path)
-    for own in model.opset_import:
-        if own.domain in ("", "ai.onnx"):
-            own.version = min(own.version, OPSET)
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            opset.version = min(opset.version, OPSET)
     return model
 
 
@@ -53,8 +53,8 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import helper, shape_inference
 
     model = shape_inference.infer_shapes(model)
-    known = {value.name for value in (*model.graph.input, *model.graph.value_info)}
-    constants = [tensor for tensor in model.graph.initializer if tensor.name not in known]
+    declared = {value.name for value in (*model.graph.input, *model.graph.value_info)}
+    constants = [tensor for tensor in model.graph.initializer if tensor.name not in declared]
     infos = [helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in constants]
     model.graph.value_info.extend(infos)
     return model
@@ -65,8 +65,8 @@ def _lower(graph: Any, path: Path) -> None:
     from onnx import numpy_helper
 
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    made = [node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
-    constants |= {node.output[0]: node.attribute[0].t for node in made}
+    constant_nodes = [node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
+    constants |= {node.output[0]: node.attribute[0].t for node in constant_nodes}
     for at, node in reversed(list(enumerate(graph.node))):
         if node.op_type == "Split":  # Which of 17 divides evenly by its number of outputs.
             _forget(node, "num_outputs")
@@ -102,6 +102,6 @@ def _slice_shape(graph: Any, at: int) -> None:
 
 
 def _forget(node: Any, name: str) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name != name]
+    attributes = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)

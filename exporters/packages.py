@@ -50,7 +50,7 @@ def spec_of(module: str) -> ModuleSpec | None:
         if spec is not None and (path := spec.submodule_search_locations) is None:
             return None
         name = f"{name}.{part}".lstrip(".")
-        spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, path))), None)
+        spec = next((candidate for finder in sys.meta_path if (candidate := finder.find_spec(name, path))), None)
         if spec is None:
             return None
     return spec

@@ -35,15 +35,15 @@ class Identity:
 
     def changes(self, now: Identity) -> list[str]:
         """Name the parts that differ in the same model now; torch's version is no part of the network."""
-        before, after = (json.loads(_json(each.parts)) for each in (self, now))
-        found = []
+        before, after = (json.loads(_json(identity.parts)) for identity in (self, now))
+        changed = []
         for name in dict.fromkeys([*before, *after]):
-            one, other = before.get(name), after.get(name)
-            if name != "torch" and one != other:
-                both = isinstance(one, dict) and isinstance(other, dict)
-                keys = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)] if both else []
-                found.append(f"{name} ({', '.join(keys)})" if keys else name)
-        return found
+            old, new = before.get(name), after.get(name)
+            if name != "torch" and old != new:
+                both = isinstance(old, dict) and isinstance(new, dict)
+                keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)] if both else []
+                changed.append(f"{name} ({', '.join(keys)})" if keys else name)
+        return changed
 
 
 def digest(parts: Any) -> str:

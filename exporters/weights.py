@@ -65,9 +65,9 @@ def identify(source: ModelSource) -> Identity:
 
     model = make(source)
     classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
-    modules = {source.factory.partition(":")[0], *(each.__module__ for each in classes)}
+    modules = {source.factory.partition(":")[0], *(cls.__module__ for cls in classes)}
     modules.add(str(source.options.get("made_in", "")))  # Of a function that was saved with its inputs.
-    parts |= {"state": _state_digest(model), "classes": sorted({each.__name__ for each in classes})}
+    parts |= {"state": _state_digest(model), "classes": sorted({cls.__name__ for cls in classes})}
     return Identity(parts | {"code": code(modules, source, parts["classes"])})
 
 
@@ -162,40 +162,43 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
         files[name] = path
         if not is_library and path.suffix == ".py":
             waiting += [(imported, False) for imported in _imports(path, name)]
-    own = {name: path for name, path in files.items() if libraries.isdisjoint(path.parents) and path.suffix == ".py"}
-    parts = {name: _statements(path) for name, path in own.items()}
+    parts = {
+        name: _statements(path)
+        for name, path in files.items()
+        if libraries.isdisjoint(path.parents) and path.suffix == ".py"
+    }
     module, _, called = (source.factory or "").partition(":")
     # Only the file in which an object was saved knows which parts of a module it needs.
     words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != _SAVED_BY else None
     every = [(defined, text, set(_WORD.findall(text))) for statements in parts.values() for defined, text in statements]
-    more = words
-    while words is not None and more:
-        mentioned = [(text, own) for defined, text, own in every if defined in words]
-        more = set[str]().union(*(own for _, own in mentioned)) - words
-        words = None if any(_LOOKS_UP.search(text) for text, _ in mentioned) else words | more
-    found = {name: file_sha256(path) for name, path in files.items()}
+    new_words = words
+    while words is not None and new_words:
+        mentioned = [(text, text_words) for defined, text, text_words in every if defined in words]
+        new_words = set[str]().union(*(text_words for _, text_words in mentioned)) - words
+        words = None if any(_LOOKS_UP.search(text) for text, _ in mentioned) else words | new_words
+    hashes = {name: file_sha256(path) for name, path in files.items()}
     for name, statements in parts.items():
-        found[name] = digest([text for defined, text in statements if words is None or defined in words])
-    return dict(sorted(found.items()))
+        hashes[name] = digest([text for defined, text in statements if words is None or defined in words])
+    return dict(sorted(hashes.items()))
 
 
 def _statements(path: Path) -> list[tuple[str, str]]:
     """List a file's statements as (name, text); a statement without a name always counts."""
-    text, found = path.read_bytes(), list[tuple[str, str]]()
+    text, statements = path.read_bytes(), list[tuple[str, str]]()
     try:
-        for each in ast.parse(text).body:
-            if isinstance(each, ast.ImportFrom):
-                for alias in each.names:
-                    one = ast.unparse(ast.ImportFrom(each.module, [alias], each.level))
-                    found.append(("" if alias.name == "*" else alias.asname or alias.name, one))
-            elif not (isinstance(each, ast.If) and ast.unparse(each.test) == _MAIN and not each.orelse):
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    single = ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
+                    statements.append(("" if alias.name == "*" else alias.asname or alias.name, single))
+            elif not (isinstance(node, ast.If) and ast.unparse(node.test) == _MAIN and not node.orelse):
                 name = ""
-                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not each.decorator_list:
-                    name = each.name
-                found.append(("" if name.startswith("__") else name, ast.unparse(each)))
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
+                    name = node.name
+                statements.append(("" if name.startswith("__") else name, ast.unparse(node)))
     except _UNREAD:
         return [("", repr(text))]
-    return found
+    return statements
 
 
 def _file(module: str) -> Path | None:

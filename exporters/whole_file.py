@@ -44,11 +44,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def scratch_beside(target: Path) -> Path:
     """Name this process's scratch file beside the target; remove those that killed processes left a minute ago."""
     stem = f".{target.name[:200]}."
-    for left in target.parent.glob(f"{glob.escape(stem)}*.tmp"):
-        pid = left.name.removeprefix(stem).removesuffix(".tmp")
+    for old in target.parent.glob(f"{glob.escape(stem)}*.tmp"):
+        pid = old.name.removeprefix(stem).removesuffix(".tmp")
         with contextlib.suppress(OSError):
-            if pid.isdigit() and not Path("/proc", pid).exists() and time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if pid.isdigit() and not Path("/proc", pid).exists() and time.time() - old.stat().st_mtime > _LEFT_SECONDS:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
     return target.with_name(f"{stem}{os.getpid()}.tmp")
 
 

@@ -120,12 +120,12 @@ def build_from_library(source: ModelSource) -> nn.Module:
 
 def known_inputs(source: ModelSource) -> Known:
     """Return the inputs that the library declares for the model. Raises ModelError."""
-    known: Known = _asked(source, "inputs")
-    if not known.inputs:
+    declared: Known = _asked(source, "inputs")
+    if not declared.inputs:
         raise source.error(
             f"the inputs of {source.factory} are not known; let a factory return (module, example_inputs)"
         )
-    return known
+    return declared
 
 
 def _asked(source: ModelSource, function: str) -> Any:
@@ -150,6 +150,6 @@ def not_installed(library: Library) -> str | None:
     return f"needs {library.package}, which is not installed: pip install 'runtime-profiler[{library.prefix}]'"
 
 
-def similar(name: str, names: list[str], what: str = "models") -> str:
+def similar(name: str, names: list[str], things: str = "models") -> str:
     """Return a hint at the names of a library that were probably meant."""
-    return nearest(name, names, f"it has {len(names)} {what}, {names[0]} for one", count=3)
+    return nearest(name, names, f"it has {len(names)} {things}, {names[0]} for one", count=3)

@@ -83,16 +83,16 @@ def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
     rows, sizes = _rows(config, owner)
     ids = "decoder_input_ids" if config.is_encoder_decoder else "input_ids"
     if step == "prefill":
-        taken = [rows[key] for key in (ids, "encoder_hidden_states") if key in rows]
+        specs = [rows[key] for key in (ids, "encoder_hidden_states") if key in rows]
         cached_inputs(owner, config)
     elif step == "decode":
-        taken = [replace(rows[ids], shape=(BATCH, 1)), *cached_inputs(owner, config)]
+        specs = [replace(rows[ids], shape=(BATCH, 1)), *cached_inputs(owner, config)]
     else:
         parameters = inspect.signature(owner.forward).parameters
-        own = [row for key, row in rows.items() if key in parameters]
-        taken = [row for row in own if not (step and str(row.place).startswith("decoder_"))]
-    used = {size for each in taken for size in each.shape}
-    return Known(tuple(taken), {name: size for name, size in sizes.items() if name in used})
+        accepted = [row for key, row in rows.items() if key in parameters]
+        specs = [row for row in accepted if not (step and str(row.place).startswith("decoder_"))]
+    used = {size for spec in specs for size in spec.shape}
+    return Known(tuple(specs), {name: size for name, size in sizes.items() if name in used})
 
 
 def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int]]:
@@ -127,8 +127,8 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int
         "samples": _SAMPLES,
     }
     declared = {
-        key: TensorSpec(key, shape, **{"dtype": "float32", "place": key, **more})
-        for key, (has, shape, more) in rows.items()
+        key: TensorSpec(key, shape, **{"dtype": "float32", "place": key, **fields})
+        for key, (has, shape, fields) in rows.items()
         if has
     }
     return declared, sizes
@@ -141,13 +141,13 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         cls = _architecture(name)
         config = transformers.AutoConfig.from_pretrained(name, **_OWN_CODE_ONLY)
         config_class = type(config)
-        given: dict[str, Any] = config.to_dict()
+        defaults: dict[str, Any] = config.to_dict()
     else:
-        cls, config_class, given = *_classes(name), {}
+        cls, config_class, defaults = *_classes(name), {}
     if strays := [key for key in options if key != "attn_implementation" and not hasattr(config_class(), key)]:
-        known = [key for key in vars(config_class()) if not key.startswith("_")]
-        raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}{similar(strays[0], known, 'options')}")
-    config = config_class(**{**given, **options})
+        valid = [key for key in vars(config_class()) if not key.startswith("_")]
+        raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}{similar(strays[0], valid, 'options')}")
+    config = config_class(**{**defaults, **options})
     if "use_cache" not in options and hasattr(config.get_text_config(), "use_cache"):
         config.use_cache = config.get_text_config().use_cache = False
     return config, cls
@@ -155,27 +155,27 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _classes(name: str) -> tuple[Any, Any]:
     """The model's class, None for a configuration's name, and the configuration's."""
-    found = getattr(transformers, name, None)
-    if inspect.isclass(found) and issubclass(found, transformers.PreTrainedConfig):
-        return None, found
-    if (config_class := getattr(found, "config_class", None)) is not None:
-        return found, config_class
-    models = [each for each in dir(transformers) if "Model" in each or "For" in each]
+    attribute = getattr(transformers, name, None)
+    if inspect.isclass(attribute) and issubclass(attribute, transformers.PreTrainedConfig):
+        return None, attribute
+    if (config_class := getattr(attribute, "config_class", None)) is not None:
+        return attribute, config_class
+    models = [word for word in dir(transformers) if "Model" in word or "For" in word]
     hint = "names of the Hub are not downloaded: give a local folder with a config.json, or a class such as BertModel"
     raise ModelError(f"transformers has no such class{nearest(name, models, hint, count=3)}")
 
 
 def _architecture(name: str) -> Any:
     """Return the class that a folder's config.json names, None where it names none. Raises ModelError."""
-    given, _ = transformers.PreTrainedConfig.get_config_dict(name, local_files_only=True)
-    named = given.get("architectures") or [None]
+    config, _ = transformers.PreTrainedConfig.get_config_dict(name, local_files_only=True)
+    named = config.get("architectures") or [None]
     word = named[0] if isinstance(named, list) else named
-    found = getattr(transformers, word, None) if isinstance(word, str) else None
-    if word is None and "auto_map" not in given:
+    cls = getattr(transformers, word, None) if isinstance(word, str) else None
+    if word is None and "auto_map" not in config:
         return None
-    if inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel):
-        return found
-    if "auto_map" in given:
+    if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel):
+        return cls
+    if "auto_map" in config:
         raise ModelError(f"{name} needs Python code of its own, which is not run; make it in a factory, or export it")
     raise ModelError(
         f"{name}/config.json: architectures is {named}, and transformers {transformers.__version__} has no such model"
@@ -197,18 +197,18 @@ class Step(nn.Module):
         self.last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(self, encoder_hidden_states: Tensor | None = None, **tensors: Tensor) -> dict[str, Any]:
-        given: dict[str, Any] = {name: x for name, x in tensors.items() if not name.startswith(_PAST)}
+        arguments: dict[str, Any] = {name: x for name, x in tensors.items() if not name.startswith(_PAST)}
         past_key_values = _nested(tensors)
         if self.last_only:
-            given["logits_to_keep"] = 1
+            arguments["logits_to_keep"] = 1
         if self.has_encoder:
             # If its keys and values are cached, only the length of the encoder's states is read: any view will do.
             cached = past_key_values[0]["encoder"]["key"][:, 0] if past_key_values else None
-            given["encoder_outputs"] = (encoder_hidden_states if cached is None else cached,)
+            arguments["encoder_outputs"] = (encoder_hidden_states if cached is None else cached,)
         cache = _cache([part.get("decoder", part) for part in past_key_values])
         if self.has_encoder:
             cache = EncoderDecoderCache(cache, _cache([part["encoder"] for part in past_key_values]))
-        result = self.model(**given, past_key_values=cache, use_cache=True)
+        result = self.model(**arguments, past_key_values=cache, use_cache=True)
         name = "logits" if "logits" in result else "last_hidden_state"
         return {name: result[name], "present": _present(cache, with_encoder=not past_key_values)}
 
@@ -238,11 +238,11 @@ def _cache(parts: Sequence[Part]) -> Any:
 def _present(cache: Any, with_encoder: bool) -> list[Part]:
     if not isinstance(cache, EncoderDecoderCache):
         return [_part(layer) for layer in cache.layers]
-    own: list[Part] = [{"decoder": _part(layer)} for layer in cache.self_attention_cache.layers]
+    decoder: list[Part] = [{"decoder": _part(layer)} for layer in cache.self_attention_cache.layers]
     if not with_encoder:
-        return own
+        return decoder
     others = cache.cross_attention_cache.layers
-    return [{**part, "encoder": _part(layer)} for part, layer in zip(own, others, strict=True)]
+    return [{**part, "encoder": _part(layer)} for part, layer in zip(decoder, others, strict=True)]
 
 
 def _part(layer: Any) -> Part:
@@ -263,17 +263,17 @@ def cached_inputs(cls: Any, config: Any) -> tuple[TensorSpec, ...]:
 def _made(cls: Any, config: Any) -> list[Part]:
     with FakeTensorMode(), torch.no_grad():
         ids = torch.zeros((1, _PROMPT), dtype=torch.int64)
-        given: dict[str, Any] = {"input_ids": ids}
+        arguments: dict[str, Any] = {"input_ids": ids}
         if config.is_encoder_decoder:
-            given = {"decoder_input_ids": ids, "encoder_outputs": (torch.zeros((1, _STATES, config.hidden_size)),)}
-        result = cls(config).eval()(**given, use_cache=True)
-        made = _present(cache, with_encoder=True) if (cache := getattr(result, "past_key_values", None)) else []
-    if not made or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(made)):
+            arguments = {"decoder_input_ids": ids, "encoder_outputs": (torch.zeros((1, _STATES, config.hidden_size)),)}
+        result = cls(config).eval()(**arguments, use_cache=True)
+        parts = _present(cache, with_encoder=True) if (cache := getattr(result, "past_key_values", None)) else []
+    if not parts or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(parts)):
         raise ModelError(
             f"{cls.__name__} has no cache with keys and values in each layer; prefill and decode are steps of decoders "
             "such as GPT2LMHeadModel. Of another model's step make a factory whose inputs and outputs hold its state"
         )
-    return made
+    return parts
 
 
 def _declared(place: Place, tensor: Tensor) -> TensorSpec:
