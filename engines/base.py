@@ -16,14 +16,14 @@ from exporters.source import ModelSource
 
 Array = NDArray[Any]
 Mark = Callable[[str], None]
-"""Called by a session at an inner boundary of an iteration, such as the end of the forward pass."""
+"""A session calls it at each boundary inside an iteration, such as the end of the forward pass."""
 
 
 NO_FLOATS = "input_gradient: the model has no input of floats; list the models that have one"
 
 
 def ignore(name: str) -> None:
-    """Mark nothing: for callers that ask for no boundaries."""
+    """Ignore a boundary."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
@@ -134,7 +134,7 @@ class Proof:
     """True if an operator dropped activations."""
     build: Building | None = None
     warnings: Sequence[Warning] | None = None
-    """They become the row's own."""
+    """Added to the row's."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class Session(Protocol):
         """Profile some iterations and return their layers in running order; called, if at all, after `proof`."""
 
     def close(self) -> None:
-        """Free what the session holds."""
+        """Free the session's memory."""
 
 
 @runtime_checkable

@@ -34,8 +34,8 @@ from engines.options import (
 class Requirement:
     """Something that must be there before an engine can run.
 
-    `kind` says what `name` is: a Python module (or several, any of which will do, separated by "|"), a program on the
-    PATH, or a file in an installed module's folder ("module/folder/file").
+    `name` is a Python module ("a|b" accepts either), a program on the PATH, or a file in an installed module's folder
+    ("module/folder/file"), depending on `kind`.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Requirement:
     kind: Literal["module", "program", "file"] = "module"
     devices: tuple[Device, ...] = DEVICES
     least: str = ""
-    """The oldest version of a module with which the code here works."""
+    """Oldest module version that this code works with."""
     packages: tuple[str, ...] = ()
-    """The distributions that may bring it, where they have other names."""
+    """Distributions that provide it, if their names differ."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class LibraryVersion:
     packages: tuple[str, ...]
     """The distributions that may hold it; environment.json has the version of the first that is installed."""
     from_proof: bool = False
-    """A row has its proof's: several libraries share the column, or a vendor's distribution may be installed."""
+    """Take the version from the proof: several libraries share the column, or a vendor's build may be installed."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """How an engine makes the outputs that parity is relative to."""
+    """How an engine computes the reference outputs for parity."""
 
     name: str
-    """In the results' column `reference`."""
+    """Value of the results' column `reference`."""
     precision: str
     options: Options
     module: str
@@ -74,7 +74,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One runtime, with all that the rest of the program has to know of it."""
+    """Everything that the rest of the program knows about a runtime."""
 
     name: str
     module: str
@@ -86,18 +86,18 @@ class Engine:
     precisions: Mapping[tuple[Pass, Device], frozenset[str]]
     """Supported precisions; anything missing here becomes an `unsupported` row."""
     reasons: Mapping[tuple[Device, str], str] = field(default_factory=dict)
-    """Why not, by device and precision or pass, where the general sentence would say too little."""
+    """Why it is unsupported, by device and precision or pass, where the general message says too little."""
     requirements: tuple[Requirement, ...] = ()
     options: type[Options] = Options
     spellings: tuple[str, ...] = ()
-    """Names that people write when they mean it."""
+    """Other names that people type for it."""
     version: LibraryVersion | None = None
     packages: tuple[str, ...] = ()
     """Further distributions whose versions environment.json records."""
     compiles: bool = False
-    """It compiles in the process that measures, for the better part of a minute."""
+    """It compiles for up to a minute, in the process that measures."""
     shares_kernels: bool = False
-    """What it compiles is kept by content, so that several cases can be compiled side by side before they run."""
+    """Compiled code is cached by content, so several cases can compile in parallel before they run."""
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ANY_ORT})
     """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
@@ -131,7 +131,7 @@ class Preset:
     usual: bool = False
     """Measured where a model is named without engines."""
     base_at: tuple[str, ...] = ()
-    """The precisions at which speed-ups are relative to it."""
+    """Precisions whose speed-ups are relative to this preset."""
     first: tuple[Device, ...] = ()
     """Devices on which it often wins, so that a model's run measures it before others."""
 
@@ -395,7 +395,7 @@ PRESETS: dict[str, Preset] = {
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True, first=CUDA),
         Preset("compiled-tuned", "compiled", "torch.compile, NHWC", _NHWC, _NHWC, usual=True),
-        # A user's ONNX file, for which there is no eager.
+        # The base for a user's ONNX file, which eager cannot run.
         Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32"), first=CPU),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),
         Preset("ort-dynamic", "ort-dynamic", "ONNX Runtime, dynamic int8", {}, _DYNAMIC_ON_CUDA, usual=True),
@@ -409,13 +409,13 @@ PRESETS: dict[str, Preset] = {
 
 
 def is_base(variant: str, precision: str, kind: str) -> bool:
-    """Tell whether speed-ups of a model source of that kind are relative to the preset."""
+    """Return whether the preset is the base of speed-ups for model sources of that kind."""
     preset = PRESETS.get(variant)
     return preset is not None and precision in preset.base_at and ENGINES[preset.engine].needs == _form(kind)
 
 
 def reference_of(kind: str) -> tuple[str, Reference]:
-    """Return the engine that makes the reference outputs of a model source of that kind, and how."""
+    """Return the engine and settings that compute the reference outputs for a kind of model source."""
     return next((e.name, e.reference) for e in ENGINES.values() if e.reference is not None and e.needs == _form(kind))
 
 
@@ -424,7 +424,7 @@ def _form(kind: str) -> str:
 
 
 def known(name: str) -> Engine:
-    """Return the row of that name; an empty one for an engine that this version does not have."""
+    """Return the engine of that name; an empty row for one that this version lacks."""
     nothing = Engine(name=name, module="", library=name, summary="", needs="onnx", precisions={})
     return ENGINES.get(name, nothing)
 
@@ -432,9 +432,9 @@ def known(name: str) -> Engine:
 def unsupported(
     engine: Engine, pass_: Pass, device: Device, precision: str, kind: str, hardware: str | None = None
 ) -> str | None:
-    """Return why the catalog says that `engine` cannot do this; None if it can.
+    """Return why `engine` cannot run this, according to the catalog; None if it can.
 
-    `kind` is the model source's. `hardware` is the GPU's compute capability ("9.0"), where it is known.
+    `kind` is the model source's. `hardware` is the GPU's compute capability ("9.0"), if known.
     """
     if engine.needs == "torch" and kind == "onnx":
         return f"{engine.name} needs a torch module; an ONNX file has none"

@@ -26,7 +26,7 @@ _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
 _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
-"""Words in the names of kernels that say where they come from."""
+"""Words in kernel names that tell their origin."""
 
 
 def open_session(job: Job[CompiledOptions]) -> CompiledSession:
@@ -77,7 +77,7 @@ class CompiledSession(EagerSession):
         )
 
     def layers(self) -> list[Layer]:
-        """List kernels in running order, including those of replayed graphs; on the CPU they are invisible."""
+        """List kernels in running order, replayed graphs' too; on the CPU they are invisible."""
         if self.job.device == "cpu":
             return []
         iterations = record(lambda: self.run(ignore), "cuda").iterations

@@ -23,7 +23,7 @@ class Deployed:
     """Result of an engine's `deploy`."""
 
     config: dict[str, Any]
-    """Its part of config.json: `inputs`, `settings` and, of a graph, `outputs`."""
+    """Its part of config.json: `inputs`, `settings` and, for a graph, `outputs`."""
     contents: str
     """A sentence on the model's files for README.txt; {machine} is where they were measured."""
     usage: str = ""
@@ -49,7 +49,7 @@ def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Mapping[str
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
     """Copy the graph and its external data as model.onnx; return its inputs and outputs for config.json.
 
-    Raises ModelError for a file that ONNX cannot take, and for a batch other than the graph's fixed one.
+    Raises ModelError for an invalid file and for a batch that differs from the graph's fixed one.
     """
     specs = graph_specs(job.source, job.graph)
     if job.source.own_graph is not None:
@@ -69,7 +69,7 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
 
 
 def _forget_code(model: Any) -> None:
-    """Remove what the exporter notes of the code that it traced: paths, lines and names."""
+    """Remove the paths, lines and names of the traced code, which the exporter stores."""
     for graph in (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer)):
         for part in (graph, *graph.node, *graph.value_info, *getattr(graph, "initializer", ())):
             del part.metadata_props[:]

@@ -22,13 +22,13 @@ _STREAMS: list[Any] = []
 
 
 def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Record what `enqueue` enqueues on torch's current stream; none of it runs.
+    """Record the work that `enqueue` puts on torch's current stream, without running it.
 
-    Raises RuntimeError where it cannot be recorded; the stream stays usable.
+    Raises RuntimeError if it cannot be recorded; the stream stays usable.
     """
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     stream = torch.cuda.current_stream()
-    # As in trtexec: another thread's work on the device meanwhile is no reason to fail.
+    # As in trtexec: tolerate another thread's work on the device.
     recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     try:
         with recording:
@@ -130,7 +130,7 @@ class Allocator:
         self._driver = pycuda() if device == "cuda" else None
         self.name = f"pycuda {installed_version('pycuda')}" if self._driver else f"torch {torch.__version__}"
         self.size = 0
-        """Bytes of device memory that were taken."""
+        """Bytes of device memory allocated so far."""
 
     def block(self, size: int) -> torch.Tensor:
         """Return `size` bytes of device memory, aligned to 256. Raises torch.OutOfMemoryError."""

@@ -36,7 +36,7 @@ from exporters.weights import cached_state
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.type) for name, row in PRECISION_TABLE.items()}
 """torch types of weights and inputs, by precision."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By a tensor's dimensions: of images, and of volumes or clips."""
+"""Memory format by number of dimensions: images have 4, volumes and clips 5."""
 _COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "bilinear", "convolution_backward"}
 # As inference mode has them.
 _COMPUTE |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {"lstm", "gru"}
@@ -48,7 +48,7 @@ _DROPS = {"bernoulli", "bernoulli_", "native_dropout"}
 _MAY_DROP = ("_scaled_dot_product", "_cudnn_rnn")
 """Beginnings of the names of operators with a probability among their arguments."""
 _SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
-"""In proofs: uint8 times int8 is int8's arithmetic."""
+"""Names in proofs: uint8 times int8 is int8 arithmetic."""
 _MULTIPLE_OF = {("int8", "cuda"): 8, ("fp8", "cuda"): 16}
 """Both sizes of a layer must be multiples of it: else torchao 0.18 multiplies int8 as int32 on the CPU, and leaves
 what was to be fp8 as it is."""
@@ -56,7 +56,7 @@ _LEAST_ROWS = {("int8", "cuda"): 17}
 """Fewest rows of a layer's input: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32."""
 _WARM_UPS_BEFORE_CAPTURE = 3
 _PROOF_ITEMS = 2
-"""So few show all operators, and need no second batch's memory next to a graph's."""
+"""Items run for the proof: enough to show all operators without a second batch's memory."""
 
 
 def open_session(job: Job[EagerOptions]) -> EagerSession:
@@ -92,7 +92,7 @@ class EagerSession:
         self.renewal: Renewal
         self.call: Callable[..., Any]
         self.drops = False
-        """True once an operator has been seen that drops something."""
+        """True once a dropout operator was seen."""
         self.quantized: dict[str, Any] = {}
         """torchao's part of the proof."""
         self.result: Any = None
@@ -163,8 +163,7 @@ class EagerSession:
         return self.facts(types, operators=operators)
 
     def operators_seen(self) -> tuple[Counter[str], int]:
-        """The types of the first inputs of the module's convolutions and matrix products, without whatever compiles or
-        replays them, and how many operators it runs."""
+        """Run the plain module; return the input types of its convolutions and products, and its operator count."""
         operators, types = list[str](), Counter[str]()
 
         def see(operator: Any, args: Sequence[Any], _: Any) -> None:
@@ -195,7 +194,7 @@ class EagerSession:
             call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
-        """Make the proof of the process's switches and the session's state, with the types that were seen."""
+        """Build the proof from the process's switches, the session's state and the compute types."""
         cuda = self.job.device == "cuda"
         tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
         images = [w for w in self.model.parameters() if w.dim() in CHANNELS_LAST]
@@ -222,7 +221,7 @@ class EagerSession:
         )
 
     def layers(self) -> list[Layer]:
-        """Profile its operators; those of a captured graph as they run without it."""
+        """Profile the operators, outside any captured graph."""
         graph = origins(read_onnx(self.job.onnx).graph) if self.job.onnx else []
         return profile_module(self.model, lambda: self.step(ignore), self.job.device, graph)
 
@@ -328,7 +327,7 @@ def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[
     config = _config(precision, device)
     quantize_(model, config, lambda part, name: part in chosen and not is_traceable_wrapper_subclass(part.weight))
     torch.backends.mha.set_fastpath_enabled(False)  # torch's fused transformer layer reads plain weights.
-    if device == "cuda":  # What was held before is no need of what runs from here on.
+    if device == "cuda":  # Memory used for quantizing does not count.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     quantized = sum(is_traceable_wrapper_subclass(part.weight) for part in layers)
@@ -342,7 +341,7 @@ def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[
 def _choose(
     layers: Sequence[nn.Linear], precision: str, device: Device, infer: Callable[[], object]
 ) -> Collection[nn.Module]:
-    """Choose the layers that torchao computes in 8 bits on the device. Raises Unsupported where there is none."""
+    """Choose the layers that torchao can compute in 8 bits on the device. Raises Unsupported if there are none."""
     if not layers:
         raise Unsupported(f"{precision}: torchao quantizes nn.Linear layers, and the model has none")
     step, fewest = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
@@ -427,7 +426,7 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
         torch.export.save(program, folder / "model.pt2")
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))
-    weights.chmod(0o644)  # It is made for its owner's eyes only.
+    weights.chmod(0o644)  # safetensors makes it readable by its owner only.
     copy_run("run_torch.py", folder)
     return Deployed(
         {"inputs": described_inputs(specs, job.batch_size), "settings": {}},

@@ -1,7 +1,7 @@
 """Compute each ATen operator in JAX, torch's arguments in, torch's results out; read what XLA compiled of it.
 
-What is missing here torch is asked to decompose into other operators; engines/jax_xla.py says what is left.
-Dimensions are in torch's order (NCHW): in which order they lie in memory is XLA's choice.
+torch decomposes other operators into these; engines/jax_xla.py names any that remain.
+Dimensions are in torch's order (NCHW); XLA chooses the memory layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn import functional
 from engines.base import Unsupported
 
 Array = Any
-"""JAX's type, unknown to a type check without JAX."""
+"""jax.Array, which type checks without JAX do not know."""
 Ints = Sequence[int]
 
 
@@ -67,7 +67,7 @@ def average_pool(
 def _windows(
     x: Array, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool = False
 ) -> tuple[Ints, Ints, list[tuple[int, int]]]:
-    """Give all dimensions; where sizes are rounded up, the end is padded."""
+    """Return window, stride and padding of all dimensions; sizes rounded up pad the end."""
     spatial = x.ndim - 2
     pool = getattr(functional, f"max_pool{spatial}d")
     like = torch.empty(1, 1, *x.shape[2:], device="meta")
@@ -233,7 +233,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "_assert_tensor_metadata": lambda *_, **__: None,  # As it was when it was traced.
     "getitem": operator.getitem,
 }
-"""By the name of ATen's operator, for all its overloads."""
+"""Implementations by ATen operator, for all its overloads."""
 _ATEN = torch.ops.aten
 DECOMPOSED = get_decompositions(
     [
@@ -242,7 +242,7 @@ DECOMPOSED = get_decompositions(
         *(_ATEN._softmax, _ATEN._log_softmax, _ATEN.rsub, _ATEN.masked_fill, _ATEN.stack),
     ]
 )
-"""Operators that torch says in others, beyond those that torch.export decomposes by itself."""
+"""Operators to decompose beyond torch.export's default."""
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = \(?(\w+)\[.*?[\])}] ([\w-]+)\((.*)")
 _OPERAND = re.compile(r"%?([\w.-]+)[,)]")
@@ -257,13 +257,13 @@ class Products:
     """The convolutions and matrix products of a compiled program."""
 
     types: Counter[str] = field(default_factory=Counter)
-    """By the type of their first operand."""
+    """Counts by the first operand's type."""
     below_float32: int = 0
-    """Those of float32 that may be computed in less: on a GPU in TF32."""
+    """Number of float32 ones that may run at lower precision, such as TF32 on a GPU."""
 
 
 def products(text: str) -> Products:
-    """Read a program as `Compiled.as_text` gives it; an instruction's operands are named before it."""
+    """Count the products in the text of `Compiled.as_text`, where operands precede their instruction."""
     counted, types = Products(), dict[str, str]()
     for line in text.splitlines():
         match = _INSTRUCTION.match(line)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Read by JAX as it is imported. Else it takes three quarters of a GPU's memory at once, and no figure of memory holds.
+# JAX reads this on import; otherwise it reserves three quarters of the GPU's memory, and memory figures mean nothing.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -50,11 +50,11 @@ class JaxSession:
         if job.training.accumulation > 1:
             raise Unsupported("the JAX engine accumulates no gradients: ask for accumulation: 1")
         self.job = job
-        # XLA's CPU client reads it as it starts, and else takes every core.
+        # XLA's CPU client reads it at start; otherwise it takes every core.
         os.environ.setdefault("NPROC", str(torch.get_num_threads()))
-        # It opens no other device than the case's, so nothing can run on the CPU in silence.
+        # Open only the case's device, so that nothing silently runs on the CPU.
         jax.config.update("jax_platforms", job.device)
-        # A time to build that came out of a cache would be none.
+        # A cached build would have no build time.
         jax.config.update("jax_enable_compilation_cache", False)
         try:
             self.device = jax.devices()[0]
@@ -167,7 +167,7 @@ class JaxSession:
                 infer = jax.jit(lambda state, inputs: program(state["weights"], state["buffers"], inputs)[0])
                 return infer.lower(self.state, self.inputs).compile()
             step, self.target, self.head = make_step(self.job, self.program, self.state, self.inputs)
-            # What an iteration replaces it may overwrite.
+            # An iteration may overwrite the state that it replaces.
             return jax.jit(step, donate_argnums=0).lower(self.state, self.inputs, self.target).compile()
 
     def _to_device(self, thing: Array | torch.Tensor) -> jax.Array:

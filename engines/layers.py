@@ -37,7 +37,7 @@ _MOVES = {
     *("Transpose", "ReorderInput", "ReorderOutput", "Reformat", "MemcpyFromHost", "MemcpyToHost"),
     *("Cast", "QuantizeLinear", "DequantizeLinear"),
 }
-"""Steps that runtimes insert; they put out somebody else's result in another layout, place or type."""
+"""Steps that runtimes insert to change a result's layout, device or type."""
 _NCHWC = "_nchwc"
 """ONNX Runtime calls a node in its blocked layout <the tensor it gave>_nchwc (optimizer/nchwc_transformer.cc)."""
 _SHAPES = ("Shape", "Size", "Constant")
@@ -87,7 +87,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
     producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
     folded = _computed_ahead(graph)
     owner = _owners_by_name(nodes, producer, folded, steps)
-    # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
+    # A step without nodes must have one of its kind somewhere: another step must not swallow it.
     owning = set(owner.values())
     lost = tuple({step.kind for n, step in enumerate(steps) if n not in owning} - _MOVES)
     is_open = [
@@ -398,8 +398,8 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
 def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list[tuple[str, ...]]:
     """Name for each operator the exported nodes that it became; none for backward operators.
 
-    A module's calls share its nodes evenly, in order. In a call operators and nodes of one name are pairs; whatever is
-    left of both belongs together. A module without nodes covers those that hold its parameters: the exporter has folded
+    A module's calls share its nodes evenly, in order. Within a call, operators and nodes of one name are pairs; the
+    rest of both belong together. A module without nodes covers those that hold its parameters: the exporter has folded
     it.
     """
     nodes: dict[str | None, list[Origin]] = {}

@@ -18,7 +18,7 @@ from engines.options import OpenVinoOptions
 from exporters.errors import text_of
 
 _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
-"""How kinds of its nodes begin that are convolutions and products, such as FullyConnectedQuantizedLegacy."""
+"""Prefixes of convolution and product kinds, such as FullyConnectedQuantizedLegacy."""
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
 """By the type of the activations: uint8 times int8 is int8's arithmetic."""
 _REFUSED = re.compile(
@@ -34,10 +34,10 @@ def compute_type(kind: str, precision: str) -> str | None:
 
 
 def cpu_properties(threads: int, precision: str) -> dict[str, str | int]:
-    """Give the CPU plugin's properties; 0 threads let OpenVINO choose.
+    """Return the CPU plugin's properties; 0 threads let OpenVINO choose.
 
-    As it comes the plugin computes an fp32 graph in bf16 where the processor can: so it does at bf16, and at `native`,
-    where a file has types of its own.
+    By default the plugin computes an fp32 graph in bf16 if the processor can; that is kept only at bf16 and `native`,
+    where the file chooses its types.
     """
     hint = {} if precision == "native" else {"INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
     return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}

@@ -1,4 +1,4 @@
-"""Define what a user chooses of an engine: devices, passes, precisions, training, and each engine's options."""
+"""Define what a user can choose: devices, passes, precisions, training, and each engine's options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS: tuple[Head, ...] = ("cross-entropy", "mean-square", "logits")
 CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
 THREADS = (1, 2, 4, 8, 16, 32)
-"""Tried as far as the machine has more."""
+"""Thread counts to try, up to the number of cores."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Precision:
 
     @property
     def roof(self) -> str:
-        """The precision whose measured peak bounds it."""
+        """Precision whose measured peak bounds this one."""
         return self.name.removeprefix("amp-")
 
 
@@ -54,7 +54,7 @@ PRECISION_TABLE: dict[str, Precision] = {
         Precision("amp-bf16", "float32", "bfloat16", 32, 2e-2, autocast="bfloat16"),
         Precision("int8", "float32", "int8", 8, 2e-1),
         Precision("fp8", "float32", "float8", 8, 2e-1, least_capability=(8, 9)),
-        # A user's ONNX file as it is, which has no other; no config asks for it.
+        # The types of a user's ONNX file; not selectable in a config.
         Precision("native", "float32", "", 32, 2e-2),
     )
 }
@@ -102,7 +102,7 @@ class Option:
     search: tuple[object, ...] = ()
     """Values that --search tries besides the default."""
     builds_long: bool = False
-    """Such a value takes minutes to build, and is tried last."""
+    """These values take minutes to build and are tried last."""
 
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:
@@ -112,7 +112,7 @@ def option(default: Any, meaning: str, **facts: Any) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """The values of an engine's options; an engine that has some derives a dataclass from this one."""
+    """An engine's option values; engines with options derive a dataclass from this."""
 
     @classmethod
     def declared(cls) -> dict[str, Option]:

@@ -98,7 +98,7 @@ class OrtSession:
         """Outputs that ONNX Runtime allocates in every run, since it takes no buffer for them."""
         self.results = [self._bind_output(node, shape) for node, shape in outputs]
         self.run_options = run_options(self.provider)
-        if self.provider.compiles:  # Of an unknown shape the first run, which told those of the outputs.
+        if self.provider.compiles:  # With unknown shapes, the run that revealed them compiled.
             job.phase(Phase.LOAD)
 
     def run(self, mark: Mark) -> None:
@@ -111,7 +111,7 @@ class OrtSession:
         arrays = self.job.named_inputs([node.name for node in self.session.get_inputs()], inputs)
         for tensor, array in zip(self.inputs, arrays, strict=True):
             source = torch.from_numpy(array)
-            if self.job.device == "cpu":  # After torch's copy its threads would spin beside ONNX Runtime's.
+            if self.job.device == "cpu":  # torch's copy_ would leave threads spinning beside ONNX Runtime's.
                 source = source.to(tensor.dtype).contiguous()
                 assert source.shape == tensor.shape, f"{source.shape} given for {tensor.shape}"
                 ctypes.memmove(tensor.data_ptr(), source.data_ptr(), source.nbytes)
@@ -131,12 +131,12 @@ class OrtSession:
             onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize * math.prod(t.dims)
             for t in read_onnx(self.job.graph).graph.initializer
         )
-        # The log tells of the CUDA provider's arena only.
+        # Only the CUDA provider logs its arena.
         has_arena = self.job.device == "cuda" and not self.provider.compiles
         loaded = _arena_bytes(self.log_start, self.log_loaded) if has_arena else None
         if loaded is None:
             return Memory(weights=weights)
-        # Arenas grow by what is asked for and never shrink. The bound inputs and outputs are torch's.
+        # Arenas grow by the requested bytes and never shrink. Bound inputs and outputs are torch's.
         grown = _arena_bytes(self.log_loaded, _log_size()) or 0
         bound, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         return Memory(weights, grown + bound, max(loaded - weights, 0) + reserved - bound)
@@ -293,7 +293,7 @@ class OrtSession:
         return [self._bind(self.binding.bind_input, node, array) for node, array in zip(nodes, arrays, strict=True)]
 
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Bind a buffer; return None if the file declares another rank, for which ONNX Runtime takes no buffer."""
+        """Bind a buffer; return None if the file declares another rank, since ONNX Runtime then refuses buffers."""
         if len(node.shape) != len(shape):
             self.anew.append(node.name)
             return None
@@ -332,9 +332,9 @@ def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
 
 
 def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
-    """With `optimized` the session writes its optimized graph there, the weights next to it."""
+    """Make the session's options; with `optimized` it writes its optimized graph there, with weights alongside."""
     options = onnxruntime.SessionOptions()
-    # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
+    # At this level the arena logs its allocations; sessions and runs stay quiet.
     onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
     options.log_severity_level = _WARNING
     options.intra_op_num_threads = job.options.threads or _own_processors()
@@ -354,14 +354,14 @@ def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime
 def _own_processors() -> int:
     """Count the processors of this process if they are a part of the machine's; 0 lets ONNX Runtime choose.
 
-    It binds threads that it counts itself to processors of the whole machine, whatever the process's mask (1.31).
+    Threads that it counts itself are bound to any of the machine's processors, ignoring the process's mask (1.31).
     """
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return len(mask) if len(mask) < (os.cpu_count() or 1) else 0
 
 
 def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
-    """Make the options of every call; None where a call waits for its results, as on the CPU.
+    """Make the options of every call; None if calls wait for their results, as on the CPU.
 
     Python's run_with_iobinding (1.31) asks them for `gpu_graph_id`; where it is unset, every call raises and catches an
     exception, which takes longer than a small network.
@@ -371,22 +371,22 @@ def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
     options = onnxruntime.RunOptions()
     options.log_severity_level = _WARNING
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    options.add_run_config_entry("gpu_graph_id", "0")  # What the CUDA provider takes if it is unset.
+    options.add_run_config_entry("gpu_graph_id", "0")  # The CUDA provider's default.
     return options
 
 
 def symbol_sizes(job: Job[Any]) -> dict[str, int]:
-    """Give the sizes of the graph's symbolic dimensions."""
+    """Return the sizes of the graph's symbolic dimensions."""
     symbols = {BATCH}
     if job.source.own_graph is not None:
         shapes = symbolic_shapes(file_inputs(job.graph))
         symbols = batch_symbols(shapes, batch_axes(job.source, shapes))
-    # x[0] is our word for a dimension that the file does not name.
+    # x[0] names a dimension that has no name in the file.
     return {**dict.fromkeys((s for s in symbols if "[" not in s), job.batch_size), **job.source.dimensions}
 
 
 def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
-    """Write model.onnx and the settings with which it gets the figures that were measured."""
+    """Write model.onnx and the measured settings."""
     provider = PROVIDERS[job.engine, job.device]
     settings = {
         "providers": [[row.name, row.settings(job)] for row in (provider, *provider.behind)],
@@ -400,7 +400,7 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
 
 
 def _arena_bytes(start: int, end: int) -> int | None:
-    """Sum what the log says between two positions of the CUDA arena's growth; None if it says nothing.
+    """Sum the CUDA arena's growth logged between two positions; None if none was logged.
 
     ONNX Runtime 1.31 gives no other access to its arena's statistics from Python.
     """

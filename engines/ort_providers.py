@@ -37,7 +37,7 @@ class Provider:
     entries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Entries of the session's configuration, by precision."""
     compiles: bool = False
-    """It makes one node of a whole subgraph, whose types ONNX Runtime does not know, and which it cannot write."""
+    """It fuses subgraphs into nodes whose types ONNX Runtime does not know and which it cannot write."""
     on_stream: bool = False
     """It works on torch's current stream (`user_compute_stream`); else a call waits for it."""
     graph_option: str = ""
@@ -51,7 +51,7 @@ class Provider:
 
 
 def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
-    """Give the CUDA provider's options."""
+    """Return the CUDA provider's options."""
     return {
         "device_id": "0",
         # With growth by powers of two the arena's slack would count as the engine's memory.
@@ -65,7 +65,7 @@ def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
 
 
 def tensorrt_settings(job: Job[Any]) -> dict[str, str]:
-    """Give the TensorRT provider's options.
+    """Return the TensorRT provider's options.
 
     Its networks are weakly typed (1.31.1 calls createNetworkV2 with flags 0; microsoft/onnxruntime#18707): the builder
     has to be allowed a type. Neither engines nor timings are kept: each session builds, as the row says.
@@ -118,4 +118,4 @@ PROVIDERS: Mapping[tuple[str, Device], Provider] = {
         behind=(replace(_CUDA, settings=lambda job: cuda_settings(job.precision, OrtOptions())), _CPU),
     ),
 }
-"""By engine and device."""
+"""Providers by engine and device."""

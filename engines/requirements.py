@@ -31,7 +31,7 @@ def explain(requirements: Sequence[Requirement]) -> str:
 
 
 def fault(requirement: Requirement) -> str | None:
-    """Return why the installed version does not do; None if it does."""
+    """Return why the requirement is not met; None if it is."""
     names, minimum = requirement.name.split("|"), requirement.least
     if requirement.kind == "program":
         is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))

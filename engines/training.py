@@ -23,15 +23,15 @@ from exporters.losses import Objective, draw
 from exporters.source import ModelError
 
 LEARNING_RATE = 1e-6
-"""So small that weights stay what they are over thousands of iterations on one batch: learned by heart, its gradients
-would be zeros, with which a GPU draws less power. No time depends on it."""
+"""Small enough that weights barely change over thousands of iterations on one batch: a memorized batch has zero
+gradients, and a GPU draws less power on zeros. No time depends on it."""
 SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 Part = Callable[[Tensor, Tensor, Tensor], Any]
 """A layer's gradInput or gradWeight: a function of the output's gradient, the input and the weights."""
 _ONE_VALUE = "Expected more than 1 value per channel when training"
 _NO_INPUT = "None of the inputs have requires_grad=True"
-"""As torch says it of batch normalization, and of a reentrant checkpoint (torch 2.13)."""
+"""torch's messages about batch normalization and a reentrant checkpoint (2.13)."""
 _HALVINGS = 32
 """Most halvings of a loss scale that starts at 65536."""
 
@@ -39,8 +39,8 @@ _HALVINGS = 32
 class TrainingStep:
     """One iteration: forward pass, backward pass and optimizer step, a mark behind each; it returns the loss.
 
-    With the head "logits" it returns the network's first output. `call` runs the forward pass: the module, or what has
-    been compiled of it. Gradients are left in the parameters, and in the inputs where they are asked for.
+    With the head "logits" it returns the network's first output. `call` runs the forward pass: the module or its
+    compiled code. Gradients stay in the parameters, and in the inputs if requested.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class TrainingStep:
         for x in floats:
             x.requires_grad_(job.training.input_gradient)
         self.optimizer = make_optimizer(job, model)
-        # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself. Where a
-        # scaler is not enabled, it passes everything on, and its scale is 1.
+        # The host never waits to look for infinities: a fused optimizer skips such a step itself. A disabled scaler
+        # has scale 1 and changes nothing.
         self.scaler = torch.amp.GradScaler(job.device, enabled=self._type == torch.float16)
         self._scale: float | None = None
 
@@ -112,7 +112,7 @@ class TrainingStep:
         return root.detach()
 
     def few(self, items: int) -> None:
-        """Run the first items through the module itself, for whoever looks at its operators."""
+        """Run the first items through the plain module, so that its operators can be watched."""
         inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
         inputs = [x.requires_grad_(original.requires_grad) for x, original in zip(inputs, self.inputs, strict=True)]
         self.forward_and_backward(self.model, inputs, [self.new_objective()], ignore)
@@ -158,7 +158,7 @@ class TrainingStep:
 
     @contextlib.contextmanager
     def _first(self) -> Iterator[None]:
-        """Raise ModelError or Unsupported where the first iteration shows that there is nothing to measure."""
+        """Raise ModelError or Unsupported if the first iteration cannot be measured."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -187,7 +187,7 @@ class TrainingStep:
             )
 
     def _find_scale(self) -> float:
-        """Find the largest loss scale with which nothing overflows, so that no timed step is skipped."""
+        """Find the largest loss scale without overflow, so that no timed step is skipped."""
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
             self.forward_and_backward(self.call, self.inputs, self.objectives, ignore)
             if self._is_finite():
@@ -227,8 +227,8 @@ class LayerStep(TrainingStep):
         self._grad_input, self._grad_weight = self.plain
 
     def compile_gradients(self, compiled: Callable[[Part], Part]) -> None:
-        """Put what `compiled` makes of gradInput and of gradWeight in their place; `call` is the forward pass's."""
-        # So that a CUDA graph that torch.compile records reads them where they are: else each replay copies them first.
+        """Compile gradInput and gradWeight with `compiled`; `call` covers the forward pass."""
+        # Otherwise each replay of torch.compile's CUDA graph would copy them first.
         for tensor in (*self.inputs, self.gradient, *self.model.parameters()):
             torch._dynamo.mark_static_address(tensor)
         self._grad_input, self._grad_weight = map(compiled, self.plain)
@@ -251,7 +251,7 @@ class LayerStep(TrainingStep):
 
     @torch.no_grad()
     def few(self, items: int) -> None:
-        """The three parts of the first items, not compiled."""
+        """Run the three parts on the first items, not compiled."""
         x, gradient = self.inputs[0][:items], self.gradient[:items]
         self.model(x)
         for part in self.plain:

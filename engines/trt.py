@@ -89,7 +89,7 @@ def build(job: Job[TrtOptions]) -> BuiltAhead:
 
 
 def deploy(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
-    """Write model.engine, which has been built, and the graph that it was made of."""
+    """Write the built model.engine and its graph."""
     assert built is not None, "an engine that builds gets what it built"
     graph = copy_graph(job, folder)
     shutil.copyfile(built, folder / "model.engine")
@@ -125,7 +125,7 @@ class TrtSession:
         """Inputs and outputs."""
         self.scratch: torch.Tensor | None = None
         self.logger = logger_of(self.library)
-        # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
+        # Freed in reverse order, if a step fails or when the session is closed.
         with contextlib.ExitStack() as stack:
             self.built = self._build()
             stack.callback(self.buffers.clear)
@@ -221,7 +221,7 @@ class TrtSession:
         self._check(self.engine, f"cannot load the engine {self.built.path}")
         self.context, self.runtime_config = create_context(self.library, self.engine)
         self._check(self.context, "cannot create an execution context")
-        # An engine of detailed verbosity would mark every layer's launch for a profiler, which takes the host's time.
+        # An engine of detailed verbosity marks every layer's launch for profilers, which costs host time.
         self.context.nvtx_verbosity = self.library.ProfilingVerbosity.NONE
 
     def _bind(self) -> None:
@@ -262,7 +262,7 @@ class TrtSession:
         self._check(done, "could not enqueue the engine")
 
     def _capture(self) -> None:
-        """Record the engine as a CUDA graph, or note why not: it then stays with plain enqueues."""
+        """Record the engine as a CUDA graph; if that fails, note why and keep enqueueing."""
         stream = torch.cuda.current_stream()
         stream.synchronize()
         self.job.at_peak()  # Capturing begins with returning what torch's allocator had cached.

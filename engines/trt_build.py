@@ -39,11 +39,11 @@ Shape = tuple[int, ...]
 
 ALL_TARGETS = "all"
 _CURRENT = "current"
-"""The library's word for whichever GPU is there."""
+"""The library's name for the present GPU."""
 _OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
 _SHOWN_ERRORS = 5
 _NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
-"""Said by TensorRT for RTX of types that a target lacks: Turing has no fp32 matrix product and no bf16."""
+"""TensorRT for RTX's errors about types that a target lacks: Turing has no fp32 matrix product and no bf16."""
 _ERROR_CHARACTERS = 400
 _OLD_DRIVER = re.compile(r"\berror: 35\b|CUDA driver version is insufficient")
 """cudaErrorInsufficientDriver: the library is for a newer CUDA than the driver's."""
@@ -83,7 +83,7 @@ def batch_shapes(specs: Sequence[TensorSpec], batch: int) -> dict[str, tuple[Sha
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
-    """Give `BuildRequest`'s `target` (TensorRT for RTX) or `gpu` (TensorRT) for a GPU."""
+    """Return `BuildRequest`'s `target` (TensorRT for RTX) or `gpu` (TensorRT) for a GPU."""
     if targets(library):
         return {"target": f"sm{capability.replace('.', '')}"}
     return {"gpu": f"{gpu}, compute capability {capability}"}

@@ -1,4 +1,4 @@
-"""Call TensorRT 8.5 to 11, and TensorRT for RTX, by one set of functions: what releases call differently is here.
+"""Hide the API differences between TensorRT 8.5 to 11 and TensorRT for RTX.
 
 8.5 builds weakly typed networks, whose types the builder chooses among those that its flags allow; from 10 on a network
 has its graph's types. The library, `tensorrt` or `tensorrt_rtx`, is handed in. TensorRT 8.5.3.1 has run on an H200;

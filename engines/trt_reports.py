@@ -90,7 +90,7 @@ def _new_logger(library: Any) -> Any:
             library.ILogger.__init__(self)
             self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
             self.skipped: deque[str] = deque(maxlen=_KEPT_ERRORS)
-            """About kernels that a build tried and left out."""
+            """Messages about kernels that a build skipped."""
 
         def log(self, severity: Any, message: str) -> None:
             with contextlib.suppress(Exception):
@@ -118,7 +118,7 @@ def logged(logger: Any, limit: int, *messages: str) -> str:
 
 
 def forget(logger: Any) -> None:
-    """Clear the logged errors, so that none of them explains a later failure."""
+    """Clear the logged errors, so that they cannot explain a later failure."""
     logger.errors.clear()
     logger.skipped.clear()
 
@@ -138,7 +138,7 @@ def new_monitor(library: Any, report: Callable[[str], None]) -> Any:
             self._reported = 0.0
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            """Every method must be there."""
+            """Required by the interface."""
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             with contextlib.suppress(Exception):
@@ -148,7 +148,7 @@ def new_monitor(library: Any, report: Callable[[str], None]) -> Any:
             return True
 
         def phase_finish(self, phase_name: str) -> None:
-            """It says nothing."""
+            """Required by the interface."""
 
     return Monitor()
 
@@ -233,7 +233,7 @@ def _nodes(entry: Mapping[str, Any], nodes: Collection[str]) -> list[str]:
 def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
     """Take the type from the kernel's name, else from the weights, which may be among the layer's constants.
 
-    A kernel with a fused cast computes in another type than its inputs have, so the inputs prove nothing.
+    A kernel with a fused cast computes in another type than its inputs', so the inputs prove nothing.
     """
     for pattern in _TACTICS:
         if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:
