@@ -1,4 +1,4 @@
-"""Make models, and what engines need of them: weights, inputs, ONNX graphs, FLOPs, references."""
+"""Make models and their weights, inputs, ONNX graphs, FLOP counts and references."""
 
 from __future__ import annotations
 

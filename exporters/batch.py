@@ -1,4 +1,4 @@
-"""Find the axis along which an input's items lie, by what the job and the model say of it."""
+"""Find the batch axis of each input, from the job and the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BATCH_WORDS = ("batch", "batch_size", "batchsize")
 
 
 def batch_axes(source: ModelSource, shapes: Shapes) -> dict[str, int | None]:
-    """Return the axes of items that the job names, of inputs with these shapes.
+    """Return the batch axes that the job names, for the inputs with these shapes.
 
     Raises ModelError for an input or an axis that an ONNX file lacks; a module's graph may give inputs other names.
     """
@@ -27,7 +27,7 @@ def batch_axes(source: ModelSource, shapes: Shapes) -> dict[str, int | None]:
 
 
 def check_batch(source: ModelSource, shapes: Shapes) -> None:
-    """Raise ModelError where the job names the batch of an input or at an axis that the model lacks."""
+    """Raise ModelError if the job names an input or axis that the model lacks."""
     for name, axis in source.batch.items():
         if name not in shapes:
             raise source.error(f"batch: no input {name!r}{nearest(name, shapes)}")
@@ -38,8 +38,8 @@ def check_batch(source: ModelSource, shapes: Shapes) -> None:
 def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyType({})) -> set[str]:
     """Return the symbols that stand for the batch in the shapes of a model's inputs; none where it is fixed.
 
-    They are the symbols at the `axes` that the job names, and "batch"; if the first input has none of these, its
-    leading one; then all leading ones without a meaning. Other axes of the inputs in `axes` never are the batch.
+    They are the symbols at the job's `axes`, and "batch"; if the first input has neither, its leading symbol; then all
+    leading symbols without a meaning. Other axes of the inputs in `axes` never are the batch.
     """
     at = {shapes[name][axis] for name, axis in axes.items() if axis is not None}
     others = {size for name, item_axis in axes.items() for axis, size in enumerate(shapes[name]) if axis != item_axis}
@@ -54,7 +54,7 @@ def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyT
 
 
 def batch_hint(shapes: Shapes, batch: Collection[str], names: Collection[str]) -> str:
-    """Say how to call a free dimension the batch, of an input that has none yet, in a job and on the command line."""
+    """Say how to name a free dimension as the batch, in a job and on the command line."""
     unbatched = [(name, shape) for name, shape in shapes.items() if not set(shape) & set(batch)]
     places = ((name, axis) for name, shape in unbatched for axis, size in enumerate(shape) if size in names)
     texts = (f"batch: {{{name}: {axis}}}    # or --batch-axis {name}={axis}" for name, axis in places)

@@ -35,12 +35,12 @@ _FAULT_CHARACTERS = 400
 _SMALL = 0.01
 """Largest constant scale that hides its branch, as layer scale of deep networks does, which starts at 1e-5 or 1e-6
 (https://arxiv.org/abs/2103.17239); the 0.1 of shallow ones does not."""
-# erfinv_ turns uniform draws into truncated normals, and takes as long as drawing.
+# erfinv_ turns uniform draws into truncated normals, and is as slow as drawing.
 _DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "erfinv_")
 _HELD: dict[Path, tuple[nn.Module, float]] = {}
 """Models of `hold` and the seconds that each took, by the file of their state."""
 spared_seconds = 0.0
-"""Seconds that `restore` did not take, since the model was held."""
+"""Seconds that holding the model saved in `restore`."""
 _SHIFT = 0.5
 """Mean bias of a library's batch norms, in standard deviations of their normalized input."""
 
@@ -71,14 +71,15 @@ def load(source: ModelSource) -> nn.Module:
 
 
 def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
-    """Calibrate by the inputs that the library knows, since weights are the same whatever inputs a job gives. A model
-    that does not run by them stays as it is, and its reference outputs say why where it matters."""
+    """Calibrate with the library's own inputs, so that weights do not depend on a job's.
+
+    A model that cannot run on them stays uncalibrated; its reference outputs then say why."""
     try:
         specs = input_specs(replace(source, dimensions={}, varied={}, specs=None))
         inputs = seeded_inputs(specs, fixed_batch(specs) or CALIBRATION_ITEMS)
         calibrate(model, lambda: call(model, specs, [torch.from_numpy(array) for array in inputs]))
     except Exception as error:
-        if isinstance(error, MemoryError) or "allocate" in str(error):  # Another process may find enough.
+        if isinstance(error, MemoryError) or "allocate" in str(error):  # Another process may have enough memory.
             raise
         print(f"model {source.name!r}: batch norms could not be calibrated: {error!r}", file=sys.stderr)
 
@@ -113,7 +114,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
         content = _opened(path)
     except Exception as error:
         why = ": ".join(filter(None, (type(error).__name__, text_of(error, 200))))
-        if isinstance(error, pickle.UnpicklingError):  # Without torch's advice to unpickle the file all the same.
+        if isinstance(error, pickle.UnpicklingError):  # Leave out torch's advice to unpickle the file anyway.
             why = "it holds more than tensors; only tensors are read: others could run code"
         raise ModelError(
             f"weights {path}: not a readable state dict ({why}); save one by "
@@ -135,15 +136,15 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
 def _opened(path: Path) -> Any:
     """Open a file of tensors, mapped where its format allows, so that nothing is read before it is used."""
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file  # Imported only by workers that read such a file.
+        from safetensors.torch import load_file  # Only needed for these files.
 
         return load_file(path)
     return torch.load(path, map_location="cpu", mmap=_is_mappable(path), weights_only=True)
 
 
 def _is_mappable(path: Path) -> bool:
-    """Tell whether the file's tensors lie in it as they are: torch maps compressed ones without a word (torch 2.13)."""
-    if not zipfile.is_zipfile(path):  # Of torch before 1.6.
+    """Return whether the file's tensors are stored uncompressed: torch silently maps compressed ones (2.13)."""
+    if not zipfile.is_zipfile(path):  # Written by torch before 1.6.
         return False
     with zipfile.ZipFile(path) as archive:
         return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
@@ -183,7 +184,7 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     if source.factory:
         with _Undrawn() if source.library else contextlib.nullcontext():
             model = build(source)
-        # As it was saved, whatever it holds: a quantized module's state has more than tensors.
+        # Not only tensors: a quantized module's state holds more.
         model.load_state_dict(_opened(state_path))
         return model
     model = empty(source)
@@ -199,7 +200,7 @@ def hold(source: ModelSource, state_path: Path) -> None:
 
 
 def is_shared(state_path: Path) -> bool:
-    """Tell whether a held model has tensors that forks would not get copies of."""
+    """Return whether a held model has tensors in shared memory, which forks would not copy."""
     model, _ = _HELD[state_path]
     tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout == torch.strided)
     return any(tensor.is_shared() for tensor in tensors)

@@ -47,7 +47,7 @@ def most_bytes() -> int:
 
 
 def code_of(*files: str) -> list[str]:
-    """Return the sha256 of files of this package: in a key they have things made again once the code changes."""
+    """Return the sha256 of files of this package, for keys that change with the code."""
     return [file_sha256(Path(__file__).parent / file) for file in files]
 
 
@@ -60,7 +60,7 @@ class CacheError(ModelError):
 
 
 def check_root(root: Path) -> None:
-    """Raise CacheError for a folder that has nothing and cannot be written; a filled one may be read-only."""
+    """Raise CacheError for an empty folder that cannot be written; a filled one may be read-only."""
     with _kept(root):
         if not (root.is_dir() and any(root.iterdir())):
             root.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def check_room(path: Path, size: float) -> None:
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 
-    A key, of `exporters.source.digest`, must change whenever the content would. A read-only cache serves what it has.
+    A key, of `exporters.source.digest`, must change whenever the content would. A read-only cache serves its entries.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -141,7 +141,7 @@ class Cache:
             except Exception:
                 if folder.is_dir():
                     raise
-                folder.mkdir(parents=True)  # Somebody removed it meanwhile.
+                folder.mkdir(parents=True)  # Removed meanwhile.
                 replace_files(path, manifest, produce)
         return path, False
 
@@ -164,7 +164,7 @@ class Entry:
         try:
             with FileLock(f"{self.path}.lock", timeout=0):
                 names = json.loads(manifest.read_text())
-                # First, so that an entry of which a part is left is none.
+                # First: an incomplete entry has no manifest.
                 manifest.unlink()
                 for name in names:
                     self.path.with_name(name).unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def entries(root: Path) -> list[Entry]:
     complete = []
     for manifest in root.glob("*/*.json"):
         path = manifest.with_suffix("")
-        if path.exists():  # Else it is an entry whose content is JSON.
+        if path.exists():  # Otherwise it is an entry that is itself JSON.
             with contextlib.suppress(OSError, ValueError, TypeError):
                 size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
                 complete.append(Entry(path, size, manifest.stat().st_mtime))
@@ -186,7 +186,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def trim(root: Path, limit: int, spared_seconds: float = 86_400.0) -> list[Entry]:
-    """Remove the least recently used entries until at most `most` bytes are left; returns what was removed.
+    """Remove the least recently used entries until at most `limit` bytes are left; return the removed ones.
 
     Entries used in the last `spared_seconds` stay: a run under way may need them.
     """
@@ -201,7 +201,7 @@ def trim(root: Path, limit: int, spared_seconds: float = 86_400.0) -> list[Entry
 
 def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object]) -> None:
     """Have `produce` write the entry's files, then put them and their manifest into place."""
-    # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
+    # A fixed name on the target's file system, so that the next run clears a killed one's files.
     scratch = path.with_name(f".{path.name}.tmp")
     with _kept(path):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -239,7 +239,7 @@ def _kept(path: Path) -> Iterator[None]:
 
 
 def _no_room(folder: Path) -> str | None:
-    """Say why the folder's disk takes no more; libraries do not always say so."""
+    """Return why the folder's disk is full, since libraries do not always say so."""
     try:
         (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
     except OSError as full:

@@ -37,13 +37,13 @@ def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> 
 
 
 def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return tensors of the arrays, floats in the type."""
+    """Convert arrays to tensors, floats to `dtype`."""
     tensors = map(torch.from_numpy, arrays)
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Give the model's floats the type; complex ones stay, and in fp32 doubles of a module that takes floats."""
+    """Cast the model's floats; complex ones stay, and so do doubles at fp32 in a module that takes floats."""
     floats = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     mixes = torch.float32 in floats or KEEPS_DOUBLES in vars(model)
     unchanged = {torch.float64} if dtype == torch.float32 and mixes else set()
@@ -116,9 +116,9 @@ def _wait_of(result: Any) -> Callable[[], Any] | None:
 
 
 def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:
-    """Return the places of the requested outputs among the names; all of them if none is requested.
+    """Return the requested outputs' positions in `names`; all positions if `requested` is empty.
 
-    A dict's name stands for all that is in it. Raises ModelError for an unknown one.
+    A dict's name selects all its tensors. Raises ModelError for an unknown one.
     """
     valid = list(names)
     places: list[int] = []
@@ -131,8 +131,7 @@ def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:
 
 
 def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
-    """Return the output from which the backward pass starts: the first, or the first requested. Raises ModelError where
-    it is not of floats."""
+    """Return the first requested output, where the backward pass starts. Raises ModelError if it holds no floats."""
     outputs = named_outputs(result)
     if not outputs:
         raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
@@ -175,7 +174,7 @@ class Flattened(nn.Module):
 
 
 class Watch(TorchDispatchMode):
-    """Show `see` each operator of torch that is about to run, its arguments, and those by keyword."""
+    """Call `see` with each torch operator about to run, its arguments and keyword arguments."""
 
     supports_higher_order_operators = True
 
@@ -218,7 +217,7 @@ def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, fr
         for module in model.modules():
             if isinstance(module, _DropoutNd):
                 module.eval()
-                module.p = 0.0  # Attention hands it on where it is in training mode itself.
+                module.p = 0.0  # Attention passes it on in its own training mode.
             for name, value in vars(module).items():
                 if "drop" in name and isinstance(value, float):
                     setattr(module, name, 0.0)

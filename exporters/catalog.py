@@ -10,7 +10,7 @@ from annotated_types import Interval
 from exporters.errors import nearest
 from exporters.source import ModelError, ModelSource
 
-# Beyond these bounds nothing can be measured, while tables and clocks would overflow. None admits infinity or NaN.
+# Larger numbers cannot be measured and would overflow tables and clocks. All bounds exclude infinity and NaN.
 LARGEST = 2**31 - 1
 """The largest index of 32 bits, as kernels use them."""
 Count = Annotated[int, Interval(gt=0, le=LARGEST)]
@@ -78,7 +78,7 @@ CATALOG: dict[str, Architecture] = {row.name: row for row in ARCHITECTURES}
 
 
 def network_of(source: ModelSource) -> Architecture | None:
-    """The row of a canonical network, None of another model. Raises ModelError for an unknown one, with the nearest."""
+    """Return a canonical network's row, None for other models. Raises ModelError for an unknown name."""
     name = source.catalog_name
     if name is not None and name not in CATALOG:
         raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")

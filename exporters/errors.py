@@ -1,4 +1,4 @@
-"""Say in a sentence what an error was, at which line of the user's own code, and which word was meant."""
+"""Describe an error in one sentence, with the line in the user's code, and suggest near words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
 """Match the C++ place of a failure of ONNX Runtime, several hundred characters before its reason."""
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
-"""As Python writes a frame, and torch those of the code that it traced or compiled."""
+"""A stack frame as Python writes it, and torch for traced or compiled code."""
 _LINE_CHARACTERS = 80
 _MESSAGE_CHARACTERS = 100_000
 """Some messages hold a tensor or a file: 48 MB took ten seconds to look through."""
@@ -29,7 +29,7 @@ Line = tuple[str, int]
 
 
 class ConfigError(Exception):
-    """Tell of a config, file or argument that cannot be used, where, and how to mend it. Exit code 2."""
+    """A config, file or argument that cannot be used: the message says where, and how to fix it. Exit code 2."""
 
 
 def cut(text: str, characters: int) -> str:
@@ -46,7 +46,7 @@ def without_middle(text: str, characters: int) -> str:
 
 
 def shown(text: str, characters: int = 120) -> str:
-    """Return a text's beginning on one line, with escapes for what a terminal would not print."""
+    """Return a text's beginning on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut(text, characters))
 
 
@@ -79,7 +79,7 @@ def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count
 def sentence(error: BaseException, characters: int = 300) -> str:
     """Describe the error that came first, like "ValueError: no luck at /home/me/stem.py:14 (`raise ValueError(text)`)".
 
-    Libraries wrap the error that helps into others that do not. What the user's own code made of it comes before it:
+    Libraries wrap the helpful error into others. If the user's own code did so, its error comes first:
     "RuntimeError: no stem, after KeyError: 'width' at …".
     """
     errors = chain(error)
@@ -110,8 +110,10 @@ def _at(file: str, number: int) -> str:
 
 
 def text_of(error: BaseException, characters: int = 300) -> str:
-    """Return an error's message on one line of at most that many characters, without codes for a terminal: its first
-    paragraph, which says what is wrong, and the first error in a compiler's output."""
+    """Return an error's message on one line of at most `characters`, without terminal codes.
+
+    It is the first paragraph, or a title with the first error of a compiler's output.
+    """
     first, _, rest = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
     if len(first) < _TITLE_CHARACTERS and rest:
         faults = [line for line in rest.splitlines() if "error: " in line]
@@ -129,9 +131,9 @@ def message(error: BaseException) -> str:
 
 
 def chain(error: BaseException | None, hidden: bool = False) -> list[BaseException]:
-    """Return the error and those that it followed, the first one at the end; also those `hidden` by "from None"."""
+    """Return the error and its causes, the root cause last; `hidden` includes those behind "from None"."""
     errors: list[BaseException] = []
-    while error is not None and not any(error is earlier for earlier in errors):  # Some go round in circles.
+    while error is not None and not any(error is earlier for earlier in errors):  # Some chains are cycles.
         errors.append(error)
         error = error.__cause__ or (error.__context__ if hidden or not error.__suppress_context__ else None)
     return errors

@@ -49,7 +49,7 @@ class Example:
     axes: dict[int, str]
     """Names of axes in `dynamic_shapes`, the batch's left out."""
     batch_axis: int | None = 0
-    """Axis of the items; None for one that all items share."""
+    """Axis of the items; None for an input that all items share."""
 
 
 def make(source: ModelSource) -> nn.Module:
@@ -70,7 +70,7 @@ def examples(source: ModelSource) -> list[Example]:
 
 @contextlib.contextmanager
 def called_once() -> Iterator[None]:
-    """Call each user's factory once in here: its module is given whenever it is asked for."""
+    """Call each user's factory only once in this context, and reuse its module."""
     global _KEPT
     _KEPT = {}
     try:
@@ -128,7 +128,7 @@ def _plain(model: nn.Module) -> nn.Module:
 
 
 def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example]) -> None:
-    """Run a module whose layers take their sizes from the first call."""
+    """Call a module with lazy layers once, so that they get their sizes."""
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
     arrays = [example.array for example in inputs] or [np.zeros((2, *(source.input_shape or ())), np.float32)]
@@ -215,8 +215,10 @@ def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = 
 
 
 def _with_batch(source: ModelSource, inputs: Sequence[Example]) -> list[Example]:
-    """Find each example's axis of items: the one that the job names, or whose name in `dynamic_shapes` is the batch's,
-    else the first if it has the batch's size. Raises ModelError for an axis of another size."""
+    """Find each example's batch axis: the job's, or the one `dynamic_shapes` names, else a first axis of that size.
+
+    Raises ModelError for an axis of another size.
+    """
     shapes = {e.name: [e.axes.get(axis, size) for axis, size in enumerate(e.array.shape)] for e in inputs}
     check_batch(source, shapes)
     asked, names = source.batch, batch_symbols(shapes, source.batch)
@@ -253,9 +255,9 @@ def _axes(shape: Any) -> dict[int, str]:
 
 
 def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Have the module take the tensors of its arguments by position, wherever they are nested.
+    """Make the module take its arguments' tensors by position, however they are nested.
 
-    Its class is another one then, so that a deep copy of the module calls its own weights.
+    It gets a new class, so that a deep copy of the module uses its own weights.
     """
     leaves, tree = tree_flatten((positional, keywords))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -275,7 +277,7 @@ def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, 
 def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any = None) -> dict[str, Any]:
     """Return a job's keys for a live module or a function: the function's name, or a file in `folder` with `inputs`.
 
-    Raises ModelError for what the processes that measure it cannot import.
+    Raises ModelError for code that the measuring processes cannot import.
     """
     parts: set[Any] = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {model}
     for part in parts:
@@ -300,14 +302,14 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
             f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
             "give a function in a file that makes it, or export it to ONNX and give the file's path"
         ) from error
-    # By content, so that the next run of the same module finds what was prepared of it.
+    # Named by content, so that the next run of the same module finds its cached files.
     named = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt")
     made_in = {} if isinstance(model, nn.Module) else {"made_in": model.__module__}
     return {"factory": f"{__name__}:load_saved", "options": {"file": named.name, **made_in}}
 
 
 def hooked_tensors(model: nn.Module) -> list[str]:
-    """Name the parameters and buffers with hooks of their own, as clipping or an optimizer in the backward pass has."""
+    """Name the parameters and buffers that have hooks, such as gradient clipping."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return [name for name, tensor in tensors if tensor._backward_hooks or tensor._post_accumulate_grad_hooks]
 

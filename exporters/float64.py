@@ -1,4 +1,4 @@
-"""Evaluate float32 graphs more exactly than ONNX Runtime does, for references on which fp32 runtimes do not agree."""
+"""Evaluate float32 graphs in float64, for references where fp32 runtimes disagree."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_exact_sigmoids(path: Path, folder: Path) -> Path:
     model = onnx.load(path)
     nodes = [node for graph in every_graph(model.graph) for node in graph.node]
     if any(a.i == TensorProto.DOUBLE for node in nodes if node.op_type == "Cast" for a in node.attribute):
-        return path  # A sigmoid may be of doubles.
+        return path  # A sigmoid may take doubles.
     graphs = [graph for graph in every_graph(model.graph) if any(map(_is_sigmoid, graph.node))]
     for number, graph in enumerate(graphs):
         one = f"1 in sigmoids {number}"

@@ -41,7 +41,7 @@ _ITEMS = 2
 _COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Search|EPContext")
 """Parts of the names of operators that multiply matrices, including ONNX Runtime's own."""
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-"""Domains whose operators the pattern tells apart; any other's may do anything."""
+"""Domains whose operators the pattern covers; operators of others may do anything."""
 _SMALL = 1024
 """Elements of the largest initializer whose values shape inference may need: shapes, axes, paddings."""
 
@@ -79,7 +79,7 @@ def cached_cost(
     of_input: bool = False,
     frozen: Sequence[str] = (),
 ) -> Cost:
-    """Count each pass once for all runs; what cannot be counted stays None.
+    """Count each pass once for all runs; None for a pass that cannot be counted.
 
     `of_input` counts the gradient of a network's input in training; parameters that `frozen` names have none.
     """
@@ -205,7 +205,7 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
 
 
 def computes(node: NodeProto) -> bool:
-    """Tell whether the node, or one in a branch or a loop of it, may multiply matrices."""
+    """Return whether the node, or one in its branches or loops, may multiply matrices."""
     inner = (child for outer in graphs_of(node) for graph in every_graph(outer) for child in graph.node)
     return any(n.domain not in _DOMAINS or _COMPUTES.search(n.op_type) for n in (node, *inner))
 

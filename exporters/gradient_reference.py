@@ -1,8 +1,8 @@
 """Compute the gradients of a model's first training step on the CPU, once for all runs.
 
-fp64 is the reference. A narrower precision is simulated in fp32, as a runtime would store it: what each leaf module
-returns, and what comes back to it, is rounded to the type, while sums inside of it are fp32. Of fp32 there are further
-versions, in which the same tensors are blurred by what another order of summation could change.
+fp64 is the reference. A narrower precision is simulated in fp32: each leaf module's outputs and incoming gradients are
+rounded to the type, as a runtime would store them; sums inside it stay fp32. fp32 has several versions, whose tensors
+are blurred as another order of summation might change them.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _SCALES = [2.0**power for power in range(16, -17, -1)]
 
 _BLUR = 1e-6
 """Standard deviation, relative: sums of some thousand products in fp32 by another library differ by about that much. It
-turns ReLUs and maxima that are nearly undecided, each of which moves the gradient by far more."""
+flips nearly undecided ReLUs and maxima; each flip moves the gradient by far more."""
 
 _VERSIONS = 4
-"""Repetitions of the step in fp32; the largest deviation counts. One is a matter of luck: AlexNet's lies at 1e-6, or
-at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
+"""Repetitions of the step in fp32; the largest deviation counts. One alone depends on luck: AlexNet's is 1e-6, or
+1e-2 once an undecided maximum flips. At narrower precisions so many flip that one step suffices."""
 _DRAWS = 8
 """Steps with other random numbers: blocks dropped by chance may be the same ones twice."""
 _AGAIN = 1e-3
@@ -82,9 +82,9 @@ def cached_gradients(
     of_input: bool = False,
     frozen: Sequence[str] = (),
 ) -> GradientReference:
-    """Take the step in fp64 and at each precision, once for all runs, under fp16 for each of `batches`.
+    """Take the step in fp64 and at each precision, once for all runs; fp16 once for each of `batches`.
 
-    A random model has only the first. Raises what the model raises in training mode.
+    A random model gets only the fp64 step. Raises the model's own errors.
     """
     source = identified(source)
     common: list[Any] = [
@@ -110,9 +110,9 @@ def cached_gradients(
         return step(source, state, arrays, head, precision, target, batch, blur, of_input, specs, frozen)
 
     def examined() -> Gradients:
-        """Take the step, again if the model draws numbers, and if the batch is free over each item twice."""
+        """Take the step, and check that it repeats and that doubling a free batch changes nothing."""
         before, first = _generators(), on(arrays, "fp64")
-        # Numbers may be drawn for nothing, as by a layer drop of 0, or by chance drop the same twice.
+        # Random numbers may have no effect (a layer drop of 0), or drop the same blocks twice by chance.
         again = (on(arrays, "fp64", first.target) for _ in range(_DRAWS))
         if before != _generators() and not all(_is_again(repeat, first) for repeat in again):
             return replace(first, is_random=True)
@@ -169,12 +169,10 @@ def step(
 ) -> Gradients:
     """Take one step of the model in training mode, without dropout, on these items.
 
-    Draw the target if it is None; repeat a smaller batch's.
-
-    Precisions are those of training, or "fp64". Under fp16 gradients of activations are as small as they are where the
-    loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one. With
-    `of_input`, and of a layer always, the gradients of the inputs are among them. All are positional without `specs`.
-    Raises exporters.source.ModelError, and what the model raises.
+    Precisions are those of training, or "fp64". A `target` of None is drawn; a smaller batch's is repeated. At fp16 the
+    gradients of activations are scaled as in a mean loss over `batch` items. `blur` is the version of fp32; 0 is plain.
+    `of_input` adds the gradients of the inputs, as a layer always does. Without `specs` all inputs are positional.
+    Raises exporters.source.ModelError and the model's own errors.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
     model, inputs = restore(source, state).to(dtype), typed(arrays, dtype)
@@ -219,7 +217,9 @@ def _forward(
     model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], precision: str, scale: float
 ) -> Any:
     """Call the model with inputs and weights rounded; AMP and TF32 round only weights of convolutions and products.
-    Gradients will come back times `scale`, but those of weights as a whole batch's sum, unless it is a loss scale."""
+
+    Gradients come back times `scale`; weights' are rounded without it, unless it is a loss scale.
+    """
     every = precision in ("fp16", "bf16")
     if precision == "tf32":
         rounds: tuple[Round, Round] = _to_tf32, _exactly
@@ -239,8 +239,8 @@ def _forward(
 
 
 def _rounding(model: nn.Module, precision: str, blur: int) -> None:
-    """Have modules round: under TF32 what convolutions and products multiply, forward and
-    backward; at half precision, or to blur, what any leaf module returns, and the gradient that comes back to it."""
+    """Add hooks that round: at TF32 the operands of convolutions and products, forward and backward; at half precision,
+    or to blur, the outputs and incoming gradients of all leaf modules."""
     narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
     if precision in _HALVES:
         narrow = _through(_HALVES[precision])

@@ -18,15 +18,16 @@ from exporters.inputs import BATCH, TensorSpec, first_items
 Array = NDArray[Any]
 _WHOLE = 4096
 _SAMPLED = 4093
-"""A prime, so that the spacing is no multiple of a tensor's own dimensions, by which all samples could fall into one
-column or one place of the kernels."""
+"""A prime, so that the spacing is no multiple of a tensor's dimensions; otherwise all samples could share a column."""
 NOTABLE = 0.01
-"""Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
+"""Share of the total norm above which a parameter's gradient is judged on its own; an input's always is."""
 
 
 def is_exact(reference: Array) -> bool:
-    """Tell whether values name something, as token ids and classes do, so that a close one is wrong, too. Integers of 8
-    bits are quantities: images, quantized tensors."""
+    """Return whether values are names, such as token ids or classes: a close one is wrong, too.
+
+    8-bit integers are quantities: images, quantized tensors.
+    """
     return reference.dtype.kind in "biu" and (reference.dtype.kind == "b" or reference.dtype.itemsize > 1)
 
 
@@ -102,7 +103,7 @@ class GradientReference:
 
     path: Path
     own: Mapping[str, Deviation]
-    """By `own_name`."""
+    """Keyed by `own_name`."""
 
     def deviation_at(self, precision: str, batch: int) -> Deviation:
         """Return that precision's deviation at the batch size; at one that was not prepared, the largest of any."""
@@ -129,12 +130,12 @@ def tiled(array: Array, shape: Sequence[int], is_gradient: bool = False) -> Arra
 
 
 def corner(array: Array, shape: Sequence[int]) -> Array:
-    """Return the first elements along each axis: of a batch that repeats items the smaller batch's."""
+    """Return the first elements along each axis, which undoes `tiled`."""
     return array[tuple(map(slice, shape))] if array.ndim == len(shape) else array
 
 
 def input_names(count: int) -> list[str]:
-    """Name the gradients of a model's inputs among those of its parameters."""
+    """Name the inputs' gradients, to be kept with the parameters'."""
     return ["input"] if count == 1 else [f"input {number}" for number in range(1, count + 1)]
 
 

@@ -56,7 +56,7 @@ class TensorSpec:
     place: str | int = 0
     """Keyword or position in the module's call; a graph takes it by name."""
     range: tuple[float, float] | None = None
-    """From the first number up to, but not including, the second."""
+    """Range of values, the end excluded."""
     is_mask: bool = False
     """Mark a mask of padding: ones up to a drawn length, then zeros."""
     data: str = ""
@@ -170,7 +170,7 @@ def file_specs(source: ModelSource) -> list[TensorSpec]:
 
 
 def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Add what the job says that a graph's inputs hold. Raises ModelError for arrays that do not fit."""
+    """Add the job's values to a graph's inputs. Raises ModelError for arrays that do not fit."""
     result = []
     for spec in specs:
         value = source.inputs.get(spec.name)
@@ -272,12 +272,12 @@ def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int, 
 
 
 def drawn_inputs(specs: Sequence[TensorSpec]) -> list[str]:
-    """Name the inputs whose values nobody gave."""
+    """Name the inputs without given values."""
     return [spec.name for spec in specs if not spec.data]
 
 
 def how_drawn(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
-    """Say like "; x is drawn at random: give real ones, …" which inputs nobody gave; "" if there is none."""
+    """Return a hint like "; x is drawn at random: …" for inputs without values; "" if all have some."""
     if not (names := drawn_inputs(specs)):
         return ""
     return f"; {how_to_give(names, source.kind)}"
@@ -397,7 +397,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
-    """Return the inputs of a user's ONNX file or of an export, without what they hold. Raises ModelError."""
+    """Return the inputs of a user's ONNX file or of an export, without values. Raises ModelError."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     inputs = file_inputs(path)
@@ -467,7 +467,7 @@ def dimensions_of(source: ModelSource) -> list[str]:
     if source.library is None and source.asks_code:
         from exporters.factories import examples
 
-        # Nothing is kept: a dry run writes nothing.
+        # Not `_known`, which caches values: a dry run writes nothing.
         return list(dict.fromkeys(name for example in examples(source) for name in example.axes.values()))
     return list(_known(source).sizes)
 
@@ -483,6 +483,6 @@ def why_fixed(source: ModelSource) -> str:
 
 
 def at_shape(source: ModelSource, shape: Mapping[str, int], sizes: Mapping[str, Sequence[int]]) -> ModelSource:
-    """Return the model with these sizes of the dimensions that the job varies, all of which are in `sizes`."""
+    """Return the model at one shape; `sizes` lists every size of each varied dimension."""
     ranges = {name: (min(sizes[name]), max(sizes[name])) for name in shape}
     return replace(source, dimensions={**source.dimensions, **shape}, varied=ranges)

@@ -52,9 +52,9 @@ class Placement:
     operators: tuple[str, ...]
     options: Mapping[str, object] = field(default_factory=lambda: _OPTIONS)
     operands_only: bool = False
-    """Keep a pair only where it makes an operand of WEIGHTED int8, or what is added to the result of one."""
+    """Keep only pairs on operands of WEIGHTED, and on residuals added to their results."""
     made_for: str = ""
-    """Addition to the maker of the graph."""
+    """Suffix of the graph's origin."""
 
 
 PLACEMENTS: Mapping[str, Placement] = {
@@ -73,7 +73,7 @@ PLACEMENTS: Mapping[str, Placement] = {
         made_for=", operands only",
     ),
 }
-"""By the graph's name; engines/catalog.py says which engine runs which."""
+"""Placements by graph name; engines/catalog.py assigns one to each engine."""
 DYNAMIC = "int8-dynamic"
 """The graph of products in int8 whose activations get their ranges at every call: it needs no calibration."""
 SEEDED_ITEMS = 8
@@ -135,7 +135,7 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
 
 
 def _without_shapes_of_weights(path: Path) -> None:
-    """Leave out of the file what it says of its weights' shapes: the quantizer transposes those of a Gemm."""
+    """Remove the declared shapes of weights, since the quantizer transposes a Gemm's."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -296,8 +296,10 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
-    """Take out of the file every pair but those that WEIGHTED reads and, by name of an Add, those of its residual. The
-    quantizer puts one at each input of an Add, and gives a pair that one reader needs to the tensor's others, too."""
+    """Remove all pairs except on operands of WEIGHTED and on each Add's `residual` input.
+
+    The quantizer also adds pairs at an Add's other input, and for other readers of a tensor.
+    """
     import onnx
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass

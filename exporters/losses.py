@@ -32,7 +32,7 @@ _FORMS = {
 }
 """Forms of cross entropy and their axis of classes, by the number of the output's dimensions."""
 _DRAWN = 2
-"""Rows of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
+"""Distinct rows of a drawn gradient: a layer's outputs may fill a GPU, but should not fill the host."""
 
 
 def form(head: str, shape: Sequence[int]) -> str:
@@ -65,8 +65,8 @@ def draw(name: str, shape: Sequence[int]) -> Tensor | None:
 class Objective:
     """Start the backward pass of results of one shape.
 
-    The first result sets `name`, the form of the head, and `target`: drawn, or repeated from `given`, which a smaller
-    batch had.
+    The first result sets `name`, the form of the head, and `target`: drawn, or repeated from `small_target`, a smaller
+    batch's.
     """
 
     def __init__(

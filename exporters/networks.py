@@ -23,7 +23,7 @@ class Network:
     paddings: tuple[int, ...]
     kernels: tuple[int, ...] = (11, 5, 3, 3, 3)
     stride: int = 4
-    """Of the first convolution."""
+    """Stride of the first convolution."""
     pooled: tuple[int, ...] = (0, 1, 4)
     grouped: tuple[int, ...] = ()
     """Places of convolutions in two groups."""
@@ -40,7 +40,7 @@ class Network:
 
 
 def _vgg(*counts: int) -> Network:
-    """As many 3x3 convolutions before each of the five poolings."""
+    """Return a VGG with `counts` 3x3 convolutions before each of the five poolings."""
     channels = [w for w, count in zip((64, 128, 256, 512, 512), counts, strict=True) for _ in range(count)]
     ends = tuple(total - 1 for total in itertools.accumulate(counts))
     ones = (1,) * len(channels)
@@ -363,4 +363,4 @@ BUILDERS: dict[str, Callable[[str], nn.Module]] = {
     "inception": lambda name: GoogLeNet(VARIANTS[name]),
     "resnet": lambda name: ResNet(*RESNETS[name]),
 }
-"""Map a family of the catalog to what builds its networks from a name."""
+"""Builders of networks by name, by family of the catalog."""

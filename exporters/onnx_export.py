@@ -184,7 +184,7 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Call a graph's outputs as the model does: a value inside gives its name way, an input or a weight does not."""
+    """Name a graph's outputs as the model does. Inner values of that name are renamed, inputs and weights are not."""
     for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in names):
         value.name += ".inner"
     used = {value.name for value in graph.inputs} | set(graph.initializers)
@@ -257,7 +257,7 @@ def _write_fp16(graph: Path, path: Path) -> str:
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     is_large = bool(external_tensors(graph))  # Refuses data elsewhere on the disk, which would be copied.
-    # Shapes are inferred without data in other files: what is passed in memory has protobuf's limit of 2 GiB.
+    # Infer shapes without external data, since models in memory are limited to 2 GiB by protobuf.
     model = onnx.shape_inference.infer_shapes(read_onnx(graph))
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     floats = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}

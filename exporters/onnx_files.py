@@ -1,4 +1,4 @@
-"""Read and check ONNX files, with the data that they keep in other files, and tell at which precisions one runs."""
+"""Read and check ONNX files with their external data, and list the precisions of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnx.external_data_helper import ExternalDataInfo
 
 MADE = ("fp32", "tf32", "fp16", "int8")
-"""Precisions to which a float32 file can be converted."""
+"""Precisions available for a float32 file."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_IR = re.compile(r"max supported IR version: (\d+)")
 _MOST_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
@@ -58,7 +58,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return what a caller gives the graph: files of IR version 3 list their initializers among the inputs."""
+    """Return the graph's real inputs: files of IR version 3 list initializers among them."""
     initializers = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in initializers]
 
@@ -113,7 +113,7 @@ def graphs_of(node: Any) -> list[Any]:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[Any]:
-    """Yield all tensors of a model, those of sparse ones too, which onnx's helper leaves out."""
+    """Yield all tensors of a model, including sparse ones, which onnx's helper leaves out."""
     from onnx.external_data_helper import _get_all_tensors
 
     yield from _get_all_tensors(model)
@@ -259,7 +259,7 @@ def types_of(path: Path) -> frozenset[str]:
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
-    """Return the precisions at which a model is measured: those requested, and those of files of its own.
+    """Return the precisions to measure: those requested, and those of the model's own files.
 
     An .onnx file that is not float32 throughout, or cannot be read, has one of its own, `native`.
     """

@@ -73,7 +73,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
 }
 UNDONE: dict[str, str] = {}
-"""What models' code set as it was imported or as it made a module, until that was put back."""
+"""Settings that models' code changed on import or in a factory, with the values that were undone."""
 
 
 def read() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Say where a model comes from and what it is: `ModelSource` and `Identity`, which need no torch."""
+"""Define a model's origin, `ModelSource`, and its `Identity`, without torch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ModelSource:
     """Part of a library's model that is measured in place of the whole, such as "decode"."""
     onnx: Path | None = None
     graphs: dict[str, Path] = field(default_factory=dict)
-    """User's .onnx files by precision; next to a torch module "fp32" is the graph from which others are made."""
+    """User's .onnx files by precision; next to a torch module, others are made from "fp32"."""
     weights: Path | None = None
     """A .safetensors or .pt state dict; None means seeded weights (canonical) or the factory's own."""
     key: str | None = None
@@ -124,12 +124,12 @@ class ModelSource:
 
     @property
     def own_graph(self) -> Path | None:
-        """The user's .onnx file at fp32, or as it is; None of a model whose graphs are exported."""
+        """The user's .onnx file at fp32, or as given; None for models whose graphs are exported."""
         return self.onnx or self.graphs.get("fp32")
 
     @property
     def catalog_name(self) -> str | None:
-        """The canonical network's name in the catalog; None of another model."""
+        """The canonical network's name in the catalog; None for other models."""
         return (self.network or self.name) if self.kind == "canonical" else None
 
     def error(self, text: str) -> ModelError:
@@ -152,4 +152,4 @@ def shape_words(shape: Mapping[str, int]) -> list[str]:
 
 
 class ModelError(ConfigError):
-    """A model that cannot be had: the message says what is wrong, where, and how to mend it."""
+    """A model that cannot be used: the message says why, where, and how to fix it."""

@@ -168,7 +168,7 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
         if libraries.isdisjoint(path.parents) and path.suffix == ".py"
     }
     module, _, called = (source.factory or "").partition(":")
-    # Only the file in which an object was saved knows which parts of a module it needs.
+    # Only the saved object's file knows which parts of a module it needs.
     words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != _SAVED_BY else None
     every = [(defined, text, set(_WORD.findall(text))) for statements in parts.values() for defined, text in statements]
     new_words = words

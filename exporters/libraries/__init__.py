@@ -1,4 +1,4 @@
-"""List the libraries that models are taken from by name, such as timm:vit_base_patch16_224; imports none of them."""
+"""List libraries whose models can be named, as in timm:vit_base_patch16_224, without importing them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ own tokens, and one for "encoder"."""
 _PROMPT, _STATES = 2, 3
 """Lengths of a prompt and of the encoder's states; they differ, so a cached tensor's length says which it holds."""
 _KNOWN: dict[tuple[Any, str], tuple[TensorSpec, ...]] = {}
-"""The caches that have been looked at, by the model's class and its configuration."""
+"""Cache inputs by model class and configuration."""
 
 
 def build_hf(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
@@ -70,7 +70,7 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
-    """Return the inputs of `forward` whose shape and values the configuration determines, or those of a step.
+    """Return the inputs of `forward` that the configuration determines, or those of a step.
 
     A step has no mask: all items of a batch are equally long.
     """
