@@ -236,7 +236,7 @@ class TrtSession:
             self._allocate(name, shape)
             self.buffers[name].upload(arrays[name])
         unresolved = self.context.infer_shapes()
-        self._check(not unresolved, f"cannot infer shapes: {', '.join(unresolved)} lack theirs")
+        self._check(not unresolved, f"cannot infer the shapes of {', '.join(unresolved)}")
         for name in (n for n in names if n not in inputs):
             shape = tuple(self.context.get_tensor_shape(name))
             if any(size < 0 for size in shape):

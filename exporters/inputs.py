@@ -139,7 +139,6 @@ def _known(source: ModelSource) -> Known:
 
 
 def _of_examples(source: ModelSource) -> Known:
-    """Return the inputs that a factory gives examples of."""
     from exporters.factories import examples  # Imports torch and the user's code.
 
     specs, sizes = list[TensorSpec](), dict[str, int]()
@@ -278,9 +277,8 @@ def drawn_inputs(specs: Sequence[TensorSpec]) -> list[str]:
 
 def how_drawn(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
     """Return a hint like "; x is drawn at random: …" for inputs without values; "" if all have some."""
-    if not (names := drawn_inputs(specs)):
-        return ""
-    return f"; {how_to_give(names, source.kind)}"
+    names = drawn_inputs(specs)
+    return f"; {how_to_give(names, source.kind)}" if names else ""
 
 
 def how_to_give(names: Sequence[str], kind: str) -> str:
