@@ -33,6 +33,7 @@ MAY_DIFFER = ("python", "onnxruntime_version", "tensorrt_version")
 """Versions that two Pythons of one machine differ in; the page says which engine ran in which Python."""
 MUST_AGREE = ("device", "gpu", *(set(names(Group.VERSIONS)) - set(MAY_DIFFER)), "cpu", "platform")
 RUNTIMES = {"eager": "PyTorch, best", "compiled": "torch.compile", "ort": "ONNX Runtime", "trt": "TensorRT"}
+_NATURAL = pl.col("model").map_elements(numbers.natural, return_dtype=pl.String)
 _LATENCY = figure("Latency (95 %)", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms")
 _SPEED = factor("Speed-up (95 %)", unit="×")
 _ERROR = figure("Error", "error", numbers.errors)
@@ -43,8 +44,14 @@ RUNTIME = [
     *(_LATENCY, _SPEED, field("peak_memory_mib"), _ERROR),
 ]
 WINNERS = [
-    *(words("Model", "model"), *(field(name) for name in GROUP[1:]), words("Fastest", "configuration"), _LATENCY),
-    *(_RATE, _SPEED, words("Over", "base"), _ERROR, words("Tied with", "tied"), words("Runner-up", "second")),
+    *(
+        words("Model", "model"),
+        *(field(name) for name in GROUP[1:]),
+        words("Lowest latency", "configuration"),
+        _LATENCY,
+    ),
+    *(_RATE, _SPEED, words("Over", "base"), _ERROR, words("Not told apart from", "tied")),
+    words("Runner-up", "second"),
 ]
 EVERY = [
     *(words("Configuration", "configuration"), field("batch_size"), _LATENCY, field("gpu_ms"), _SPEED, _RATE),
@@ -52,8 +59,8 @@ EVERY = [
     words("Footnotes", "footnotes"),
 ]
 NOT_MEASURED = [
-    *(words(name.capitalize(), name) for name in ("status", "model", "variant", "pass", "precision")),
-    *(words("Batches", "batch_size"), prose("Reason", "reason")),
+    *(words(name.capitalize(), name) for name in ("status", "variant", "pass", "precision")),
+    *(words("Batches", "batch_size"), prose("Models", "model"), prose("Reason", "reason")),
 ]
 METHOD = (
     "Latency is the median of one call with its 95 % interval; device is the same without gaps between launches. "
@@ -106,7 +113,7 @@ def _measured(runs: Sequence[Run]) -> list[Run]:
 def page(runs: Sequence[Run]) -> str:
     """Write what is fastest, every configuration, what was not measured, the machine and the runs."""
     facts, results = runs[0].environment, pl.concat([run.results for run in runs])
-    found = cells(results, by=())
+    found = cells(results, by=()).sort(_NATURAL, maintain_order=True)
     found = found.with_columns(configuration=pl.format("{} {}", "variant", "precision"))
     parts = [
         *(MADE, f"# {escape_markdown(str(runs[0].label or facts.get('gpu') or facts.get('cpu')))}", METHOD),
@@ -114,14 +121,14 @@ def page(runs: Sequence[Run]) -> str:
         "[environment.json](environment.json).",
         *("## Each runtime at its best", f"The fastest of each whose error is at most {numbers.error(MAX_ERROR)}."),
         _table(_runtimes(found), RUNTIME),
-        *("## The fastest of each model and batch", _table(_winners(found), WINNERS)),
+        *("## The lowest latency of each model and batch", _table(_winners(found), WINNERS)),
         "## Every configuration",
     ]
     for (model, pass_, setting), rows in found.filter(OK).group_by("model", "pass", "setting", maintain_order=True):
         what = ", ".join([escape_markdown(str(model)), str(pass_), *setting_words(str(setting))])
         rows = rows.sort("batch_size", "latency_ms", nulls_last=True, maintain_order=True)
         parts += [f"<details><summary>{what}</summary>", _table(rows, EVERY), "</details>"]
-    absent = not_measured(results)
+    absent = _absent(results)
     parts += ["## Not measured", _table(absent, NOT_MEASURED) if absent.height else "Every case gave figures."]
     versions = [f"{name.removesuffix('_version')} {facts[name]}" for name in names(Group.VERSIONS) if facts.get(name)]
     cards = [str(facts[name]) for name in ("gpu", "cpu") if facts.get(name)]
@@ -131,6 +138,7 @@ def page(runs: Sequence[Run]) -> str:
     ]
     parts += _pythons(results, facts.get("python"))
     parts.append("\n".join(f"{number}. {_run(run)}" for number, run in enumerate(runs, 1)))
+    parts += _jobs(runs)
     return "\n\n".join(parts) + "\n"
 
 
@@ -156,6 +164,16 @@ def _winners(found: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema)
 
 
+def _absent(results: pl.DataFrame) -> pl.DataFrame:
+    """Return one row for all cases without figures that share a reason: models, precisions and variants together."""
+    lists = ("model", "precision", "variant")
+    rows = not_measured(results).sort(_NATURAL, maintain_order=True)
+    for name in lists:
+        keys = [column for column in rows.columns if column != name]
+        rows = rows.group_by(keys, maintain_order=True).agg(name)
+    return rows
+
+
 def _pythons(results: pl.DataFrame, usual: str | None) -> list[str]:
     """Say which engines ran in which Python, where there are several; a row of an older version has the usual one."""
     rows = results.filter(OK).group_by(pl.col("python").fill_null(pl.lit(usual)), maintain_order=True)
@@ -168,10 +186,22 @@ def _table(frame: pl.DataFrame, fields: Sequence[Field]) -> str:
     return markdown(Table("", "", frame, fields)).rstrip()
 
 
+def _commands(run: Run) -> list[list[str]]:
+    return [words for words in [*run.environment.get("earlier_commands", []), run.environment.get("command")] if words]
+
+
+def _jobs(runs: Sequence[Run]) -> list[str]:
+    """Say which job file is here, and which are gone."""
+    files = [word for run in runs for words in _commands(run) for word in words if word.endswith(".yaml")]
+    first, *others = dict.fromkeys(files) or ["bench.yaml"]
+    said = [f"`{first}` is [bench.yaml](bench.yaml) here"] * (first != "bench.yaml")
+    said += [f"{numbers.listed(f'`{name}`' for name in others)} are not kept"] * bool(others)
+    return [f"{'; '.join(said)}."] if said else []
+
+
 def _run(run: Run) -> str:
     """Write its commands and how many cases are of each status."""
-    every = [*run.environment.get("earlier_commands", []), run.environment.get("command")]
-    commands = ", then ".join(f"`{shlex.join(words)}`" for words in every if words)
+    commands = ", then ".join(f"`{shlex.join(words)}`" for words in _commands(run))
     counts = run.results["status"].value_counts(sort=True).rows()
     return f"{commands or 'Its command is not known'}: {', '.join(f'{count} {status}' for status, count in counts)}."
 

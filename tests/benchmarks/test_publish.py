@@ -59,10 +59,36 @@ def test_two_runs_are_one_page_with_every_cell(runs: list[Path], results: pl.Dat
         shown = {(line[0], int(line[1])): float(line[2].split()[0].replace(",", "")) for line in lines}
         known = {(f"{r['variant']} {r['precision']}", r["batch_size"]): r["latency_ms"] for r in part.to_dicts()}
         assert shown == pytest.approx(known, rel=5e-3)
-    winners = text.split("## The fastest")[1].split("##")[0]
+    winners = text.split("## The lowest latency")[1].split("##")[0]
     assert winners.count("\n| ") == 2 + len(ok.select("model", "pass", "batch_size").unique())
     (failed,) = re.findall(r"\| failed \|.*", text)
-    assert r"| resnet50 | ort | inference | fp16 | 16 | RuntimeError: \<unknown> in x.py |" in failed
+    assert r"| ort | inference | fp16 | 16 | resnet50 | RuntimeError: \<unknown> in x.py |" in failed
+    assert "are not kept" not in text
+    assert re.findall(r"<summary>(\w+), inference", text) == ["alexnet", "resnet18", "resnet50"]
+
+
+def test_a_page_names_a_reason_once_and_the_jobs_that_are_gone(
+    results: pl.DataFrame, runs: list[Path], tmp_path: Path
+) -> None:
+    shutil.copytree(runs[0], tmp_path / "run")
+    lacking = pl.col("engine") == "ort"
+    rows = results.reverse().with_columns(
+        status=pl.when(lacking).then(pl.lit("unsupported")).otherwise("status"),
+        reason=pl.when(lacking).then(pl.lit("no such provider")).otherwise("reason"),
+    )
+    rows.write_parquet(tmp_path / "run" / "results.parquet")
+    facts = json.loads((runs[0] / "environment.json").read_text())
+    commands = [["/x/__main__.py", name] for name in ("first.yaml", "second.yaml")]
+    facts |= {"earlier_commands": commands[:1], "command": commands[1]}
+    (tmp_path / "run" / "environment.json").write_text(json.dumps(facts))
+    publish([tmp_path / "run"], tmp_path / "page")
+    text = (tmp_path / "page" / "README.md").read_text()
+    variants, precisions = (set(results.filter(engine="ort")[name]) for name in ("variant", "precision"))
+    absent = [line for line in text.splitlines() if "no such provider" in line]
+    assert len(absent) == 1 and "| alexnet, resnet18, resnet50 |" in absent[0]
+    assert all(word in absent[0] for word in variants | precisions)
+    assert re.findall(r"<summary>(\w+), inference", text) == ["alexnet", "resnet18", "resnet50"]
+    assert "`first.yaml` is [bench.yaml](bench.yaml) here; `second.yaml` are not kept." in text
 
 
 def test_a_case_of_two_pythons_counts_where_it_was_measured(

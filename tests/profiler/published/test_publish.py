@@ -185,7 +185,7 @@ def shown(text: str) -> str:
     return " ".join([*re.findall(r">([^<]+)<", text), *marks])
 
 
-@pytest.mark.parametrize("folder", ["h200", "h200-vit", "zoo/h200", "zoo/cpu"])
+@pytest.mark.parametrize("folder", ["h200", "h200-networks", "h200-vit", "zoo/h200", "zoo/cpu"])
 def test_the_page_of_a_run_is_what_its_data_give(folder: str) -> None:
     text = (RESULTS / folder / "README.md").read_text()
     mend = f"run: python benchmarks/publish.py docs/results/{folder} --into docs/results/{folder}"
