@@ -63,7 +63,7 @@ def test_a_file_holds_the_published_figures_and_is_plain_csv(name):
 
 
 def test_networks_are_the_catalogs_and_no_file_is_missing():
-    assert {path.name for path in REFERENCES.iterdir()} == {*FIGURES, "notes.csv", "README.md"}
+    assert {path.name for path in REFERENCES.iterdir()} == {*FIGURES, "notes.csv", "cards.csv", "README.md"}
     for name in FIGURES:
         for row in read(name):
             named = {part for key in ("network", "networks") for part in row.get(key, "").split("; ")}
@@ -204,6 +204,52 @@ def test_a_note_has_the_input_of_its_network_and_the_sums_that_the_readme_lists(
     sums = readme_table("Sums that do not hold")
     assert all(f"{printed} " in f"{said} " and parts in said for _, what, printed, parts in sums if "grad" not in what)
     assert {"985", "734", "2069", "1458"} <= set(re.findall(r"\d+", said))
+
+
+def ratios(claim: Row) -> list[tuple[float, str]]:
+    """Return how many times as fast `to` is as `from`, with the networks, by the newest cuDNN of a GPU."""
+    files = [claim["source"], *["cnn-benchmarks"] * claim["from"].startswith("cudnn")]
+    rows = [row for file in files for row in read(f"{file}.csv") if row["pass"] == "total"]
+
+    def newest(network: str, gpu: str, library: str = "", version: str = "") -> float | None:
+        fit = [r for r in rows if (r["network"], r["gpu"]) == (network, gpu) and library in ("", r["library"])]
+        fit = [row for row in fit if version in ("", row["library_version"])]
+        key = lambda row: [int(part) for part in row["library_version"].split(".") if part]  # noqa: E731
+        return milliseconds(max(fit, key=key)) if fit else None
+
+    slow, fast = claim["from"].split(), claim["to"].split()
+    found = []
+    for network, gpu in dict.fromkeys((row["network"], claim["gpu"] or row["gpu"]) for row in rows):
+        if slow[0] in ("nn", "cudnn"):
+            both = newest(network, gpu, *slow), newest(network, gpu, *fast)
+        else:
+            both = newest(network, claim["from"]), newest(network, claim["to"])
+        if None not in both:
+            found.append((both[0] / both[1], network))
+    return found
+
+
+SPEEDS = [claim for claim in read("conclusions.csv") if claim["kind"] == "speed"]
+
+
+@pytest.mark.parametrize("claim", SPEEDS, ids=lambda claim: claim["statement"][:40])
+def test_the_verdict_on_a_speed_is_what_the_rows_say(claim):
+    found = ratios(claim)
+    low, high = min(found)[0], max(found)[0]
+    said = re.search(r"say ([\d.]+)x to ([\d.]+)x, on (\d+) networks", claim["answer"])
+    assert int(said[3]) == len({network for _, network in found})
+    for value, text in ((low, said[1]), (high, said[2])):
+        assert f"{value:.{len(text.partition('.')[2])}f}" == text
+    if claim["low"]:
+        places = (len(claim[end].partition(".")[2]) for end in ("low", "high"))
+        ends = [round(value, digits) for value, digits in zip((low, high), places, strict=True)]
+        inside = float(claim["low"]) <= ends[0] and ends[1] <= float(claim["high"])
+    elif claim["relation"] == "equal":
+        inside = low > 0.95 and high < 1.05
+    else:
+        # "Slightly faster" allows a tie.
+        inside = low > (0.995 if claim["remark"] == "slightly" else 1)
+    assert claim["verdict"] == ("Holds" if inside else "Not quite")
 
 
 def test_a_citation_leads_to_its_paper():

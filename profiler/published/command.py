@@ -20,7 +20,7 @@ from profiler.options import ShowSuites, SubmitSuites
 from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
-from profiler.published.tables import Environment, picture, published_tables
+from profiler.published.tables import Environment, picture, published_tables, title
 from profiler.published.times import NOT_MEASURED
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import grouped, listed
@@ -84,7 +84,9 @@ def present(
         if tables:
             print_section(console, replace(section, tables=tables))
     if sections and into is not None:
-        write_whole(into / "published.md", page(study, said, sections, measured(results, environments)))
+        write_whole(
+            into / "published.md", page(study, said, sections, measured(results, environments), title(study, results))
+        )
     return bool(sections)
 
 
@@ -94,11 +96,18 @@ def _has_figures(table: Table) -> bool:
     return any(own and reason != NOT_MEASURED for own, reason in zip(table.flags(table.marked), why, strict=True))
 
 
-def page(study: str, said: Sequence[str], sections: Sequence[Section], runs: Sequence[str], shown: str = "") -> str:
+def page(
+    study: str, said: Sequence[str], sections: Sequence[Section], runs: Sequence[str], heading: str, shown: str = ""
+) -> str:
     """Write conclusions, what was run where, a picture and the tables as one page of Markdown."""
     points = "\n".join(f"- {escape_markdown(text)}" for text in said)
-    title = f"# {escape_markdown(STUDIES[study].title)}: published and own figures"
-    opening = [title, points, "\n".join(runs), shown, _LEAD.format(link(STUDIES[study]))]
+    opening = [
+        f"# {escape_markdown(heading)}: published and own figures",
+        points,
+        "\n".join(runs),
+        shown,
+        _LEAD.format(link(STUDIES[study])),
+    ]
     return "\n".join(["\n\n".join(filter(None, opening)) + "\n", *map(markdown_section, sections)])
 
 
@@ -155,7 +164,8 @@ def write_pages(folder: Path) -> None:
         results = read_runs([run.address for run in of_suite]).results.collect()
         write_whole(folder / f"{suite}.svg", picture(study, results))
         made = published_tables(study, results, environments)
-        text = page(study, *made, measured(results, environments), f"![{suite}]({suite}.svg)")
+        runs_of_suite, shown = measured(results, environments), f"![{suite}]({suite}.svg)"
+        text = page(study, *made, runs_of_suite, title(study, results), shown)
         write_whole(folder / f"{suite}.md", text)
         machines = [f"[{run.environment['machine']}]({Path(run.address).relative_to(folder)})" for run in of_suite]
         rows.append(f"| [{suite}]({suite}.md) | {link(STUDIES[study])} | {', '.join(machines)} |")

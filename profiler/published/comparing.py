@@ -10,9 +10,9 @@ import polars as pl
 from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
-from profiler.published.times import NOT_MEASURED, TOTALS, cost_rows
+from profiler.published.times import BEST_PER_LAYER, NOT_MEASURED, PASSES, TOTALS, break_even, cost_rows
 from profiler.results.cells import compared
-from profiler.tables.numbers import compact, listed, mean_factors, milliseconds, natural, times
+from profiler.tables.numbers import compact, count, listed, mean_factors, milliseconds, natural, times
 from profiler.tables.table import Section, Table, figure, prose, words
 from profiler.tables.writers import MARK
 
@@ -24,6 +24,9 @@ Claim = Mapping[str, Any]
 _USES = {"inference": "classify", "training": "train on"}
 _KEYS = ("network", "pass", "key")
 _WITHOUT_CUDNN = pl.col("implementation").str.starts_with("eager-nocudnn")
+_TIMED = (pl.col("device") == "cpu") | pl.col("gpu_ms").is_not_null()
+"""Own sweeps compare sizes by the device's clock, which some GPU rows lack."""
+_SWEEP_CLAIMS = ("time_per_sample", "ms_above_twice", "curvature")
 
 
 def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataFrame:
@@ -33,17 +36,26 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
     """
     study, library = STUDIES[name], pl.col("library")
     if "layers" in study.tables:
-        layers = layers.filter(pl.col("layer") != "total", pl.col("library") != "cherry-picking").with_columns(
-            pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False)
+        one = (pl.col("layer") != "total") & pl.col("implementation").ne_missing(BEST_PER_LAYER)
+        layers = layers.filter(one).with_columns(
+            pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False),
+            gpu_ms=pl.lit(None, pl.Float64), published_network=pl.lit(None, pl.String), note=pl.lit(None, pl.String),
         )  # fmt: skip
-        rows = pl.concat([rows, layers], how="diagonal_relaxed")
+        # Published rows stand beside own ones of their kind.
+        both = (layers, rows)
+        rows = pl.concat([each for each in both if each["ours"].any()] or both, how="diagonal_relaxed")
     if study.by_release:
-        release = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + library)
-        library = pl.when("ours").then(library).otherwise(release)
+        library = release()
     named = ["machine", library, *["implementation"] * ("implementation" in study.columns)]
     side = pl.concat_str(named, separator=", ", ignore_nulls=True)
     per_image = {own: pl.col(total) / pl.col("batch_size") for total, own in TOTALS.items()}
     return rows.with_columns(**per_image, side=side, key=pl.when("swept").then("batch_size")).drop_nulls("latency_ms")
+
+
+def release() -> pl.Expr:
+    """Name the cuDNN of a published row; keep an own row's library."""
+    named = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + pl.col("library"))
+    return pl.when("ours").then("library").otherwise(named)
 
 
 def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
@@ -57,8 +69,8 @@ def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
         side = pl.concat_str("library", "implementation", separator=", ", ignore_nulls=True)
     else:
         # 2.9 before 2.11, and no library before all.
-        release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
-        order = release if study.by_release else pl.col("latency_ms")
+        newest = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
+        order = newest if study.by_release else pl.col("latency_ms")
         published = published.sort(order, descending=study.by_release, maintain_order=True)
         keys, side = ["machine", "network", "batch_size", "swept"], pl.col("machine")
         published = published.unique(keys, keep="first", maintain_order=True)
@@ -124,21 +136,41 @@ def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[st
             best = of_side.sort("len", "speed")["side"][-1]
             drawn.append((1, f"The {machine}", own, f"the {best}", same.filter(side=best)))
         drawn.append((2, f"On the {machine}, cuDNN", own, "PyTorch without it", mine.filter(_WITHOUT_CUDNN)))
-        sizes = {size: own.filter(key=size).with_columns(key=None) for size in own["key"].drop_nulls().unique().sort()}
+        own_sizes = own.filter(_TIMED)
+        sizes = {
+            size: own_sizes.filter(key=size).with_columns(key=None)
+            for size in own_sizes["key"].drop_nulls().unique().sort()
+        }
         for least in [size for size in (min(sizes, default=0), 8, 64) if size in sizes and size < max(sizes)]:
             most = f"Per image, the {machine} with {max(sizes)} at a time"
             drawn.append((2, most, sizes[max(sizes)], f"with {least}", sizes[least]))
         slower = [its for its in machines if (device, its["device"][0]) == ("cuda", "cpu")]
-        drawn += [(3, f"Per image, the {machine}", own, f"the {its['machine'][0]}", its) for its in slower]
+        drawn += [(6, f"Per image, the {machine}", own, f"the {its['machine'][0]}", its) for its in slower]
         if mine["side"].n_unique() > 1:
             drawn.append((4, f"The {machine} in its fastest configuration", fastest(mine), f"the {called}", own))
         others = mine.filter(~pl.col("counterpart")).partition_by("side", maintain_order=True)
         drawn += [(5, its["side"][0], its, str(variant), own) for its in others]
     said = [sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
-    return [text for text in (*_prices(name, results), *said) if text][:CONCLUSIONS]
+    first = _winners(ours) if "frameworks" in STUDIES[name].tables else _prices(name, results, published)
+    return [text for text in (*first, *said) if text][:CONCLUSIONS]
 
 
-def _prices(name: str, results: pl.DataFrame) -> list[str]:
+def _winners(ours: pl.DataFrame) -> list[str]:
+    """Count the networks on which each library is proven the fastest, by machine and pass."""
+    said, rows = [], ours.filter(~pl.col("swept")).sort("device", descending=True, maintain_order=True)
+    for (machine, pass_), own in rows.group_by("machine", "pass", maintain_order=True):
+        ranked = own.sort("latency_ms").with_columns(rank=pl.int_range(pl.len()).over("network"))
+        both = _pairs(ranked.filter(rank=0), ranked.filter(rank=1), ("network",))
+        proven = both.filter(pl.col("factor_low") > 1)
+        counts = proven["library"].value_counts(sort=True).sort("count", "library", descending=[True, False]).rows()
+        if both.height:
+            wins = [f"{library} is the fastest on {won} of {both.height} networks" for library, won in counts]
+            ties = [f"the first two tie on {both.height - proven.height}"] * (proven.height < both.height)
+            said.append(f"On the {machine}, {PASSES[str(pass_)]}: {'; '.join(wins + ties)}.")
+    return said
+
+
+def _prices(name: str, results: pl.DataFrame, published: pl.DataFrame) -> list[str]:
     """Say what a million images cost on each machine whose price is known, in the cheapest way for each network."""
     costs, said = cost_rows(name, results).drop_nulls("usd_per_million_items"), []
     for (machine, price), rows in costs.group_by("machine", "usd_per_hour", maintain_order=True):
@@ -147,49 +179,69 @@ def _prices(name: str, results: pl.DataFrame) -> list[str]:
         ends = least.group_by("pass").agg(low=usd.min(), high=usd.max()).sort("pass").rows()
         cost = listed(f"{compact(low, 2)} to {compact(high, 2)} USD to {_USES[pass_]}" for pass_, low, high in ends)
         said.append(f"On the {machine}, at {compact(float(str(price)))} USD an hour, a million images cost {cost}.")
+    for (machine,), cards in break_even(costs, published).group_by("machine", maintain_order=True):
+        ends = cards.select("gpu", "usd_low", "usd_high").rows()
+        prices = [f"the {gpu} at {compact(low, 2)} to {compact(high, 2)}" for gpu, low, high in ends]
+        said.append(f"To train as cheaply as the {machine}, in USD an hour by network: {listed(prices)}.")
     return said
 
 
 def claims(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
-    """List the source's statements: what its rows say (references/conclusions.csv), and what ours do."""
+    """List the source's statements: what its rows say (references/conclusions.csv), and what ours do.
+
+    Leave out those about layers, batch sizes or networks of which there is no own row.
+    """
     frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
+    of_sweeps, of_layers = pl.col("kind").is_in(_SWEEP_CLAIMS), pl.col("layer").is_not_null()
+    others = ours.filter(~pl.col("swept") & ~pl.col("network").is_in(list(LAYERS))).height > 0
+    there = pl.when(of_layers).then(pl.lit(layers["ours"].any())).when(of_sweeps).then(pl.lit(ours["swept"].any()))
+    frame = frame.filter(there.otherwise(pl.lit(others)))
     layers = layers.filter("ours", device="cuda", precision="fp32")
     today = [_today(claim, ours, layers) or NOT_MEASURED for claim in frame.iter_rows(named=True)]
     frame = frame.with_columns(today=pl.Series(today, dtype=pl.String))
     fields = [words("Verdict", "verdict"), prose("Statement", "statement"), prose("Its rows", "answer")]
     fields.append(prose(OWN.format("Today"), "today"))
-    return [Section("What the source states, and what the rows say", (), [Table("claims", "", frame, fields)])]
+    text = "A printed range holds if the range of the rows, rounded alike, lies within it."
+    return [Section("What the source states, and what the rows say", [text], [Table("claims", "", frame, fields)])]
 
 
 def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
     """Say what own rows, and layers in fp32, say of a claim; empty if nothing. Without networks it is of all layers."""
     kind, gpus = claim["kind"], ours.filter(device="cuda")
     networks = claim["networks"].split("; ") if claim["networks"] else [*LAYERS]
-    named, swept = gpus.filter(pl.col("network").is_in(networks)), gpus.filter("counterpart", "swept")
+    named, swept = gpus.filter(pl.col("network").is_in(networks)), gpus.filter("counterpart", "swept", _TIMED)
     if kind in ("speed", "network_speed") and (ratios := _ratios_today(claim, ours)).len():
         printed = f"printed {_range(pl.Series([claim['low'], claim['high']]))}; " if claim["low"] else ""
         return f"{printed}today {_range(ratios)}"
     if kind in ("fit", "support") and (ran := named.filter(_WITHOUT_CUDNN | pl.lit(kind == "fit"))).height:
         how = " without it" if kind == "support" else ""
-        return f"today {ran['network'].n_unique()} of {len(networks)} run{how} on the {ran['machine'][0]}"
+        runs = "it runs" if len(networks) == 1 else f"{ran['network'].n_unique()} of {len(networks)} run"
+        return f"today {runs}{how} on the {ran['machine'][0]}"
     if kind == "best":
-        # In the first pass.
+        # In the first pass, and like the source's in fp32.
         part = pl.col(f"{claim['pass'].partition(';')[0]}_ms")
-        sums = named.filter(part.is_not_null()).group_by("side").agg(pl.len(), part.sum().alias("ms"))
+        sums = named.filter(part.is_not_null(), precision="fp32").group_by("side").agg(pl.len(), part.sum().alias("ms"))
         best = sums.filter(len=len(networks)).sort("ms").select("side", "ms").rows()
         return f"today {best[0][0]}, {milliseconds(best[0][1])}" if best else ""
     if kind == "best_per_layer":
         part = pl.col(references.LAYER_PARTS.get(claim["pass"], "total_ms"))
-        least = layers.group_by("layer").agg(part.min().alias("ms")).drop_nulls()["ms"].to_list()
-        said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(least))}"
-        return said if len(least) == len(LAYERS) else ""
+        lowest = layers.filter(implementation=BEST_PER_LAYER).group_by("layer").agg(ms=part.min())
+        least = lowest["ms"].drop_nulls()
+        said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(least.to_list()))}"
+        return said if least.len() == len(LAYERS) else ""
+    if kind == "memory_use":
+        peaks = layers.group_by("library", "implementation").agg(pl.col("peak_memory_mib").max()).drop_nulls()
+        ends = peaks.sort("peak_memory_mib", "implementation").rows()
+        taken = [f"{count(mib)} MiB ({library}, {variant})" for library, variant, mib in (*ends[:1], *ends[1:][-1:])]
+        return f"today from {' to '.join(taken)}" if taken else ""
     doubled = _pairs(swept.with_columns(key=pl.col("key") // 2), swept)
     if kind == "time_per_sample" and doubled.height:
         return f"today less at {(doubled['factor'] > 1).sum()} of {doubled.height} doublings"
     doubled = doubled.filter(pl.col("pass") == "training", network=networks[0], key=64)
     if kind == "ms_above_twice" and doubled.height:
         more = doubled["total_ms"] - 2 * doubled["total_ms_base"]
-        return f"printed almost {compact(claim['low'])} ms; today {more[0]:.2f} ms"
+        word = "less" if more[0] < 0 else "more"
+        return f"printed almost {compact(claim['low'])} ms more; today {abs(more[0]):.2f} ms {word}"
     return ""
 
 

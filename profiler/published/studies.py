@@ -17,6 +17,8 @@ class Study:
     """Empty where the source gives no address of its own."""
     tables: tuple[str, ...] = ("networks",)
     """Names of profiler.published.tables.TABLES."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Its title where only one of the tables has rows of ours."""
     columns: Mapping[str, str] = field(kw_only=True)
     """Headings of its tables' first columns. With `implementation` among them, that column names the variant."""
     passes: tuple[Pass, ...] = ("training",)
@@ -39,7 +41,7 @@ _CNN_BENCHMARKS = Study(
     tables=("overview", "networks"),
     columns={
         "machine": "GPU",
-        "library": "cuDNN",
+        "library": "Library",
         "forward_ms": "Forward (ms)",
         "backward_ms": "Backward (ms)",
         "total_ms": "Total (ms)",
@@ -60,6 +62,7 @@ STUDIES = {
         "convnet-benchmarks",
         "https://github.com/soumith/convnet-benchmarks",
         tables=("networks", "layers"),
+        titles={"layers": "convnet-benchmarks, layer by layer"},
         columns={
             "machine": "GPU",
             "library": "Library",
@@ -76,6 +79,10 @@ STUDIES = {
     "gpu-study": Study(
         "GPU vs Framework vs Network, and Minibatch Efficiency for TensorFlow (Addfor)",
         tables=("frameworks", "minibatch", "overview"),
+        titles={
+            "frameworks": "GPU vs Framework vs Network (Addfor)",
+            "minibatch": "Minibatch Efficiency for TensorFlow (Addfor)",
+        },
         columns={"machine": "GPU", "library": "Framework"},
         passes=("training", "inference"),
         batch_size=64,

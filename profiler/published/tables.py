@@ -11,16 +11,30 @@ import polars as pl
 
 from exporters.catalog import LAYERS
 from profiler.published import references
-from profiler.published.comparing import OWN, claims, conclusions, matrix, per_network, represented
+from profiler.published.comparing import OWN, claims, conclusions, matrix, per_network, release, represented
 from profiler.published.studies import STUDIES
-from profiler.published.times import FORWARD_ONLY, NOT_MEASURED, PASSES, cost_rows, layer_times, own_times, study_times
+from profiler.published.times import (
+    BEST_PER_LAYER,
+    CALLS,
+    FORWARD_ONLY,
+    NOT_MEASURED,
+    PASSES,
+    absent_times,
+    break_even,
+    cost_rows,
+    layer_times,
+    own_times,
+    study_times,
+)
 from profiler.results.columns import place
+from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import compact, count, measure, measures, money, own_ends, rates, whole
 from profiler.tables.table import Field, Section, Table, figure, prose, words
 
 Environment = Mapping[str, Any]
 _LAYER_HEADINGS = {"backward": "backward (gradInput + gradWeight)", "gradWeight": "gradWeights"}
 _ROW = ["machine", "library", "implementation", "batch_size", "ours"]
+_SIDE = ["machine", "library", "implementation", "pass"]
 _SHAPES = {
     "layer": "Layer", "input": "Input", "batch_size": "Batch-size", "maps": "Feature maps", "kernel": "Kernel Size",
     "stride": "Stride", "own_batch_sizes": OWN.format("Batch-size"),
@@ -35,9 +49,22 @@ _HARDWARE = {
     "memory_bandwidth_gb_per_s": "Bandwidth (GB/s)", "compute_capability": "Compute Capability",
     "price": "Price (USD)", "published_release_date": "Release Date",
 }  # fmt: skip
+_HOSTS = {
+    "gpu": "GPU", "cpu": "CPU", "cpus": "CPUs", "cores": "Cores", "threads": "Threads", "clock_ghz": "Clock (GHz)",
+    "memory": "Memory", "os": "OS", "cuda": "CUDA", "driver": "Driver",
+}  # fmt: skip
 _LINKS = {"gpu": "url", "cloud": "cloud_url", "implementation": "url", "citation": "citation_url"}
 """By column that of the addresses that its cells lead to."""
 _DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
+_SWEPT = (
+    "Own times are the smaller of the device's time, without gaps between launches, and the call's latency: where it "
+    "says host-bound, the call takes longer."
+)
+_SUMS = "Own backward is the sum of the medians of gradInput and gradWeight, an own total that of its parts'."
+_WHOLE = "An own total is the median of whole iterations, not the sum of its parts' medians."
+_BEST = 'Our "best per layer" takes the lowest time in fp32 of any library, as the source\'s does.'
+_PEAK = "Peak memory is what the process added to the GPU's memory in use, on a CPU to its own resident set."
+_KNOWN = "A row that is missing has none on record."
 _ONLY_INFER = "Rows that ran only inference show its time as forward."
 _BATCHES = "Batch sizes differ: ranked by the time per image."
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
@@ -56,7 +83,8 @@ def published_tables(
         return [], []
     made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
     rows = represented(per_network(name, times, layers), STUDIES[name])
-    sections = [*made, *_hardware(name, own_times(results), environments), *matrix(rows), *claims(name, rows, layers)]
+    sections = [*made, *_absent(name, results), *_hardware(name, own_times(results), environments)]
+    sections += [*matrix(rows), *claims(name, rows, layers)]
     notes = references.notes(name)
     noted = [
         replace(each, tables=[replace(table, note=notes.get(table.title or each.heading, "")) for table in each.tables])
@@ -65,44 +93,76 @@ def published_tables(
     return conclusions(name, results, rows), [section for section in noted if section.tables]
 
 
+def title(name: str, results: pl.DataFrame) -> str:
+    """Return the title of the study, or of its part that the results are of."""
+    kinds = {"layers": results.filter(pl.col("model_kind") == "layer").height > 0}
+    kinds["minibatch"] = study_times(name, results).filter("ours")["swept"].all() and not kinds["layers"]
+    kinds["frameworks"] = not kinds["minibatch"]
+    titles = STUDIES[name].titles
+    return next((titles[kind] for kind, there in kinds.items() if there and kind in titles), STUDIES[name].title)
+
+
 def picture(name: str, results: pl.DataFrame) -> str:
-    """Return an SVG of what a million images cost, where it is known; else of sweeps, or of all times per image."""
+    """Draw an SVG of the times per image or of sweeps, and of the costs if known."""
     from profiler.tables import pictures  # altair takes half a second
 
-    rows, unit = picture_rows(name, results)
-    columns = [one for one in [*references.network_names(name).values(), *LAYERS] if one in rows["network"].unique()]
-    of = ", forward, gradInput and gradWeight together" if columns[0] in LAYERS else ""
-    draw = pictures.sweep if rows.filter("swept").height else pictures.dots
-    return draw(rows, columns, f"{STUDIES[name].title}{of}", f"{unit}, on a logarithmic scale")
+    order = [*references.network_names(name).values(), *LAYERS]
+    charts = [
+        (pictures.sweep if rows["swept"].any() else pictures.dots)(rows, order, heading)
+        for rows, heading in picture_rows(name, results)
+    ]
+    return pictures.svg(charts, title(name, results))
 
 
-def picture_rows(name: str, results: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """Return what a picture shows, and the unit of its `value`: a row a `side`, `network`, `pass` and batch size."""
-    names, unit = references.network_names(name), "Milliseconds per image"
+def picture_rows(name: str, results: pl.DataFrame) -> list[tuple[pl.DataFrame, str]]:
+    """Return the rows and the heading of each part of a picture: a row a `side`, `network`, `pass` and batch size.
+
+    Where a GPU was measured CPUs, which are hundreds of times slower, are left out. Of several published machines each
+    has one row, its newest release or fastest library. `hollow` marks calls that wait for the host.
+    """
+    names, study = references.network_names(name), STUDIES[name]
     rows = per_network(name, study_times(name, results), layer_times(results))
+    if rows.filter(~pl.col("ours"))["machine"].n_unique() > 1:
+        rows = represented(rows, study)
     costs = cost_rows(name, results).drop_nulls("usd_per_million_items")
-    value, low, high = (pl.coalesce(one, "latency_ms") for one in ("latency_ms", "latency_low_ms", "latency_high_ms"))
+    is_swept = rows.filter("ours")["swept"].any()
+    rows = rows.filter(pl.col("swept") == is_swept, pl.col("ours").any().over("network"))
+    has_gpu = rows.filter("ours", device="cuda").height > 0
+    rows = rows.filter((pl.col("device") == "cuda") | pl.lit(not has_gpu))
+    parts = [(rows, "latency_ms", "latency_low_ms", "latency_high_ms", "Milliseconds per image")]
     if costs.height:
-        unit = "US dollars per million images"
-        rows = costs.with_columns(side=pl.format("{}, {}", "machine", "library"), swept=pl.lit(value=False))
-        value = low = high = pl.col("usd_per_million_items")
-    elif rows.filter("ours", "swept").height:
-        rows = rows.filter("swept")
-    else:
-        rows = rows.filter(~pl.col("swept"))
-    rows = rows.filter(pl.col("ours").any().over("network")).select(
-        *("side", "batch_size", "swept", pl.col("pass").replace(PASSES)),
-        *(value.alias("value"), low.alias("low"), high.alias("high")),
-        network=pl.col("network").replace(names),
-        kind=pl.when("ours").then("precision").otherwise(pl.lit("published")),
-    )
-    return rows, unit
+        costs = costs.with_columns(side=pl.format("{}, {}", "machine", "library"), swept=pl.lit(value=False))
+        parts.append((costs, *["usd_per_million_items"] * 3, "US dollars per million images"))  # type: ignore[arg-type]
+    of = "; forward, gradInput and gradWeight together" if "L1" in rows["network"] else ""
+    waits = pl.col("note").str.contains_any([HOST_BOUND, CALLS]).fill_null(value=False)
+    return [
+        (
+            part.select(
+                *(_brief("side"), "batch_size", "swept", pl.col("pass").replace(PASSES)),
+                *(pl.coalesce(end, value).alias(to) for end, to in ((value, "value"), (low, "low"), (high, "high"))),
+                network=pl.col("network").replace(names),
+                kind=pl.when("ours").then("precision").otherwise("machine"),
+                hollow=pl.col("swept") & waits,
+            ),
+            f"{unit}, on a logarithmic scale{of}",
+        )
+        for part, value, low, high, unit in parts
+    ]
+
+
+def _brief(side: str) -> pl.Expr:
+    """Name what ran an own row without its releases, which the tables have."""
+    brief = pl.col(side).str.replace(r", cuDNN [\d.]+", "").str.replace(r"(, [A-Za-z ]+) [\d.]+", "${1}")
+    return pl.when("ours").then(brief).otherwise(side).alias(side)
 
 
 def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
     """List the source's networks, with a column a machine of ours: its time with what stands for the library."""
     rows = times.filter("ours", "counterpart", ~pl.col("swept"), pl.col("pass") == "training").drop_nulls("total_ms")
-    wide = rows.pivot("machine", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
+    is_alike = pl.col("batch_size").n_unique().over("network").max() == 1
+    side = pl.when(is_alike).then("machine").otherwise(pl.format("{}, batch {}", "machine", "batch_size"))
+    rows = rows.with_columns(side=side)
+    wide = rows.pivot("side", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
     why = pl.when(pl.col("network").is_not_null()).then(pl.lit(NOT_MEASURED))
     depth = pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None)
     frame = references.read("networks").filter(source=name).with_columns(ours=pl.lit(value=True), why=why, layers=depth)
@@ -115,17 +175,19 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
 def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
     """Show a table a network, a row a machine and library: the times of its passes."""
     study = STUDIES[name]
-    rows = times.filter(~pl.col("swept"))
+    rows = _with_figures(times.filter(~pl.col("swept")), *_SIDE)
     order = place("network", references.network_names(name))
+    rows = rows.with_columns(library=release() if study.by_release else "library")
     rows = _ranked(pl.concat([rows, _missing(rows)], how="diagonal"), order)
     batch = _batch(rows, "network")
     fields = [
         *_fields(rows, study.columns),
         figure("95 %", ("low_ms", "high_ms", "ours"), own_ends, unit="ms", expendable=1),
-        *(_milliseconds("gpu_ms", "Device (ms)", expendable=2), *batch),
+        *(_milliseconds("gpu_ms", "Device (ms)", expendable=2), *batch, _peak("Peak (MiB)")),
     ]
-    text = [_ONLY_INFER] * (FORWARD_ONLY in rows["why"]) + [_BATCHES] * bool(batch)
-    return [_section(f"{study.title}: forward and backward pass", text, rows, fields, "published_network")]
+    text = [_WHOLE, _PEAK, *[_ONLY_INFER] * (FORWARD_ONLY in rows["why"]), *[_BATCHES] * bool(batch)]
+    heading = f"{study.title}: forward and backward pass"
+    return [_section(heading, [" ".join(text)], rows, fields, "published_network")]
 
 
 def _missing(rows: pl.DataFrame) -> pl.DataFrame:
@@ -139,7 +201,7 @@ def _missing(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
     """Show a table a pass, a row a machine and library, a column a network."""
-    rows = times.filter(~pl.col("swept")).with_columns(
+    rows = _with_figures(times.filter(~pl.col("swept")), *_SIDE).with_columns(
         section=pl.col("pass").replace(PASSES),
         place=(pl.col("total_ms") / pl.col("batch_size")).rank().over("pass", "network"),
     )
@@ -148,12 +210,13 @@ def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Sectio
     frame = wide.sort("section", "place", nulls_last=True)
     fields = [*_fields(frame, STUDIES[name].columns), *_batch(frame)[:1], *spread]
     title = f"GPU vs Framework vs Network: milliseconds, {STUDIES[name].batch_size} samples per minibatch"
-    return [_section(title, [_PICTURES], frame, fields, "section")]
+    peaks = _peaks(name, rows, "published_network", "Peak memory (MiB)", "batch_size")
+    return [_section(title, [_PICTURES], frame, fields, "section"), *peaks]
 
 
 def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
     """Show a table a network and pass, a row a machine and library, a column a batch size."""
-    rows = times.filter("swept", pl.col("ours").any().over("network"))
+    rows = _with_figures(times.filter("swept", pl.col("ours").any().over("network")), *_SIDE, "network")
     rows = rows.with_columns(
         section=pl.format("{}, {}", "published_network", pl.col("pass").replace(PASSES)),
         ms=pl.col("total_ms") / pl.col("batch_size"),
@@ -162,7 +225,25 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
     frame = wide.sort(place("network", references.network_names(name)), maintain_order=True)
     fields = [*_fields(frame, STUDIES[name].columns), *spread]
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
-    return [_section(title, [f"{_PICTURES} {_DEVICE_TIME}"], frame, fields, "section")]
+    peaks = _peaks(name, rows, "batch_size", "Peak memory (MiB), by samples per minibatch", "published_network")
+    return [_section(title, [f"{_PICTURES} {_SWEPT}"], frame, fields, "section"), *peaks]
+
+
+def _peaks(name: str, rows: pl.DataFrame, on: str, title: str, *keys: str) -> list[Section]:
+    """Show a table a pass of own peaks of memory, in the columns of the times' table."""
+    known = pl.col("peak_memory_mib").is_not_null().any().over(*_SIDE, *keys)
+    section = pl.format("peak memory, {}", pl.col("pass").replace(PASSES))
+    rows = rows.filter("ours", known).with_columns(section=section, note=pl.lit(None, pl.String))
+    if rows.is_empty():
+        return []
+    frame, spread = _wide(rows, on, [*keys, "machine", "library", "section", "ours"], "peak_memory_mib")
+    headings = {"published_network": "Network", **STUDIES[name].columns, "batch_size": "Batch"}
+    fields = _fields(frame, {column: heading for column, heading in headings.items() if column in frame.columns})
+    return [
+        _section(
+            title, [f"{_PEAK} {_KNOWN}"], frame.sort("section", maintain_order=True), [*fields, *spread], "section"
+        )
+    ]
 
 
 def _layers(name: str, _: pl.DataFrame, layers: pl.DataFrame, __: pl.DataFrame) -> list[Section]:
@@ -179,11 +260,15 @@ def _layers(name: str, _: pl.DataFrame, layers: pl.DataFrame, __: pl.DataFrame) 
 
 def _layer_sums(own: pl.DataFrame, headings: Mapping[str, str]) -> Section:
     times = pl.col("total_ms", "forward_ms", "backward_ms")
-    own = own.group_by(_ROW, maintain_order=True).agg(pl.when(times.count() == len(LAYERS)).then(times.sum()))
+    peak = pl.col("peak_memory_mib").max()
+    own = own.group_by(_ROW, maintain_order=True).agg(pl.when(times.count() == len(LAYERS)).then(times.sum()), peak)
     own = own.filter(pl.any_horizontal(times.is_not_null())).with_columns(why=pl.lit(FORWARD_ONLY))
     frame = _ranked(pl.concat([references.layer_summary(), own], how="diagonal_relaxed"))
-    fields = [*_fields(frame, {**headings, "total_ms": "Total (ms)"}), *_batch(frame)]
-    return _section("L1 to L5: forward + backprop", [f"{_DEVICE_TIME} {_ONLY_INFER}"], frame, fields)
+    fields = [*_fields(frame, {**headings, "total_ms": "Total (ms)"}), *_batch(frame), _peak("Peak Memory (MiB)")]
+    text = (
+        f"{_DEVICE_TIME} {_SUMS} {_ONLY_INFER} {_BEST} {_PEAK} It is of the layer that takes most; the source has none."
+    )
+    return _section("L1 to L5: forward + backprop", [text], frame, fields)
 
 
 def _layer_passes(layers: pl.DataFrame, headings: Mapping[str, str]) -> Section:
@@ -194,7 +279,7 @@ def _layer_passes(layers: pl.DataFrame, headings: Mapping[str, str]) -> Section:
     rows = rows.with_columns(pl.col("table").replace(tables), note=pl.lit(None, pl.String))
     rows = rows.with_columns(total_ms=total.over("table", *_ROW)).filter(
         # An engine without a backward pass has no row there.
-        ~sums, ~pl.col("ours") | value.is_not_null().any().over("table", *_ROW) | (pl.col("table") == "forward")
+        ~sums, ~pl.col("ours") | value.is_not_null().any().over("table", *_ROW)
     )  # fmt: skip
     wide, spread = _wide(rows, "layer", ["table", "total_ms", *_ROW], "value")
     links = references.read("convnet-layers").select("table", "implementation", "url", library="published_library")
@@ -203,43 +288,80 @@ def _layer_passes(layers: pl.DataFrame, headings: Mapping[str, str]) -> Section:
     frame = frame.with_columns(section=pl.col("table").replace(_LAYER_HEADINGS))
     labels = {column: heading for column, heading in headings.items() if column in _ROW}
     fields = [*_fields(frame, labels), *spread, _milliseconds("total_ms", "Total"), *_batch(frame)]
-    return _section("L1 to L5, by pass (ms)", (), frame, fields, "section")
+    return _section("L1 to L5, by pass (ms)", [f"{_DEVICE_TIME} {_BEST}"], frame, fields, "section")
 
 
-def _cost(name: str, _: pl.DataFrame, __: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
-    """Show own rows whose price or energy is known, by network and pass, cheapest first."""
-    rows = cost_rows(name, results).with_columns(pl.col("pass").replace(PASSES))
+def _cost(name: str, times: pl.DataFrame, layers: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
+    """Show own rows whose price or energy is known, by network and pass, cheapest first, and what others may cost."""
+    costs = cost_rows(name, results)
+    rows = costs.with_columns(pl.col("pass").replace(PASSES))
+    published = per_network(name, times, layers).filter(~pl.col("ours"))
+    even = break_even(costs.drop_nulls("usd_per_million_items"), published).with_columns(ours=pl.lit(value=False))
+    limits = [words("GPU", "gpu"), words("As cheap as", "machine"), figure("Networks", "networks", whole)]
+    limits += [figure("From (USD/h)", "usd_low", money), figure("To (USD/h)", "usd_high", money)]
     fields = [
         *(words("Machine", "machine"), words("Instance Name", "instance"), words("Network", "published_network")),
         *(words("Pass", "pass"), words("Library", "library"), figure("USD/h", "usd_per_hour", money)),
         *(figure("Batch", "batch_size", whole), figure("Images/s", "throughput", rates)),
         *(figure("USD/1M images", "usd_per_million_items", money), figure("J/image", "joules", money)),
+        _peak("Peak (MiB)"),
     ]
     text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
-    return [_section("What a million images cost", [text], rows, fields)] if rows.height else []
+    section = _section("What a million images cost", [text], rows, fields)
+    title = "The published cards: prices an hour at which they train as cheaply, by network"
+    section = replace(
+        section, tables=[*section.tables, *[Table("break-even", title, even, limits)] * bool(even.height)]
+    )
+    return [section] if rows.height else []
+
+
+def _absent(name: str, results: pl.DataFrame) -> list[Section]:
+    """List the cases without figures, once a reason."""
+    rows = absent_times(references.network_names(name), results)
+    fields = [words("Machine", "machine"), words("Library", "libraries"), words("Pass", "pass")]
+    fields += [prose("Networks", "networks"), prose("Reason", "why")]
+    return [_section("Not measured", (), rows, fields)]
 
 
 def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> list[Section]:
     """List the published GPUs and, before them, what runs knew of their machines."""
-    rows = []
+    rows, hosts, cards = [], [], {card["gpu"]: card for card in references.read("cards").to_dicts()}
     for row in own.unique("machine", keep="first", maintain_order=True).iter_rows(named=True):
         facts = next((f for f in environments if row["machine"] in map(f.get, ("machine", "gpu", "cpu"))), {})
         roofs, source = facts.get("roofs") or {}, f" ({facts['price_source']})" if facts.get("price_source") else ""
+        card = cards.get(facts.get("gpu"), {})
         mebibytes = facts.get("gpu_memory_mib" if row["device"] == "cuda" else "memory_mib")
+        memory = [f"{count(mebibytes / 1024)}GiB" if mebibytes else "", card.get("memory_type", "")]
         rows.append({
             "gpu": row["machine"], "cloud": row["cloud"], "instance": row["instance"],
-            "memory": f"{count(mebibytes / 1024)}GiB" if mebibytes else None,
+            **{fact: card.get(fact) for fact in ("url", "architecture", "cuda_cores", "published_release_date")},
+            "memory": " ".join(filter(None, memory)) or None,
             "fp32_tflops": roofs.get("fp32_tflops"), "memory_bandwidth_gb_per_s": roofs.get("copy_gb_s"),
             "compute_capability": facts.get("compute_capability"),
             "price": f"{compact(row['usd_per_hour'])} an hour{source}" if row["usd_per_hour"] else None, "ours": True,
         })  # fmt: skip
-    memory = pl.format("{}GB {}", "memory_gb", "memory_type")
+        hosts.append({
+            "gpu": row["machine"], "cpu": facts.get("cpu"), "cores": str(facts.get("cpu_cores") or ""),
+            "memory": f"{count(facts['memory_mib'] / 1024)}GiB" if facts.get("memory_mib") else None,
+            "os": facts.get("platform"), "cuda": facts.get("cuda"), "driver": facts.get("driver"), "ours": True,
+        })  # fmt: skip
+    of_card = pl.format("{}GB {}", "memory_gb", "memory_type")
     price = pl.format("{} ({})", "price_usd", "price_kind").str.replace(r"(.+) \((less than)\)", "$2 $1")
     published = references.read("hardware").filter(source=name)
-    published = published.with_columns(memory=memory, price=price, ours=pl.lit(value=False))
+    published = published.with_columns(memory=of_card, price=price, ours=pl.lit(value=False))
     frame = pl.concat([pl.DataFrame(rows, schema=published.schema), published])
     text = "Own TFLOPS were measured in matrix products, own bandwidth in a copy (bytes read and written)."
-    return [_section("The machines", [text], frame, _fields(frame, _HARDWARE))]
+    text += " A GPU of ours has its other facts from NVIDIA."
+    section = _section("The machines", [text], frame, _fields(frame, _HARDWARE))
+    theirs = references.read("machines").filter(source=name).with_columns(
+        gpu=pl.col("gpu").fill_null("all"), memory=pl.format("{}GB", "memory_gb"), ours=pl.lit(value=False),
+        cores=pl.when(pl.col("cpus").is_null()).then("cores_per_cpu")
+        .otherwise(pl.format("{} each", "cores_per_cpu")),
+    )  # fmt: skip
+    machines = pl.concat([pl.DataFrame(hosts, infer_schema_length=None), theirs], how="diagonal_relaxed")
+    fields = [words(heading, column) for column, heading in _HOSTS.items()]
+    hosted = Table("hosts", "Their hosts", machines, fields, marked="ours")
+    return [replace(section, tables=[*section.tables, hosted])]
 
 
 TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame, pl.DataFrame], list[Section]]] = {
@@ -271,7 +393,7 @@ def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]
     """Find the lowest time per image of each contested column, among the published rows and among our own."""
     names = [field.columns[0] for field in fields if field.contested]
     # "best per layer" is put together of several libraries.
-    is_one = pl.col("implementation").ne_missing("best per layer") if "implementation" in rows.columns else True
+    is_one = pl.col("implementation").ne_missing(BEST_PER_LAYER) if "implementation" in rows.columns else True
     times = pl.when(is_one).then(pl.col(names) / (pl.col("batch_size") if "batch_size" in rows.columns else 1))
     best = (times == times.min()) & (times.count() > 1)
     return rows.select(best.over("ours").fill_null(value=False)).to_dict(as_series=False) if names else {}
@@ -283,8 +405,12 @@ def _wide(rows: pl.DataFrame, on: str, keys: list[str], value: str, *more: pl.Ex
     `more` is made of each row's values. A blank of ours gives the reason, once in a row: a dash repeats what stands to
     its left.
     """
-    notes = pl.format("{}: {}", on, "note").drop_nulls().unique(maintain_order=True).str.join("; ").replace("", None)
-    about = rows.group_by(keys, maintain_order=True).agg(*more, note=notes)
+    of_note = rows.drop_nulls("note").group_by(*keys, "note", maintain_order=True)
+    where = pl.col(on).cast(pl.String).unique(maintain_order=True).str.join(", ")
+    notes = of_note.agg(where=where).with_columns(note=pl.format("{}: {}", "note", "where"))
+    notes = notes.group_by(keys, maintain_order=True).agg(pl.col("note").str.join("; "))
+    about = rows.group_by(keys, maintain_order=True).agg(*more)
+    about = about.join(notes, on=keys, how="left", nulls_equal=True, maintain_order="left")
     columns = rows.select(on).unique(maintain_order=True)
     best = rows.sort(value, nulls_last=True, maintain_order=True).unique([*keys, on], keep="first")
     best = best.select(*keys, on, value, "why")
@@ -294,7 +420,15 @@ def _wide(rows: pl.DataFrame, on: str, keys: list[str], value: str, *more: pl.Ex
     cells = cells.with_columns(why=pl.when(why == said).then(pl.lit("–")).otherwise(why))
     wide = cells.pivot(on, index=about.columns, values=[value, "why"], maintain_order=True)
     names = map(str, columns[on])
+    if value == "peak_memory_mib":
+        return wide, [_peak(name, f"{value}_{name}", f"why_{name}") for name in names]
     return wide, [_milliseconds(f"{value}_{name}", name, f"why_{name}") for name in names]
+
+
+def _with_figures(rows: pl.DataFrame, *side: str) -> pl.DataFrame:
+    """Leave out own sides without any figure, which stand under "Not measured" with their reason."""
+    known = pl.any_horizontal(pl.col("total_ms", "forward_ms").is_not_null()).any()
+    return rows.filter(~pl.col("ours") | known.over(side))
 
 
 def _fields(frame: pl.DataFrame, headings: Mapping[str, str]) -> list[Field]:
@@ -326,6 +460,14 @@ def _batch(frame: pl.DataFrame, within: str = "") -> list[Field]:
 def _milliseconds(column: str, heading: str, *printed: str, **more: Any) -> Field:
     """Declare a column of times, whose lowest stands out; `printed` names what replaces a missing number."""
     return figure(heading, (column, "ours", *printed), _times, contested=True, **more)
+
+
+def _peak(heading: str, column: str = "peak_memory_mib", *printed: str) -> Field:
+    return figure(heading, (column, *printed), _counts, expendable=3)
+
+
+def _counts(values: Iterable[float | None], said: Iterable[str | None] = repeat(None)) -> list[str]:
+    return [text or "" if value is None else count(value) for value, text in zip(values, said, strict=False)]
 
 
 def _times(

@@ -24,6 +24,10 @@ SEARCHING = ("eager-benchmark", "eager")
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
 """Footnotes that a table shows in its notes."""
 NOT_MEASURED, FORWARD_ONLY = "not measured", "forward only"
+CALLS = "the call's time"
+"""Footnote of a sweep's time where the device's is unknown."""
+BEST_PER_LAYER = "best per layer"
+"""Class of a row that takes each layer's lowest time from any library: the source's, and ours."""
 PASSES = {"inference": "forward", "training": "forward + backward"}
 """By pass the sources' word for it."""
 TOTALS = {"total_ms": "latency_ms", "low_ms": "latency_low_ms", "high_ms": "latency_high_ms"}
@@ -86,7 +90,9 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     library = pl.col("runtime" if "implementation" in study.columns else "library") + _image_gradient(study)
     # Own sweeps are of the device, which cannot take longer than the call.
     device = [pl.min_horizontal(t, pl.when("swept").then(cell.replace("latency", "gpu"))) for t, cell in TOTALS.items()]
-    own = own.with_columns(*device, library=library, counterpart=counterpart(study.counterpart))
+    is_calls = pl.col("swept") & OK & (pl.col("device") == "cuda") & pl.col("gpu_ms").is_null()
+    note = pl.when(is_calls).then(pl.lit(CALLS)).otherwise("note")
+    own = own.with_columns(*device, library=library, counterpart=counterpart(study.counterpart), note=note)
     # A published sweep's row at the study's batch size also stands in its other tables.
     both = published.filter("swept", batch_size=pl.lit(study.batch_size)).with_columns(swept=pl.lit(value=False))
     theirs = pl.concat([published, both]).with_columns(pl.lit("training").alias("pass"))
@@ -98,14 +104,37 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Return the published layers, and after them `layer_rows` of L1 to L5 with the names of `own_times`.
 
-    `implementation` is the variant.
+    `implementation` is the variant. As the source does, each machine has a row of the lowest times in fp32.
     """
     results = results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(list(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
     own = own_times(results).with_columns(counterpart=counterpart(SEARCHING))
     own = own.unique(keys, keep="first").select(*keys, "ours", "counterpart", "implementation", library="runtime")
     rows = layer_rows(results).join(own, on=keys, how="left", maintain_order="left").with_columns(why=_WHY)
-    return pl.concat([references.layers(), rows], how="diagonal_relaxed")
+    parts = pl.col(*references.LAYER_PARTS.values())
+    machines = rows.filter(precision="fp32").group_by("machine", "device", "layer", "batch_size", maintain_order=True)
+    best = machines.agg(parts.min()).with_columns(
+        total_ms=pl.col("forward_ms") + pl.col("backward_ms"),
+        library=pl.lit("cherry-picking fp32"),
+        implementation=pl.lit(BEST_PER_LAYER),
+        precision=pl.lit("fp32"),
+        ours=pl.lit(value=True),
+        counterpart=pl.lit(value=False),
+    )
+    return pl.concat([references.layers(), rows, best], how="diagonal_relaxed")
+
+
+def absent_times(names: Mapping[str, str], results: pl.DataFrame) -> pl.DataFrame:
+    """Return own cells without figures, a row a machine, pass and reason: all its `networks` and `libraries`."""
+    own = own_times(results).filter(~OK, pl.col("network").is_in([*names, *LAYERS]))
+    keys = ["machine", "pass", "why", "ours"]
+    own = own.sort(place("network", [*names, *LAYERS]), maintain_order=True)
+    rows = own.with_columns(pl.col("network").replace(names), pl.col("pass").replace(PASSES))
+    rows = rows.group_by(*keys, "library", maintain_order=True).agg(
+        networks=pl.col("network").unique(maintain_order=True)
+    )
+    rows = rows.group_by(*keys, "networks", maintain_order=True).agg(libraries="library")
+    return rows.with_columns(pl.col("networks", "libraries").list.join(", "))
 
 
 def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
@@ -117,6 +146,24 @@ def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
     cheapest = ("usd_per_million_items", "joules", -pl.col("throughput"))
     rows = rows.with_columns(published_network=printed, joules=joules)
     return rows.sort(place("network", names), "pass", *cheapest, nulls_last=True)
+
+
+def break_even(costs: pl.DataFrame, published: pl.DataFrame) -> pl.DataFrame:
+    """Return the hourly price that lets a published GPU train as cheaply as a machine of `cost_rows`.
+
+    A row a `machine` and published `gpu`, dearest first, with the least and greatest price over their `networks`.
+    `published` rows have the time per image of `per_network`.
+    """
+    usd = (
+        costs.filter(pl.col("pass") == "training")
+        .group_by("machine", "network")
+        .agg(pl.col("usd_per_million_items").min())
+    )
+    quickest = published.filter(device="cuda").group_by("network", gpu="machine").agg(pl.col("latency_ms").min())
+    price = pl.col("usd_per_million_items") * 3.6 / pl.col("latency_ms")
+    both = usd.join(quickest, on="network").with_columns(price=price).group_by("machine", "gpu")
+    prices = both.agg(networks=pl.len(), usd_low=pl.col("price").min(), usd_high=pl.col("price").max())
+    return prices.sort("machine", "usd_high", descending=[False, True])
 
 
 def _image_gradient(study: Study) -> pl.Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from profiler.published.command import study_of
 from profiler.published.tables import picture_rows
 from profiler.published.times import layer_times, own_times
 from profiler.results.reading import read_runs
-from profiler.tables.pictures import COLORS
 
 SUITES = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites"
 PAGES = sorted(path for path in SUITES.glob("*.md") if path.stem != "README")
@@ -25,8 +25,12 @@ def rows_of(suite: str) -> pl.DataFrame:
 
 def tables(page: Path) -> list[list[dict[str, str]]]:
     """Return every table of a page: its rows by heading."""
+    return read_tables(page.read_text())
+
+
+def read_tables(text: str) -> list[list[dict[str, str]]]:
     found = []
-    for block in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         head, _, *lines = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in block.splitlines()]
         found.append([dict(zip((h.strip() for h in head), (c.strip() for c in line), strict=True)) for line in lines])
     return found
@@ -111,12 +115,12 @@ def page_text(suite: str) -> str:
     return (SUITES / f"{suite}.md").read_text()
 
 
-def drawn(suite: str) -> tuple[pl.DataFrame, str]:
+def drawn(suite: str) -> list[tuple[pl.DataFrame, str]]:
     return picture_rows(study_of(next(SUITES.glob(f"*/{suite}"))), rows_of(suite))
 
 
 def test_a_librarys_points_are_all_of_one_class_in_the_layers_picture() -> None:
-    rows, _ = drawn("convnet-layers")
+    ((rows, _),) = drawn("convnet-layers")
     published = references.layers().filter(pl.col("library") != "cherry-picking")
     sides = published.select(pl.concat_str("machine", "library", "implementation", separator=", ")).unique()
     assert set(rows.filter(kind="published")["side"]) <= set(sides.to_series())
@@ -130,20 +134,26 @@ def test_a_librarys_points_are_all_of_one_class_in_the_layers_picture() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_pictures_axis_names_the_unit_and_a_kind_has_one_colour(page: Path) -> None:
-    rows, unit = drawn(page.stem)
     text = page.with_suffix(".svg").read_text()
-    assert unit.startswith("US dollars per million images" if page.stem == "cloud-gpus" else "Milliseconds per image")
-    assert f">{unit}, on a logarithmic scale" in text
-    assert rows.filter(pl.col("side").str.contains("Titan|GTX"))["kind"].unique().to_list() in ([], ["published"])
-    assert set(rows["kind"]) <= set(COLORS)
-    assert rows["swept"].any() == (page.stem == "minibatch-efficiency"), "lines are of our sweeps"
-    assert rows.group_by("side").agg(pl.col("kind").n_unique())["kind"].max() == 1, "a variant keeps its colour"
-    sides = sorted(rows["side"].unique(), key=lambda side: text.index(f">{side.replace('&', '&amp;')}<"))
-    if not rows["swept"].any():
-        both = rows.join(rows, on=["network", "pass"], suffix="_below")
-        ratios = both.group_by("side", "side_below").agg((pl.col("value") / pl.col("value_below")).min().alias("least"))
-        slower = ratios.filter(pl.col("least") > 1).select("side", "side_below").rows()
-        assert slower and all(sides.index(side) > sides.index(below) for side, below in slower), "the fastest on top"
+    assert float(re.findall(r'width="([\d.]+)"', text)[0]) <= 830, "GitHub would shrink it"
+    (heading,) = re.findall(r"^# (.*): published and own figures$", page.read_text(), re.M)
+    assert f">{heading}<" in text.replace("&amp;", "&").replace("|", "\\|")
+    parts = drawn(page.stem)
+    units = ["Milliseconds per image", *["US dollars per million images"] * (page.stem == "cloud-gpus")]
+    for (rows, unit), begins in zip(parts, units, strict=True):
+        assert unit.startswith(begins) and f">{unit}" in text
+        assert not rows.filter(pl.col("side").str.contains("CPU|EPYC")).height, "a CPU would squeeze the axis"
+        published = rows.filter(pl.col("side").str.contains("Titan|GTX|Quadro|Tesla|GRID"))
+        assert (published["side"] + ",").str.starts_with(published["kind"] + ",").all(), "a machine has its colour"
+        assert rows["swept"].any() == (page.stem == "minibatch-efficiency"), "lines are of our sweeps"
+        assert rows.group_by("side").agg(pl.col("kind").n_unique())["kind"].max() == 1, "a variant keeps its colour"
+        sides = sorted(rows["side"].unique(), key=lambda side: text.rindex(f">{side.replace('&', '&amp;')}<"))
+        if not rows["swept"].any() and len(parts) == 1:
+            both = rows.join(rows, on=["network", "pass"], suffix="_below")
+            least = (pl.col("value") / pl.col("value_below")).min().alias("least")
+            ratios = both.group_by("side", "side_below").agg(least)
+            slower = ratios.filter(pl.col("least") > 1).select("side", "side_below").rows()
+            assert all(sides.index(side) > sides.index(below) for side, below in slower), "the fastest on top"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -177,7 +187,121 @@ def test_own_figures_in_a_note_are_those_of_the_rows() -> None:
     factors = [b / a for a, b in zip(ort, searched, strict=True)]
     told = references.notes("convnet-benchmarks")["forward"]
     assert f"takes {ort[0]:.2f} ms at L2" in told and f"takes {searched[0]:.2f}, and is" in told
-    assert f"{min(factors):.1f}, {max(factors):.1f}" == "6.6, 15.6" and "6 to 15 times" in told
+    assert "{:.1f}, {:.1f} and {:.1f} times as fast on L2, L3 and L4".format(*factors) in told
+
+
+@pytest.mark.parametrize(
+    ("suite", "sister"), [("convnet-benchmarks", "convnet-layers"), ("gpu-study", "minibatch-efficiency")]
+)
+def test_sister_pages_have_titles_and_statements_of_their_own(suite: str, sister: str) -> None:
+    one, other = (page_text(name).partition("## What the source states")[2] for name in (suite, sister))
+    statements = [{row.split(" | ")[1] for row in text.splitlines() if row.startswith("| ")} for text in (one, other)]
+    assert statements[0] & statements[1] == {"---", "Statement"}
+    claims = references.read("conclusions").filter(source=study_of(next(SUITES.glob(f"*/{suite}"))))
+    assert len(statements[0] | statements[1]) == 2 + claims.height
+    assert page_text(suite).splitlines()[0] != page_text(sister).splitlines()[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_gave_no_figures_is_there_once_with_its_reason(page: Path) -> None:
+    absent = own_times(rows_of(page.stem)).filter(pl.col("status") != "ok")
+    text = page.read_text()
+    assert text.count("is not installed") == (absent.height > 0)
+    for network in absent.select(pl.coalesce("network", "model")).to_series().unique():
+        printed = references.network_names(study_of(next(SUITES.glob(f"*/{page.stem}")))).get(network, network)
+        assert printed.replace("[", "\\[") in text.partition("## Not measured")[2].partition("\n## ")[0]
+
+
+def test_larger_minibatches_are_compared_by_the_devices_clock() -> None:
+    rows = pl.read_parquet(SUITES / "h200" / "minibatch-efficiency" / "results.parquet").drop_nulls("gpu_ms")
+    per_image = rows.with_columns(ms=pl.min_horizontal("gpu_ms", "latency_ms") / pl.col("batch_size"))
+    wide = per_image.filter(pl.col("batch_size").is_in([1, 8, 64, 512]))
+    wide = wide.pivot("batch_size", index=["model", "pass"], values="ms")
+    for size in (1, 8, 64):
+        (line,) = re.findall(
+            rf"^- Per image, the H200 with 512 .* with {size} on .*", page_text("minibatch-efficiency"), re.M
+        )
+        factors = wide[str(size)] / wide["512"]
+        assert times_faster(line) == pytest.approx((factors.min(), factors.max()), rel=0.02)
+
+
+MATRICES = [
+    ("cnn-benchmarks", "H200"),
+    ("cloud-gpus", "H200"),
+    ("cnn-benchmarks", "2-core EPYC"),
+    ("cloud-gpus", "2-core EPYC"),
+]
+
+
+@pytest.mark.parametrize(("suite", "machine"), MATRICES)
+def test_the_matrix_of_ratios_follows_from_the_tables_above_it(suite: str, machine: str) -> None:
+    found = tables(SUITES / f"{suite}.md")
+    times = [table for table in found if "95 %, ms" in table[0] and "Total (ms)" in table[0]]
+    (matrix,) = [table for table in found if "×" in table[0]]
+    checked = 0
+    for row in matrix:
+        for heading, cell in row.items():
+            if not row["×"].startswith(f"▸ {machine}, ") or not cell or heading.startswith(("▸", "×")):
+                continue
+            library, ratios, ends = row["×"].partition(", ")[2], [], []
+            for table in times:
+                own = [each for each in table if (each["GPU"], each["Library"]) == (f"▸ {machine}", library)]
+                cards = [each for each in table if each["GPU"] == heading]
+                if cards and own and own[0]["Total (ms)"] != "not measured":
+                    newest = max(cards, key=lambda each: [int(part) for part in re.findall(r"\d+", each["Library"])])
+                    theirs = number(newest["Total (ms)"])
+                    low, high = map(
+                        number, own[0]["95 %, ms"].split("–") if own[0]["95 %, ms"] else [own[0]["Total (ms)"]] * 2
+                    )
+                    ratios.append(theirs / number(own[0]["Total (ms)"]))
+                    ends += [theirs / low, theirs / high]
+            middle, *least_and_most = map(float, re.findall(r"[\d.]+", cell))
+            assert middle == pytest.approx(math.exp(sum(map(math.log, ratios)) / len(ratios)), rel=0.02, abs=0.006)
+            assert least_and_most == pytest.approx([min(ends), max(ends)], rel=0.02, abs=0.06) or not least_and_most
+            checked += 1
+    assert checked >= (1 if "EPYC" in machine else 8)
+
+
+@pytest.mark.parametrize("suite", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks"])
+def test_intervals_and_peaks_of_memory_are_those_of_the_rows(suite: str) -> None:
+    rows = rows_of(suite).filter(pl.col("status") == "ok", pl.col("pass") == "training")
+    keys = ["machine", "model", "variant", "precision"]
+    quiet = ~pl.col("warnings").list.eval(pl.element().str.starts_with("disturbed")).list.any()
+    every = rows.filter(quiet | ~quiet.any().over(keys)).group_by(keys).agg(
+        *(pl.col(name).median() for name in ("latency_ms", "peak_memory_mib")),
+        *(pl.col(name).first() for name in ("latency_low_ms", "latency_high_ms", "gpu_low_ms")),
+        processes=pl.len(),
+    )  # fmt: skip
+    names, checked = references.network_names(study_of(next(SUITES.glob(f"*/{suite}")))), 0
+    heads = [(title, table) for title in names.values() for table in tables_below(SUITES / f"{suite}.md", title)]
+    for row in every.iter_rows(named=True):
+        (table,) = [table for title, table in heads if title == names[row["model"]]]
+        variant = f"{row['variant']} {row['precision']}"
+        for line in table:
+            called = f"{line['Library']}, " if suite != "convnet-benchmarks" else ""
+            if suite == "convnet-benchmarks" and f" {row['precision']}," in f"{line['Library']},":
+                called = f" {line['Class/Function']} {row['precision']},"
+            if line["GPU"] != f"▸ {row['machine']}" or not re.search(rf" {re.escape(variant)},", f" {called}"):
+                continue
+            total = number(line.get("Total (ms)") or line["Time (ms)"])
+            assert total == pytest.approx(row["latency_ms"], rel=6e-3)
+            if line["95 %, ms"]:
+                low, high = map(number, line["95 %, ms"].split("–"))
+                assert low <= total <= high
+            if line["95 %, ms"] and row["processes"] == 1:
+                floor = 0.98 * min(row["gpu_low_ms"] or 0, row["latency_ms"])
+                ends = [max(row["latency_low_ms"], floor), row["latency_high_ms"]]
+                assert [low, high] == pytest.approx(ends, rel=6e-3)
+            assert number(line["Peak (MiB)"]) == pytest.approx(row["peak_memory_mib"], abs=1)
+            checked += 1
+    assert checked >= 10
+
+
+def tables_below(page: Path, title: str) -> list[list[dict[str, str]]]:
+    """Return the tables whose title is a network's."""
+    blocks = re.split(r"^\*\*(.*)\*\*$", page.read_text(), flags=re.M)
+    (text,) = [text for name, text in zip(blocks[1::2], blocks[2::2], strict=True) if name.replace("\\", "") == title]
+    return read_tables(text)[:1]
 
 
 def test_every_line_of_the_table_of_coverage_is_on_its_page() -> None:

@@ -139,10 +139,10 @@ def test_networks_are_the_published_form_with_ours_ranked_marked_and_the_best_bo
     found = lines("cnn-benchmarks", "cnn-benchmarks", case("alexnet", ms=13.9), case("alexnet", precision="tf32"))
     assert found[:6] == [
         ["AlexNet"],
-        ["GPU", "cuDNN", "Forward (ms)", "Backward (ms)", "Total (ms)"],
+        ["GPU", "Library", "Forward (ms)", "Backward (ms)", "Total (ms)"],
         ["---", "---", "---:", "---:", "---:"],
         ["▸ H200", "PyTorch 2.11 eager tf32, cuDNN 9.19", "**1.00**", "**2.00**", "**3.00**"],
-        ["GTX 1080 Ti", "5.1.10", "**4.31**", "9.58", "**13.89**"],
+        ["GTX 1080 Ti", "cuDNN 5.1.10", "**4.31**", "9.58", "**13.89**"],
         ["▸ H200", "PyTorch 2.11 eager fp32, cuDNN 9.19", "4.63", "9.27", "13.90"],
     ]
     assert len(found) == references.networks("cnn-benchmarks").height + 2 * 10 + 3 * 10
@@ -214,9 +214,10 @@ def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours()
         "not measured",
         "[3](https://arxiv.org/abs/1409.1556)",
     ] in found
-    assert ["VGG Net", "2014", "11 to 19", "7.3", ""] in lines(
-        "gpu-study", "The networks", case("overfeat", batch_size=64)
-    )
+    studied = [case("overfeat", batch_size=64), case("overfeat", batch_size=4, **CPU)]
+    found = lines("gpu-study", "The networks", *studied)
+    assert found[1][4:] == ["▸ H200, batch 64 (ms)", "▸ a CPU, batch 4 (ms)"], "unlike batches say so"
+    assert ["VGG Net", "2014", "11 to 19", "7.3", "", ""] in found
 
 
 def test_the_machines_stand_among_the_published() -> None:
@@ -226,11 +227,17 @@ def test_the_machines_stand_among_the_published() -> None:
         case("alexnet", precision="tf32", **rented, ms=8.0),
     ]
     found = lines("cloud-gpus", "The machines", *rows)
-    assert found[3][:5] == ["▸ H200", "Some Cloud", "big", "140GiB", ""]
+    card = "▸ [H200](https://www.nvidia.com/en-us/data-center/h200/)"
+    assert found[3][:6] == [card, "Some Cloud", "big", "140GiB HBM3e", "Hopper", "16,896"]
+    hosts = found[found.index(["Their hosts"]) :]
+    assert ["all", "Ubuntu 14.04", "8.0 Release Candidate"] in [list(filter(None, row)) for row in hosts]
     assert "7.2 an hour" in found[3]
     assert "[Google Cloud](https://cloud.google.com)" in str(found)
     costs = lines("cloud-gpus", "What a million", *rows)
-    assert [row[-2:] for row in costs[3:]] == [["1", ""], ["1.5", "0.72"]]
+    even = costs.index(["The published cards: prices an hour at which they train as cheaply, by network"])
+    assert [row[-2:] for row in costs[3:even]] == [["1", ""], ["1.5", "0.72"]]
+    # 1 USD for a million images: at 16 images in 19.58 ms for what they are worth an hour.
+    assert ["Quadro P5000", "H200", "1", "2.94", "2.94"] in costs[even:]
     assert "What a million images cost" not in headings("cloud-gpus", case("alexnet"))
 
 
@@ -241,13 +248,23 @@ def test_layers_have_their_shapes_sums_and_a_table_a_pass() -> None:
     failed = case("L3", "eager-benchmark", ms=None, model_kind="layer", batch_size=128, reason="no", head=None)
     sums = lines("convnet-benchmarks", "L1 to L5: forward + backprop", *LAYERS)
     assert sums[3][:6] == ["▸ H200", "PyTorch 2.11 fp32, cuDNN 9.19", "eager", "40.00", "15.00", "25.00"]
+    assert sums[3][-1] == "100"
+    quicker = [layer(f"L{i}", (2.0 * i, 1.0, 1.0), "eager-benchmark") for i in range(1, 6)]
+    both = lines("convnet-benchmarks", "L1 to L5: forward + backprop", *LAYERS, *quicker)
+    assert both[3][:6] == ["▸ H200", "cherry-picking fp32", "best per layer", "25.00", "15.00", "10.00"]
+    (total,) = [
+        row for row in lines("convnet-benchmarks", "What the source", *LAYERS, *quicker) if "985 ms for" in str(row)
+    ]
+    assert total[3] == "printed 985 ms; today 25 ms", "the lowest forward and the lowest backward, as the source has it"
     assert ["809+bw", "809", ""] in [row[3:6] for row in sums]
     passes = lines("convnet-benchmarks", "L1 to L5, by pass", *LAYERS, failed)
     titles = [row[0] for row in passes if len(row) == 1]
     assert titles == ["forward", "backward (gradInput + gradWeight)", "gradInput", "gradWeights"]
     assert passes[3][2:9] == ["eager", *(f"{i}.00" for i in range(1, 6)), "15.00"], "one alone is no best"
-    (row,) = [row for row in passes if "eager-benchmark" in row]
-    assert row[3:8] == ["not measured", "–", "no", "not measured", "–"], "the other passes have no row of it"
+    assert not [row for row in passes if "eager-benchmark" in row], "what gave no figure stands apart"
+    assert lines("convnet-benchmarks", "Not measured", *LAYERS, failed)[-1][1:] == [
+        "PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19", "forward + backward", "L3", "no",
+    ]  # fmt: skip
     assert lines("convnet-benchmarks", "L1 to L5: shapes", *LAYERS[:4])[-2:] == [
         ["L4", "16x16", "128", "128->128", "7x7", "1x1", "128"],
         ["L5", "13x13", "128", "384->384", "3x3", "1x1", ""],
@@ -289,13 +306,18 @@ def test_the_study_of_minibatches_gives_the_devices_time_per_sample() -> None:
     def swept(batch: int, ms: float | None, **more: Any) -> dict[str, Any]:
         return case("vgg16", ms=ms, batch_size=batch, **more)
 
-    rows = [swept(32, 320.0, gpu_ms=64.0), swept(64, 64.0), swept(128, None, status="oom")]
+    rows = [swept(32, 320.0, gpu_ms=64.0), swept(64, 64.0, gpu_ms=64.0), swept(128, None, status="oom")]
     # The same machine at another price is one row, the faster.
-    rows += [swept(size, 10.0 * size, usd_per_hour=3.0) for size in (32, 64, 256)]
+    rows += [swept(size, 10.0 * size, usd_per_hour=3.0, peak_memory_mib=size) for size in (32, 64, 256)]
     found = lines("gpu-study", "Minibatch", *rows)
-    assert found[:2] == [["Oxford VGG, forward + backward"], ["GPU", "Framework", "32", "64", "128", "256"]]
+    assert found[:2] == [["Oxford VGG, forward + backward"], ["GPU", "Framework", "32", "64", "128", "256", "Note"]]
     cells = [[cell.strip("*") for cell in row[2:]] for row in found[3:]]
-    assert cells == [["2.00", "1.00", "out of memory", "10.00"], ["", "6.57", "7.03", ""]]
+    called = "the call's time: 32, 64, 256"
+    assert cells == [["2.00", "1.00", "out of memory", "10.00", called], ["", "6.57", "7.03", "", ""]]
+    peaks = lines("gpu-study", "Peak memory", *rows)
+    assert peaks[3][3:] == ["32", "64", "out of memory", "256"]
+    said, _ = published_tables("gpu-study", frame(*rows), [ENVIRONMENT])
+    assert not [text for text in said if "with 256 at a time" in text], "of 256 only the call's time is known"
     assert not any(heading.startswith("GPU vs") for heading in headings("gpu-study", *rows))
 
 
@@ -338,7 +360,7 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> 
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
     made = published_tables("cnn-benchmarks", rows, [ENVIRONMENT])
-    assert text == page("cnn-benchmarks", *made, measured(rows, [ENVIRONMENT]))
+    assert text == page("cnn-benchmarks", *made, measured(rows, [ENVIRONMENT]), "cnn-benchmarks")
     assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
     assert "**AlexNet**" in text
     claims = references.read("conclusions").filter(source="cnn-benchmarks")
