@@ -44,7 +44,7 @@ def _in_the_parent(source: ModelSource) -> str:
         return ""
     try:
         is_float32(source.onnx)
-        _fixed_batch(source.onnx, {}, {})
+        _fixed_batch({"onnx": source.onnx}, {})
     except ConfigError:
         return ""
     except Exception as error:

@@ -32,7 +32,7 @@ Words = list[str]
 
 
 class _Machine(BaseModel):
-    model_config = _FINITE | ConfigDict(extra="forbid")
+    model_config = _FINITE
     label: str | None = None
     cloud: str | None = None
     instance: str | None = None

@@ -63,7 +63,7 @@ def true_gradients(session: Any, layer: Conv2d, cache: Cache) -> list[torch.Tens
     source = ModelSource("a-layer", layer=layer)
     module = restore(source, cached_state(source, cache)).double()
     x = session.inputs[0].detach().double().contiguous().requires_grad_()
-    module(x).backward(session.training.objective.target.double())
+    module(x).backward(session.training.objectives[0].target.double())
     found = [tensor.grad for tensor in (x, *module.parameters())]
     return [gradient for gradient in found if gradient is not None]
 

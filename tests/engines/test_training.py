@@ -181,7 +181,7 @@ def test_the_head_of_logits_has_no_loss(open_session: Open) -> None:
     session.run(ignore)
     (output,) = session.outputs()
     assert output.shape == (BATCH, 10)
-    gradient = session.training.objective.target
+    gradient = session.training.objectives[0].target
     np.testing.assert_allclose(gradient.norm(dim=1), 1 / BATCH, rtol=1e-5)
     # The bias's gradient is the sum of the output's.
     torch.testing.assert_close(session.model.get_parameter("8.bias").grad, gradient.sum(0))

@@ -142,7 +142,7 @@ def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkey
     assert relative_error(source, export.path, cache, "float32") < 1e-5
     assert export_onnx(source, "fp32", cache, 2).how == "torch.export, batch 2 only"
     for factory, line in (("branches", 17), ("bessel", 11)):
-        with pytest.raises(ModelError, match=rf"in fp32 failed: .*hard_exports.py:{line} .*`onnx: FILE`"):
+        with pytest.raises(ModelError, match=rf"to ONNX failed: .*hard_exports.py:{line} .*`onnx: FILE`"):
             export_onnx(replace(source, factory=f"hard_exports:{factory}"), "fp32", cache)
 
 

@@ -406,7 +406,7 @@ def set_globals() -> None:
 
 
 WRONG, LAST = "the outputs are wrong", "the model returns its last outputs"
-CHANGED = "the model changed torch's {} from .* while it ran"
+CHANGED = "the model changed .*{} from .* while it ran"
 UNCHECKED, NO_ERROR = "unchecked-outputs", "no error, so no answer takes it"
 DEPENDS = "a word that items depend on each other"
 NEW, OUTPUTS, SETTING = "its figure: inputs are new", "wrong outputs", "the setting"
