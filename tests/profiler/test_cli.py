@@ -161,6 +161,7 @@ def test_an_interrupt_comes_again_where_it_would_be_dropped(
 ENDED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # As without nohup.
 from profiler import __main__ as program, query
 sys.argv[1:] = ["query", "nothing", "select 1"]
 query.execute = lambda *_: exec("signal.raise_signal(signal.{0})", {{"signal": signal}})
