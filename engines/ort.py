@@ -55,7 +55,7 @@ _ARENA = re.compile(
 )
 _INFO, _WARNING = 1, 2
 _PLAIN_MATTERS_MS, _PLAIN_BLOCK_MS, _PAIRS = 3.0, 5.0, 9
-"""Time a plain run only beside calls this short, for so long: `session.run` adds some microseconds."""
+"""Longest call beside which a plain run is timed, and for how long: `session.run` adds some microseconds."""
 _USAGE = """import json
 import onnxruntime
 

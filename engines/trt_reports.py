@@ -233,7 +233,7 @@ def _nodes(entry: Mapping[str, Any], nodes: Collection[str]) -> list[str]:
 def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
     """Take the type from the kernel's name, else from the weights, which may be among the layer's constants.
 
-    A kernel with a fused cast computes in another type than its inputs', so the inputs prove nothing.
+    A kernel with a fused cast does not compute in the type of its inputs, so these prove nothing.
     """
     for pattern in _TACTICS:
         if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:

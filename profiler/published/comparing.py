@@ -189,7 +189,7 @@ def _prices(name: str, results: pl.DataFrame, published: pl.DataFrame) -> list[s
 def claims(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
     """List the source's statements: what its rows say (references/conclusions.csv), and what ours do.
 
-    Leave out those about layers, batch sizes or networks of which there is no own row.
+    Leave out statements about layers, batch sizes or networks without a row of ours.
     """
     frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
     of_sweeps, of_layers = pl.col("kind").is_in(_SWEEP_CLAIMS), pl.col("layer").is_not_null()

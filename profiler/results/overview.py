@@ -19,7 +19,7 @@ _KNOWN = {"faster", "slower", "equivalent", None}
 
 
 def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
-    """Make a row of each answer: a subject, such as "resnet50, b1", keys by which a page filters it, and the choice."""
+    """Make a row of each answer: a subject, such as "resnet50, b1", the keys that a page filters by, and the choice."""
     of_runtimes = [_of_runtimes(choice) for _, _, choice in answers]
     there = {runtime for cells in of_runtimes for runtime in cells}
     won = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)

@@ -230,7 +230,7 @@ def without_panics() -> Iterator[None]:
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
     """Open a run's table lazily, an empty one where it has none. Columns that an earlier version lacked are null.
 
-    Raises ConfigError for a file that is no such table.
+    Raises ConfigError for any other file.
     """
     path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
     if name != "results" and not named_files.is_file(path):

@@ -152,7 +152,7 @@ def _entry(model: Any, inputs: Any, folder: Path, axes: Mapping[str, int | None]
 
 
 def _batch(examples: Any, axes: Mapping[str, int | None], names: Sequence[str]) -> int:
-    """Return the size of the first example's batch, 1 without one. Raises ConfigError for what is no tensor."""
+    """Return the size of the first example's batch, 1 without one. Raises ConfigError for anything but tensors."""
     several = examples if isinstance(examples, Mapping | tuple | list) else [examples]
     given = several if isinstance(several, Mapping) else dict(zip(names, several, strict=False))
     for name, axis in axes.items():

@@ -32,7 +32,7 @@ from profiler.tables.numbers import counted, percent
 from profiler.worker.disturbance import CARD, reasons
 
 PATIENCE_SECONDS = 60.0
-"""For which a run waits for a quiet machine by itself, unless its own time is limited."""
+"""Longest wait for a quiet machine that nobody asked for; none if the run's time is limited."""
 _LOOK_SECONDS = 0.5
 _ALONE = 0.85
 """Share of all processors that spinning threads get at least where nobody else works."""
@@ -187,7 +187,7 @@ def is_busy() -> bool:
 
 
 def await_quiet(display: Display, patience: float = PATIENCE_SECONDS) -> None:
-    """Say that the machine is busy, and where somebody looks and can interrupt it wait for so many seconds at most."""
+    """Say that the machine is busy; on a terminal, wait up to that many seconds, or until Ctrl-C."""
     began, is_told = time.monotonic(), False
     try:
         while is_busy():

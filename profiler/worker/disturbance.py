@@ -19,7 +19,7 @@ _LIMITS = {
     "threads waited {} % of the time for other processes": 0.05,
     "the hypervisor took {} % of the processors' time": 0.02,
 }
-"""Shares of the time from which on a cause counts as a disturbance, in the order of `_shares`."""
+"""Smallest shares of the time that count as a disturbance, in the order of `_shares`."""
 CARD = 0.05
 """A GPU is disturbed if other processes use at least this share of its time."""
 _EVIDENCE_S = 5 * TICK_S

@@ -35,7 +35,7 @@ _GUARD = 0.8
 
 
 _THREAD_SECONDS = 0.05
-"""Pause in which a thread of the model can finish its work."""
+"""Pause that lets a thread of the model finish its work."""
 
 
 class Bench:

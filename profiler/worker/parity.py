@@ -379,7 +379,7 @@ def _finite(value: float) -> float | None:
 
 
 def judge(precision: str, differences: Sequence[Difference], drawn: str = "") -> Finding:
-    """Tell what the differences say of a row: wrong, unusual for the precision, or nothing at all.
+    """Judge a row by its differences: wrong, unusual for the precision, or fine.
 
     `drawn` says which inputs are drawn at random (`how_drawn`).
     """
