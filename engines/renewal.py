@@ -18,7 +18,8 @@ Change = Callable[[bool], object]
 """Changes values in place; if True, by far."""
 
 _MOST_COPIES, _MOST_COPIED, _MOST_MOVED = 128, 2**18, 2**26
-"""Inputs that are renewed ahead, and their bytes, which are to be no share of a case's memory; bytes that are moved."""
+"""Inputs that are renewed ahead, and their bytes, which are to be no share of a case's memory; bytes of what a block of
+calls reads, or of what is moved."""
 _DRAWN = (-0.9, -0.5), (0.5, 0.9)
 """Factors of drawn floats, by turns from either range."""
 _GIVEN = (0.980, 0.985), (0.992, 0.997)
@@ -55,7 +56,10 @@ class Renewal:
             return
         if not self._changes:  # Not sooner, since that changes values.
             self._changes = [_changes(self.specs, self.copies[0])]
-            for _ in range(min(_MOST_COPIES, _MOST_COPIED // max(1, self.nbytes)) - 1):
+        size = max(1, self.nbytes)
+        copies = max(min(_MOST_COPIES, _MOST_COPIED // size), min(calls, _MOST_MOVED // size))
+        if copies > len(self.copies):
+            for _ in range(copies - len(self.copies)):
                 self._copy()
             self.turn = self._in_turn(self.copies)
         for change in chain.from_iterable(self._changes):

@@ -45,6 +45,7 @@ def share_distinct(tensors: list[torch.Tensor]) -> float:
         (spec("bfloat16", data="own"), torch.rand(2, 2000).bfloat16(), 0.0, 1.0),
         (spec("int64", data="own"), ONE_ITEM, 1, ROWS),
         (spec(), torch.randn(2, 5000), -9.0, 9.0),
+        (spec(), torch.randn(2, 40_000), -9.0, 9.0),
         (spec(), torch.randn(2, 3, 40, 50).to(memory_format=torch.channels_last), -9.0, 9.0),
         (spec("float32", (1000,), data="own"), torch.rand(1000), 0.0, 1.0),
     ],
