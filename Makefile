@@ -1,6 +1,6 @@
 # make bench            set up and run the main job
 # make test             set up and run all tests              make test-fast   those that start no process
-# make lint types       ruff, mypy                            make test-gpu    those that need a GPU
+# make lint types       ruff, mypy; make format mends layout  make test-gpu    those that need a GPU
 # make verify-gpu       our clocks beside NVBench's           make verify-cpu  beside plain loops
 # make verify-verdicts  how often an interval holds the truth, on pairs of equal configurations
 # make verify-gate      how often --against calls a model slower: itself, and one with a known share more work
@@ -25,7 +25,7 @@ TEST_READY := $(VENV)/.ready-test
 VERIFY_READY := $(VENV)/.ready-verify
 endif
 
-.PHONY: bench test test-fast test-gpu test-tensorrt lint types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu test-tensorrt lint format types soak verify-verdicts verify-gate bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -46,6 +46,10 @@ test-tensorrt: $(VENV)-tensorrt/.ready # without a GPU
 lint: $(TEST_READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+format: $(TEST_READY)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
 
 types: $(TEST_READY)
 	$(RUN) -m mypy
