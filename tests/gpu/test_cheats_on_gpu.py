@@ -22,7 +22,7 @@ _AT_LEAST = 0.8
 """Of the honest model's time. What is believed computes nothing, or half."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_none_is_ok_without_a_mark_and_faster_than_the_honest_one(
     engine: str, tmp_path: Path, profiler: Profiler
@@ -39,13 +39,14 @@ def test_none_is_ok_without_a_mark_and_faster_than_the_honest_one(
     (path,) = tmp_path.glob("results/*/results.parquet")
     rows = pl.read_parquet(path).filter(replicate=0).to_dicts()
     assert len(rows) == len(cheats)
-    (honest,) = [latency(row) for row in rows if row["model"] == "honest"]
-    assert honest, "the honest model has no figure"
+    # In eager the host sets the figure, which work on other cores may double: the less disturbed of two counts.
+    honest = min(latency(row) for row in rows if row["model"] in ("honest", "set_globals"))
+    assert honest, "an honest model has no figure"
     believed = []
     for row in rows:
         said = row["reason"] or "; ".join(row["warnings"])
         taken = latency(row)
-        print(f"{row['model']} | {row['variant']} | {row['status']} | {taken and round(taken, 4)} | {said[:170]}")
+        print(f"{row['model']} | {row['variant']} | {row['status']} | {taken and round(taken, 4)} | {said}")
         is_marked = any(warning.startswith(MARKS) for warning in row["warnings"])
         if row["status"] == "ok" and not is_marked and taken < _AT_LEAST * honest:
             believed.append(f"{row['model']} in {engine}: {taken:.4g} of {honest:.4g} ms")
