@@ -183,7 +183,7 @@ class EagerSession:
                 items = self.job.batch_size if self.quantized or has_run else _PROOF_ITEMS
                 try:
                     self._look(items)
-                except RuntimeError:  # It runs at its own batch alone.
+                except Exception:  # It runs at its own batch alone.
                     operators.clear()
                     types.clear()
                     self._look(self.job.batch_size)

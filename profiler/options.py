@@ -67,7 +67,7 @@ class Run:
         metavar="SHAPE|NAME=VALUES",
     )
     batch_axis: list[str] = _several(
-        "An .onnx file's input, or a factory's, whose batch is not the first axis, such as state=1; may be repeated",
+        "An .onnx file's input, or a factory's, whose batch is not the first axis: state=1, mask=none; may be repeated",
         metavar="NAME=AXIS",
     )
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")

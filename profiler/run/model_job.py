@@ -187,14 +187,14 @@ def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
     return shapes
 
 
-def _axes(texts: Sequence[str]) -> dict[str, int]:
-    """Read "state=1" as the axis of the batch by input. Raises ConfigError."""
-    axes = {}
+def _axes(texts: Sequence[str]) -> dict[str, int | None]:
+    """Read "state=1" and "mask=none" as the axis of the batch by input. Raises ConfigError."""
+    axes = dict[str, int | None]()
     for text in texts:
         name, _, axis = text.rpartition("=")
-        if not name or not axis.isdigit():
-            raise ConfigError(f"--batch-axis {text}: is not of the form NAME=AXIS, such as state=1")
-        axes[name] = int(axis)
+        if not name or not (axis.isdigit() or axis == "none"):
+            raise ConfigError(f"--batch-axis {text}: is not of the form NAME=AXIS, such as state=1 or mask=none")
+        axes[name] = None if axis == "none" else int(axis)
     return axes
 
 

@@ -28,7 +28,7 @@ from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, fault
 from exporters.build_model import hold, is_shared
 from exporters.cache import Cache, code_of, file_sha256
-from exporters.calls import chosen
+from exporters.calls import call, chosen
 from exporters.errors import sentence
 from exporters.factories import called_once
 from exporters.float64 import evaluate, with_exact_sigmoids
@@ -408,4 +408,9 @@ def _no_reference(
         why += how_drawn(source, specs)
     if isinstance(error, TypeError) and isinstance(model, nn.Module):
         why += f"; forward takes {', '.join(inspect.signature(model.forward).parameters)}"
+    items = distinct_items(specs)
+    if isinstance(model, nn.Module) and items not in (None, batch):
+        with contextlib.suppress(Exception), torch.inference_mode():
+            call(model, specs, [torch.from_numpy(array) for array in seeded_inputs(specs, items)])
+            why += f"; it runs at its example's batch: --batch {items}"
     return source.error(f"its reference outputs cannot be made: {why}")

@@ -75,7 +75,7 @@ def job(line: str | Run, device: Device = "cpu", hardware: str | None = None) ->
         ("net:make --input 3,2,2", {"name": "net.make", "factory": "net:make", "input": (3, 2, 2)}),
         ("net:make --input 3x2x2", {"input": (3, 2, 2)}),
         ("net:make", {"input": None}),
-        ("net:make --batch-axis state=1", {"batch": {"state": 1}}),
+        ("net:make --batch-axis state=1 --batch-axis mask=none", {"batch": {"state": 1, "mask": None}}),
         (
             f"{WORDS} --input input_ids=0,1000",
             {"inputs": {"input_ids": GraphInput(range=(0, 1000)), "attention_mask": GraphInput(range=(1, 2))}},

@@ -226,6 +226,21 @@ class Boxes(nn.Module):
         return found
 
 
+class Nodes(nn.Module):
+    """Its first dimension is of nodes, which the edges' ends number: it runs at no other size."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, edges):
+        return torch.zeros_like(x).index_add(0, edges[1], self.layer(x)[edges[0]])
+
+
+def nodes():
+    return Nodes(), (torch.randn(30, 8), torch.cat([torch.tensor([[29], [29]]), torch.randint(30, (2, 59))], 1))
+
+
 class Nothing(nn.Module):
     def forward(self, x):
         return "nothing"
@@ -338,6 +353,7 @@ def sparse(bag=False):
 TEXT = ModelSource("text", "case_factories:text")
 STEPS = ModelSource("steps", "case_factories:steps", batch={"x": 1, "h": 1})
 SPARSE = ModelSource("sparse", "case_factories:sparse")
+NODES = ModelSource("nodes", "case_factories:nodes")
 QUIET: Any = lambda message: None  # noqa: E731
 BUDGET = Budget(seconds=0.05, min_samples=3)
 Measure = Callable[..., Result]
@@ -435,6 +451,7 @@ ROWS: list[tuple[Case, str, set[str], dict[str, Any]]] = [
     (case(source("Pairs"), batch_size=8), "", set(), {}),
     *[(case(source("Streaming"), engine=engine), "", {"unchecked-outputs"}, {}) for engine in ("eager", "ort")],
     (case(source("Noisy")), "", {"unchecked-outputs"}, {}),
+    *[(case(NODES, engine=engine, batch_size=30), "", set[str](), {}) for engine in ("eager", "ort")],
     (case(image("Boxes")), "", set(), {}),
     (case(image("Boxes"), engine="ort"), "", {"static-graph"}, {"fixed": True}),
     (case(source("nan")), "nothing can be compared: .*not finite in 100 %", set(), {}),
@@ -491,6 +508,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         (trained(SPARSE, input_gradient=True), "input_gradient: the model has no input of floats"),
         *[(trained(SPARSE, each), "takes no sparse gradients, as table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
+        (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30$"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
         (
             case(replace(TEXT, options={"first": "tokens"})),
