@@ -71,8 +71,10 @@ def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
 def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
     """Return a range of values that an input of integers surely takes, the end excluded.
 
-    An input that indexes a table takes its rows; one that the graph compares with a number takes that number.
+    An input that indexes a table takes its rows; one that the graph compares with a number takes that number. Bytes are
+    most often those of images.
     """
+    import onnx
     from onnx.numpy_helper import to_array
 
     if "mask" in name.lower():
@@ -96,7 +98,8 @@ def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
             with contextlib.suppress(TypeError, ValueError):  # A damaged one is left to the checker.
                 number = int(to_array(sources[0]).item())
                 return number, number + 1
-    return 0, 100
+    images = (value.name for value in graph.input if value.type.tensor_type.elem_type == onnx.TensorProto.UINT8)
+    return (0, 256) if name in images else (0, 100)
 
 
 def every_graph(graph: Any) -> Iterator[Any]:
@@ -169,7 +172,7 @@ def check_onnx(path: Path) -> None:
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
     if (version := read_onnx(path).ir_version) > onnx.IR_VERSION:
-        raise ModelError(_lower_ir(path, version, _EVERYWHERE_IR, f"onnx {onnx.__version__}"))
+        raise ModelError(_lower_ir(path, version, f"onnx {onnx.__version__}", onnx.IR_VERSION, _EVERYWHERE_IR))
     try:
         # onnx refuses linked data; the loop above has checked them.
         onnx.checker.check_model(_without_data(read_onnx(path)) if external_tensors(path) else str(path))
@@ -195,7 +198,7 @@ def how_to_lower(path: Path, said: str) -> str | None:
     import onnx
 
     if limit := _MOST_IR.search(said):
-        return _lower_ir(path, read_onnx(path).ir_version, int(limit[1]), "ONNX Runtime")
+        return _lower_ir(path, read_onnx(path).ir_version, "ONNX Runtime", *[int(limit[1])] * 2)
     if limit := _MOST_OPSET.search(said):
         domain, newest = limit[1], int(limit[2])
         version = max((o.version for o in read_onnx(path).opset_import if (o.domain or "ai.onnx") == domain), default=0)
@@ -210,10 +213,10 @@ def how_to_lower(path: Path, said: str) -> str | None:
     return None
 
 
-def _lower_ir(path: Path, version: int, newest: int, taker: str) -> str:
+def _lower_ir(path: Path, version: int, taker: str, most: int, newest: int) -> str:
     target = path.with_name(f"{path.stem}.ir{newest}.onnx")
     return (
-        f"{path} has IR version {version}, {taker} takes up to {newest}; lower it in Python:\n"
+        f"{path} has IR version {version}, {taker} takes up to {most}; lower it in Python:\n"
         f"    import onnx; m = onnx.load({str(path)!r}, load_external_data=False)\n"
         f"    m.ir_version = {newest}; onnx.save(m, {str(target)!r})"
     )

@@ -114,6 +114,9 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
     ):
         with pytest.raises(ModelError, match=says):
             input_specs(replace(theirs, **changes))  # type: ignore[arg-type]
+    image = save(tmp_path / "u.onnx", ["N", 8], types=(TensorProto.UINT8,))
+    with pytest.raises(ModelError, match=r"--input in0=0,256 "):
+        input_specs(image)
     sized = input_specs(replace(theirs, dimensions={"H": 8, "N": 4}))
     assert [spec.shape for spec in sized] == [(4, 3, 8), (4, 4), (8, 4)], "a leading symbol with a size is no batch"
     numbered = save(tmp_path / "t.onnx", ["unk__10", 3], ["unk__11", "unk__12"])
