@@ -245,8 +245,9 @@ def cached_reference(
 
     Raises ModelError, and Unsupported where the engine that makes them cannot run.
     """
-    code = [*code_of("inputs.py", "calls.py", "float64.py"), *map(file_sha256, map(Path, (parity.__file__, __file__)))]
     engine = importlib.import_module(reference_of(source.kind)[1].module)
+    files = (parity.__file__, __file__, str(engine.__file__))
+    code = [*code_of("inputs.py", "calls.py", "float64.py"), *map(file_sha256, map(Path, files))]
     key = digest([source_key(source), *code, batch, MOST_REFERENCE_ITEMS, str(engine.__version__)])
 
     def produce(path: Path) -> None:
