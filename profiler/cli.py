@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 
 from exporters.errors import printable
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import PROGRAM, ConfigError, naming_limits
 from profiler.options import COMMANDS, Build, Doctor, Run, RunSuite, Suites
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -122,7 +122,8 @@ for _name, _row in COMMANDS.items():
 def main() -> NoReturn:
     """Run the command that the arguments name, and exit with its code."""
     try:
-        app(prog_name=PROGRAM, standalone_mode=True)
+        with naming_limits("try again"):
+            app(prog_name=PROGRAM, standalone_mode=True)
     except KeyboardInterrupt:
         sys.exit(130)
     except ConfigError as error:

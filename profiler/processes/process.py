@@ -235,14 +235,14 @@ class Child:
         log = os.environ.get(LOG)
         self._folder = tempfile.mkdtemp(dir=Path(log).parent if log else None)
         ours, theirs = _CONTEXT.Pipe(duplex=False)
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=_receive, args=(ours, self._messages), daemon=True)
+        self._reader.start()  # First: without a thread no process is started.
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._folder))
         self._not_started = self._start()
         theirs.close()
         # No limit is on the time that a forkserver which was not there yet took.
         self._timed = self._phase_started - time.monotonic()
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=_receive, args=(ours, self._messages), daemon=True)
-        self._reader.start()
 
     def _start(self) -> Outcome | None:
         """Start the process; returns how that failed."""

@@ -21,7 +21,7 @@ from exporters import named_files
 from exporters.errors import printable
 from exporters.source import Identity
 from exporters.whole_file import NO_ROOM, write_whole
-from profiler.errors import ConfigError, resuming
+from profiler.errors import ConfigError, naming_limits, resuming
 from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
@@ -81,10 +81,10 @@ def read_lines(journal: Path) -> list[str]:
 def writing(folder: Path) -> Iterator[None]:
     """Be the only process that writes into a run's folder.
 
-    Raises ConfigError if another does, the disk is full, or the folder is removed.
+    Raises ConfigError if another does, the disk is full, the folder is removed, or no process can be started.
     """
     try:
-        with FileLock(folder / "lock", timeout=0):
+        with naming_limits(f"go on with: {resuming(folder)}"), FileLock(folder / "lock", timeout=0):
             yield
     except Timeout:
         raise ConfigError(f"{folder}: another process measures into it; wait until that ends, or end it") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -25,7 +26,7 @@ from profiler.errors import ConfigError
 from profiler.job.config import config_of
 from profiler.options import Compare
 from profiler.results.reading import read_runs
-from profiler.results.run_folder import RunFolder
+from profiler.results.run_folder import RunFolder, writing
 from profiler.tables.writers import console
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +125,28 @@ def test_what_a_terminal_would_act_on_is_escaped_in_errors_and_output(
     assert r"\x1b[31mred\x1b]0;t\x07: no run's folder" in said.err
     assert r"Results: \x1b[31mred" in said.out
     assert "\x1b" not in said.err + said.out
+
+
+class Panic(BaseException):
+    """As Polars' Rust raises it."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, Panic])
+def test_a_limit_of_processes_is_one_sentence(
+    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "can't start new thread" if kind is RuntimeError else os.strerror(errno.EAGAIN)
+
+    def reach(**given: Any) -> None:
+        raise kind(text)
+
+    monkeypatch.setattr(cli, "app", reach)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)  # The tests keep their handlers.
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capsys.readouterr().err.endswith("(ulimit -u), then try again\n")
+    with pytest.raises(ConfigError, match=rf"ulimit -u\), then go on with: .* --resume {tmp_path}"), writing(tmp_path):
+        raise kind(text)
 
 
 class Dropping:
