@@ -61,14 +61,15 @@ _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _HEAD_SECONDS = 3.0
 """Seconds without an answer after which the cluster's head has ended."""
+_HEAD_ENDED = "the cluster's head has ended"
 _DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
 """Keys of environment.json that only the driver knows."""
 _STAYS = (".git", ".venv", "venv", "__pycache__", "node_modules")
 """What does not travel of a job's folder, besides its results."""
 
 
-class _HeadLostError(Exception):
-    """The cluster's head has ended."""
+class _ClusterError(Exception):
+    """The cluster takes no more parts."""
 
 
 def execute(options: Options, console: Console, conclude: run.Conclude | None = None) -> int:
@@ -113,14 +114,14 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
         count = counted(sum(len(side.shares) for side in sides), "part")
         display.announce(f"{count} to measure; into {whole.path}")
-        interrupted, refused, is_lost = False, list[str](), False
+        interrupted, refused, ended = False, list[str](), ""
         try:
             interrupted, refused = _measure(ray, sides, display)
-        except _HeadLostError:
-            is_lost = True
+        except _ClusterError as error:
+            ended = str(error)
         results = _write(sides, console)
-    if is_lost:
-        raise ConfigError(f"--ray {address}: the cluster's head has ended; {run.going_on(options, whole.path)}")
+    if ended:
+        raise ConfigError(f"--ray {address}: {ended}; {run.going_on(options, whole.path)}")
     console.print(Text(f"\nTook {duration(time.monotonic() - started)}\n\nResults: {whole.path}"), soft_wrap=True)
     if interrupted:
         console.print(Text(f"Interrupted; {run.going_on(options, whole.path)}"), soft_wrap=True)
@@ -286,15 +287,15 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
             if _answers(head):
                 answered = time.monotonic()
             elif time.monotonic() - answered > _HEAD_SECONDS:
-                raise _HeadLostError
+                raise _ClusterError(_HEAD_ENDED)
             for stream in ray.wait(list(going), timeout=_WAIT_SECONDS)[0]:
                 side, share = going.pop(stream)
                 try:
                     file, text = ray.get(next(stream))
                 except ray.exceptions.RayError as error:
                     if not _answers(head):
-                        raise _HeadLostError from error
-                    lose(side, share, sentence(error))
+                        raise _ClusterError(_HEAD_ENDED) from error
+                    lose(side, share, sentence(getattr(error, "cause", None) or error))
                     continue
                 if file == MODELS and (why := side.contradicts(text)):
                     ray.cancel(stream)
@@ -308,6 +309,8 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
                         refused.append(said)
                     elif code not in ("0", "1") or side.left(share):
                         lose(side, share, f"exit code {code}: {said}")
+    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+        raise _ClusterError("this node's object store is full (see: ray memory)") from error
     except KeyboardInterrupt:
         for stream in going:
             ray.cancel(stream)

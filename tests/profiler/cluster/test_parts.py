@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from profiler import machine, nvml
-from profiler.cluster.command import Share, Side, _travelling, shares_of
+from profiler.cluster.command import Share, Side, _ClusterError, _measure, _travelling, shares_of
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, Part, measure, sources
 from profiler.errors import ConfigError
@@ -25,6 +26,7 @@ from profiler.options import Run
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, as_job
 from profiler.run.command import Start
+from profiler.run.progress import Display
 
 H100 = {"CPU": 32.0, "GPU": 8.0, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0, "memory": 1e9}
 PLAIN = {"CPU": 8.0, "node:10.0.0.2": 1.0}
@@ -213,3 +215,17 @@ def test_an_environment_names_each_node_once(tmp_path: Path) -> None:
     assert [node["host"] for node in kept["nodes"]] == ["a", "b"] and kept["roofs"] == {"a": 1.0, "b": 1.0}
     assert kept["earlier_commands"] == []
     assert (kept["torch_version"], kept["job_folder"], kept["host"]) == ("a", "here", host_and_user()["host"])
+
+
+@pytest.mark.parametrize("kind", ["OutOfDiskError", "ObjectStoreFullError"])
+def test_a_full_object_store_takes_no_part(tmp_path: Path, kind: str) -> None:
+    exceptions = pytest.importorskip("ray").exceptions
+
+    def refuse(part: Part) -> None:
+        raise getattr(exceptions, kind)("Local disk is full")
+
+    task = SimpleNamespace(options=lambda **asks: SimpleNamespace(remote=refuse))
+    head = SimpleNamespace(gcs_address="localhost:1")
+    ray = SimpleNamespace(exceptions=exceptions, remote=lambda **_: lambda _: task, get_runtime_context=lambda: head)
+    with pytest.raises(_ClusterError, match="object store is full"):
+        _measure(ray, [side_of(tmp_path, Run())], Display(Console(quiet=True)))
