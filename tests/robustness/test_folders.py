@@ -128,6 +128,24 @@ def test_whatever_a_folder_holds_is_shown_or_refused_in_one_sentence(soak: Any, 
     soak.count("folders of others", tried=tried)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("latency_ms", float("nan")), ("status", "odd"), ("proof", "[]")]
+)
+def test_a_row_that_no_run_writes_is_refused(run: Path, name: str, value: Any) -> None:
+    table = run / "results.parquet"
+    rows = pl.read_parquet(table)
+    rows.with_columns(pl.lit(value, rows.schema[name]).alias(name)).write_parquet(table)
+    with pytest.raises(ConfigError, match=name):
+        execute("compare", run)
+
+
+@pytest.mark.parametrize("facts", ['{"usd_per_hour": NaN}', '{"machine": 3}', '{"roofs": {"copy_gb_s": "fast"}}'])
+def test_facts_that_no_run_writes_are_refused(run: Path, facts: str) -> None:
+    (run / "environment.json").write_text(facts)
+    with pytest.raises(ConfigError, match=r"environment\.json"):
+        execute("compare", run)
+
+
 @pytest.mark.parametrize("table", ["results", "layers"])
 def test_a_damaged_table_is_one_sentence(run: Path, table: str, capfd: pytest.CaptureFixture[str]) -> None:
     whole, said = (run / "results.parquet").read_bytes(), list[str]()

@@ -1,6 +1,8 @@
 "use strict";
 (async () => {
-  const page = JSON.parse(document.getElementById("data").textContent);
+  // Vega takes names such as "constructor" for what every object has: a space without width sets them apart.
+  const apart = (_, value) => typeof value === "string" && value in Object.prototype ? value + "\u200b" : value;
+  const page = JSON.parse(document.getElementById("data").textContent, apart);
   const selects = [...document.querySelectorAll("select[data-key]")];
   const data = {};
   for (const [name, {columns, rows}] of Object.entries(page.data)) {
