@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -161,6 +162,19 @@ def test_a_damaged_table_is_one_sentence(run: Path, table: str, capfd: pytest.Ca
     assert said
     assert [text for text in said if "\n" in text] == []
     assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_panic_of_polars_is_one_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def panic(*_: Any, **__: Any) -> None:
+        os.write(2, b"panicked at deserialize/utils.rs")
+        raise pl.exceptions.PanicException("assertion failed")
+
+    monkeypatch.setattr(pl, "scan_parquet", panic)
+    with pytest.raises(ConfigError, match=r"results\.parquet"):
+        execute("query", run)
+    assert capfd.readouterr().err == ""
 
 
 CASES = [f"resnet18/{v}/inference/fp32/b{b}/r0" for v in ("eager", "ort") for b in (1, 2, 4)]
