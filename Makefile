@@ -92,7 +92,7 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	fi
 	touch $@
 
-$(VENV)/.ready-test: EXTRAS = [test,openvino,jax,ray,tensorrt-rtx]
+$(VENV)/.ready-test: EXTRAS = [test,openvino,ray,tensorrt-rtx]
 $(VENV)/.ready-verify: EXTRAS = [verify]
 $(VENV)/.ready-test $(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.$(EXTRAS)'

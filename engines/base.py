@@ -19,9 +19,6 @@ Mark = Callable[[str], None]
 """A session calls it at each boundary inside an iteration, such as the end of the forward pass."""
 
 
-NO_FLOATS = "input_gradient: the model has no input of floats; list the models that have one"
-
-
 def ignore(name: str) -> None:
     """Ignore a boundary."""
 
@@ -177,9 +174,9 @@ class Job(Generic[OptionsT]):
 
     `inputs` are the host arrays of one batch in the order of `specs` (without specs all are positional); floats are
     float32, and the engine casts them. `state` is a file with the fp32 state dict, `onnx` the exported graph, each None
-    where the engine needs none. All work is enqueued on torch's current stream, except by an `OwnQueue`. The engine
-    calls `phase` with Phase.BUILD before it builds and Phase.LOAD after it, `progress` with a build's progress in
-    words, and `at_peak` before it gives back memory. `engine` is the catalog's key.
+    where the engine needs none. All work is enqueued on torch's current stream. The engine calls `phase` with
+    Phase.BUILD before it builds and Phase.LOAD after it, `progress` with a build's progress in words, and `at_peak`
+    before it gives back memory. `engine` is the catalog's key.
     """
 
     source: ModelSource
@@ -246,14 +243,6 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the session's memory."""
-
-
-@runtime_checkable
-class OwnQueue(Session, Protocol):
-    """A session that queues its work elsewhere than on torch's current stream; it is timed on the host."""
-
-    def wait(self) -> None:
-        """Wait until all that `run` has enqueued is finished."""
 
 
 @runtime_checkable

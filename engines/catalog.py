@@ -181,7 +181,6 @@ _INSTALL_TRT = (
 _INSTALL_RTX = (
     "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7' (-cu12- where torch is for CUDA 12)"
 )
-_INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
@@ -354,27 +353,6 @@ ENGINES: dict[str, Engine] = {
             version=LibraryVersion("openvino_version", ("openvino",)),
             deployment={"cpu": ("openvino{release}",)},
         ),
-        Engine(
-            name="jax",
-            module="engines.jax_xla",
-            library="JAX",
-            summary="JAX: the torch module's graph, compiled by XLA; timed on the host",
-            needs="torch",
-            precisions={
-                **{(pass_, "cpu"): _can("fp32") for pass_ in PASSES},
-                **{(pass_, "cuda"): _can("fp32 tf32 fp16 bf16") for pass_ in PASSES},
-            },
-            requirements=(
-                Requirement("jax", "pip install 'jax>=0.10'", devices=CPU),
-                Requirement("jax", _INSTALL_JAX_CUDA, devices=CUDA),
-                Requirement("jax_cuda13_plugin|jax_cuda12_plugin", _INSTALL_JAX_CUDA, devices=CUDA),
-            ),
-            spellings=("xla", "flax"),
-            version=LibraryVersion("jax_version", ("jax",)),
-            packages=("jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin"),
-            compiles=True,
-            uses_cudnn=True,
-        ),
     )
 }
 
@@ -403,7 +381,6 @@ PRESETS: dict[str, Preset] = {
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX, CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
         Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True, first=CPU),
-        Preset("jax", "jax", "JAX, compiled by XLA", {}, {}, usual=True),
     )
 }
 
@@ -424,8 +401,8 @@ def _form(kind: str) -> str:
 
 
 def known(name: str) -> Engine:
-    """Return the engine of that name; an empty row for one that this version lacks."""
-    nothing = Engine(name=name, module="", library=name, summary="", needs="onnx", precisions={})
+    """Return the engine of that name; an empty row for one that this version lacks, such as "jax" in published runs."""
+    nothing = Engine(name=name, module="", library=name.upper(), summary="", needs="onnx", precisions={})
     return ENGINES.get(name, nothing)
 
 

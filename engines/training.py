@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engines.base import NO_FLOATS, Array, Job, Mark, Unsupported, ignore
+from engines.base import Array, Job, Mark, Unsupported, ignore
 from engines.options import PRECISION_TABLE, TorchOptions
 from exporters.calls import call as call_module
 from exporters.calls import prepare_to_train, sampled, stored
@@ -61,7 +61,7 @@ class TrainingStep:
         prepare_to_train(model, asked.dropout, asked.input_gradient, asked.frozen)
         floats = [x for x in inputs if x.is_floating_point()]
         if job.training.input_gradient and not floats:
-            raise Unsupported(NO_FLOATS)
+            raise Unsupported("input_gradient: the model has no input of floats; list the models that have one")
         for x in floats:
             x.requires_grad_(job.training.input_gradient)
         self.optimizer = make_optimizer(job, model)

@@ -90,7 +90,7 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback(
-    help="Measures PyTorch and ONNX models in PyTorch, torch.compile, ONNX Runtime, OpenVINO, JAX and TensorRT, and "
+    help="Measures PyTorch and ONNX models in PyTorch, torch.compile, ONNX Runtime, OpenVINO and TensorRT, and "
     "says which to deploy.\n\n"
     f"A model: {PROGRAM} model.onnx\n\nA job: {PROGRAM} bench.yaml\n\nTheir options: {PROGRAM} run --help"
 )

@@ -86,7 +86,7 @@ def tiny_job(target: Target, folder: Path) -> Config:
     narrow = ["fp16", "int8"]
     exclude: list[dict[str, Any]] = [{"replicate": [1, 2]}, {"pass": "training", "precision": narrow}]
     exclude += [{"pass": "training", "variant": [name for name in usual if name != "eager"]}]
-    exclude += [{"precision": narrow, "engine": ["compiled", "jax"]}]
+    exclude += [{"precision": narrow, "engine": ["compiled"]}]
     network = {"name": "tiny", "factory": "profiler.doctor:tiny_network", "input": [3, 32, 32]}
     budget = {"seconds": 0.1, "min_samples": 3, "repeats": 0, "timeout": 120, "build_timeout": 300}
     job: dict[str, Any] = {"suite": "doctor", "models": [network], "engines": usual, "precisions": ["fp32", *narrow]}

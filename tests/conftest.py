@@ -312,7 +312,7 @@ LONGEST = (
     *("engines/test_training.py", "browser/test_page.py", "profiler/run/test_watch.py"),
     *("profiler/run/test_bad_models.py", "profiler/run/test_resume.py", "exporters/test_flops.py"),
     *("exporters/test_int8.py", "profiler/run/test_layer_job.py", "engines/test_sessions.py"),
-    *("engines/test_jax_run.py", "profiler/published/test_suites.py", "profiler/run/test_shapes.py"),
+    *("profiler/published/test_suites.py", "profiler/run/test_shapes.py"),
     *("profiler/report/test_report.py", "profiler/recommend/test_recommend.py", "robustness/test_folders.py"),
     "test_architecture.py",
 )

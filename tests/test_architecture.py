@@ -264,7 +264,7 @@ NOT_WHOLE = {
     **dict.fromkeys(("exporters.onnx_export", "exporters.factories", "exporters.inputs", "exporters.weights"), "entry"),
     "profiler.worker.parity": "entry",
     **dict.fromkeys(("engines.trt_build", "profiler.report.page"), "entry"),
-    **dict.fromkeys(("engines.deployment", "engines.jax_xla", "profiler.recommend.artifact"), "artifact"),
+    **dict.fromkeys(("engines.deployment", "profiler.recommend.artifact"), "artifact"),
     # Settings of the kernel.
     **dict.fromkeys(("profiler.worker.memory", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.

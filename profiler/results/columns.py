@@ -184,7 +184,6 @@ _DECLARED: tuple[Group | Column, ...] = (
     Group.VERSIONS,
     *_each(_text, cuda="CUDA", driver="Driver", cudnn="cuDNN", python="Python", torch_version="torch"),
     *_each(_text, onnxruntime_version="ONNX Runtime", tensorrt_version="TensorRT", openvino_version="OpenVINO"),
-    _text("jax_version", "JAX"),
 )
 """The columns in the order of results.parquet, each below its group; docs/columns.md says what they mean."""
 

@@ -35,7 +35,6 @@ class Clock:
 
     headline: str
     """The clock whose median is the row's latency."""
-    returns_when_done: bool
     renew: Callable[[int], object] = staticmethod(lambda calls: None)
     """Gives the next calls new inputs; called before their interval."""
 
@@ -90,7 +89,6 @@ class CpuClock(Clock):
     """Host time: on the CPU a call has finished when it returns."""
 
     headline = "host"
-    returns_when_done = True
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         samples: Samples = {"host": []}
@@ -129,7 +127,6 @@ class CudaClock(Clock):
     """
 
     headline = "event"
-    returns_when_done = False
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         import torch
@@ -276,30 +273,6 @@ class CudaClock(Clock):
             end.record(self.stream)
         self.synchronize()
         return float(cycles / start.elapsed_time(end))
-
-
-class QueueClock(Clock):
-    """Host time of calls that an engine queues on a stream of its own, where torch's events see nothing of them.
-
-    `wait` waits for the engine. A call is timed from its start to its finished work, with nothing queued before it.
-    """
-
-    headline = "host"
-    returns_when_done = False
-
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self._wait = wait
-
-    def synchronize(self) -> None:
-        self._wait()
-
-    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
-        def calls_of_block(mark: Mark) -> None:
-            for _ in range(block):
-                run(mark)
-
-        taken = self.time_synchronized(calls_of_block, calls)
-        return {name: [ms / block for ms in values] for name, values in taken.items()}
 
 
 def _add_marks(

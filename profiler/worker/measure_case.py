@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, OwnQueue, Phase, Renewable, Session, Warning, ignore
+from engines.base import Array, Job, Phase, Renewable, Session, Warning, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
 from engines.options import Options, float_part
@@ -25,7 +25,7 @@ from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, clock, disturbance
-from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
+from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
@@ -88,8 +88,6 @@ def measure_case(task: Task, report: Report) -> Result:
     job = make_job(task, bench.enter, bench.device.read, lambda text: report(Progress(text)))
     bench.enter(Phase.LOAD)
     session = engines.open_session(task.case.engine, job)
-    if task.case.device == "cuda" and isinstance(session, OwnQueue):
-        bench.clock = QueueClock(session.wait)
     result = Result(task.case.id, "ok", clock=bench.clock.headline)
     expected_ms = _warm_up(session, bench, result)
     _measure(session, bench, expected_ms, result)

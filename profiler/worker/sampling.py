@@ -131,13 +131,12 @@ class _Sampling:
         )
 
     def other_clocks(self) -> None:
-        if self.clock.returns_when_done:
+        if self.clock.headline == "host":
             self.throughput_of_samples()
             return
-        if self.clock.headline == "event":
-            rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
-            self._take("host", rule, self.expected_ms, lambda n: self.clock.time_synchronized(self.session.run, n))
-            self.gated()
+        rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
+        self._take("host", rule, self.expected_ms, lambda n: self.clock.time_synchronized(self.session.run, n))
+        self.gated()
         self.throughput()
 
     def throughput_of_samples(self) -> None:
@@ -169,12 +168,8 @@ class _Sampling:
         self.result.throughput = loop(self.session.run)
         if call_ms > CONTRADICTION * 1000 / self.result.throughput:  # As if it remembered the loop's inputs.
             self.result.throughput = loop(self._run_renewed)
-        loop_ms = 1000 / self.result.throughput
-        if self.clock.headline == "event":
-            self.result.warnings += host_bound(self.result.samples)
-            self.result.warnings += inconsistent(call_ms, loop_ms)
-        else:
-            self.result.warnings += waited(self.result.samples, loop_ms)
+        self.result.warnings += host_bound(self.result.samples)
+        self.result.warnings += inconsistent(call_ms, 1000 / self.result.throughput)
 
     def _run_renewed(self, mark: Mark) -> None:
         self.clock.renew(1)
@@ -227,32 +222,14 @@ def host_bound(samples: Samples) -> list[Warning]:
     return [Warning("host-bound", text)] if has_gaps or enqueue is not None else []
 
 
-def waited(samples: Samples, loop_ms: float) -> list[Warning]:
-    """Warn of the same for calls that are timed on the host, which starts each on an idle device.
-
-    A loop of them, `loop_ms` a call, waits once. Only a loop that is slower contradicts them.
-    """
-    call_ms, enqueue = median(samples["host"]) or 0.0, median(samples["enqueue"]) or 0.0
-    if call_ms < loop_ms:
-        return inconsistent(call_ms, loop_ms)
-    if _contradict(call_ms, loop_ms) or enqueue > 0.8 * loop_ms:
-        times = f"{milliseconds(call_ms)} a call, {milliseconds(loop_ms)} in a loop, {milliseconds(enqueue)} to enqueue"
-        return [Warning("host-bound", times)]
-    return []
-
-
 def inconsistent(call_ms: float, loop_ms: float) -> list[Warning]:
     """Warn that a call's median and what the throughput is made of differ by over 10 %, as after other work's bursts.
 
     That is the back-to-back loop, or on the CPU the samples' mean.
     """
-    if not _contradict(call_ms, loop_ms):
+    if max(call_ms / loop_ms, loop_ms / call_ms) <= CONTRADICTION:
         return []
     return [Warning("inconsistent", f"{milliseconds(call_ms)} a call, {milliseconds(loop_ms)} by the throughput")]
-
-
-def _contradict(one: float, other: float) -> bool:
-    return max(one / other, other / one) > CONTRADICTION
 
 
 def _window(session: Session, clock: Clock, calls: int, now: Now) -> float:

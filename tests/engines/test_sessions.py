@@ -50,7 +50,7 @@ COUNTER_BYTES = 8
 
 Open = Callable[..., Session]
 
-COMPILED, OPENVINO, JAX = map(if_able, ("compiled", "openvino", "jax"))
+COMPILED, OPENVINO = map(if_able, ("compiled", "openvino"))
 
 
 cache = cache_beside("tiny_for_sessions", FACTORY)
@@ -77,7 +77,7 @@ def expected(cache: Cache) -> Any:
         return model(torch.from_numpy(seeded_inputs(input_specs(SOURCE), BATCH)[0])).numpy()
 
 
-@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, JAX])
+@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO])
 def test_every_engine_gives_the_modules_outputs_of_its_inputs_and_of_others(
     engine: str, open_session: Open, cache: Cache, expected: Any
 ) -> None:

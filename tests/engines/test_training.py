@@ -284,15 +284,6 @@ def test_what_is_frozen_has_no_gradient_and_no_state(open_session: Open, cache: 
         open_session(frozen=("8.weigth",))
 
 
-@needs("jax")
-@pytest.mark.parametrize("name", ["tokens", "pixels", "own", "scalar"])
-def test_jax_starts_where_torch_does(open_session: Open, cache: Cache, name: str) -> None:
-    session = open_session(engine="jax", name=name)
-    session.run(ignore)
-    found, own = compared(cache, session, "fp32", name=name)
-    assert found.gradient < 3 * max(own.gradient, 1e-6) and found.result < 1e-5
-
-
 @needs("compiled")
 def test_a_compiled_iteration_does_and_shows_all_of_it(open_session: Open, cache: Cache) -> None:
     session = open_session("amp-bf16", "compiled", "adamw", input_gradient=True)
@@ -312,7 +303,6 @@ def test_a_compiled_iteration_does_and_shows_all_of_it(open_session: Open, cache
         ("bf16", "none", 6, {"head": "logits"}),
         ("amp-fp16", "adamw", 6, {}),
         ("amp-fp16", "none", 4, {"name": "loud"}),
-        pytest.param("fp32", "none", 4, {"engine": "jax", "head": "logits"}, marks=needs("jax")),
     ],
 )
 def test_the_gradient_of_the_input_is_the_references(

@@ -33,7 +33,7 @@ def test_each_model_has_the_base_the_best_of_each_runtime_and_what_to_deploy() -
         handmade.row("eager-tuned", ms=3.9),
         handmade.row("ort", ms=2.0),
         handmade.row("ort-tuned", ms=1.0),
-        handmade.row("jax", ms=None),
+        handmade.row("openvino", ms=None),
         handmade.row("eager", ms=3.0, model="alone"),
         handmade.row("eager", ms=3.0, model="busy", latency_low_ms=0.1, latency_high_ms=9.0),
         handmade.row("ort", ms=1.0, model="busy"),
@@ -54,10 +54,11 @@ def test_each_model_has_the_base_the_best_of_each_runtime_and_what_to_deploy() -
 
 def test_a_tie_is_called_one_and_what_is_not_told_apart_from_the_base_is_marked() -> None:
     near = [
-        handmade.row(name, ms=ms, latency_low_ms=0.8, latency_high_ms=1.2) for name, ms in (("ort", 1.0), ("jax", 0.99))
+        handmade.row(name, ms=ms, latency_low_ms=0.8, latency_high_ms=1.2)
+        for name, ms in (("ort", 1.0), ("openvino", 0.99))
     ]
     deploy, _, ort, _ = (cells for _, cells in table_of(handmade.row("eager", ms=1.01), *near).columns())
-    assert deploy == ["net, b1\n→ jax fp32 or 2 more"]
+    assert deploy == ["net, b1\n→ openvino fp32 or 2 more"]
     assert ort[0].startswith("1.00 ~1.01×")
 
 

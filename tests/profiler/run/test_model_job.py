@@ -119,8 +119,8 @@ def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
     assert (on_gpu.precisions, on_gpu.batch_sizes) == (["fp32", "tf32", "fp16"], [1, 64])
     labels = {kind: [entry.label for entry in config.engines] for kind, config in (("cpu", on_cpu), ("cuda", on_gpu))}
     # What compiles for long comes last.
-    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled", "compiled-tuned", "jax"]
-    assert " ".join(labels["cuda"]) == "eager eager-tuned ort ort-tuned trt trt-rtx compiled compiled-tuned jax"
+    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled", "compiled-tuned"]
+    assert " ".join(labels["cuda"]) == "eager eager-tuned ort ort-tuned trt trt-rtx compiled compiled-tuned"
     h100 = job("resnet18", "cuda", "9.0")
     assert "trt-rtx" not in [entry.label for entry in h100.engines], "which does not run there"
 
@@ -144,10 +144,10 @@ def test_an_onnx_file_is_measured_in_what_takes_graphs() -> None:
 
 
 def test_what_is_given_is_taken() -> None:
-    line = "resnet18 --batch 4,8 --precision fp32,bf16 --engine ort,eager --engine jax --pass training --device cpu"
+    line = "resnet18 --batch 4,8 --precision fp32,bf16 --engine ort,eager --engine trt --pass training --device cpu"
     config = job(line)
     assert (config.batch_sizes, config.precisions, config.passes) == ([4, 8], ["fp32", "bf16"], ["training"])
-    assert [entry.name for entry in config.engines] == ["ort", "eager", "jax"]
+    assert [entry.name for entry in config.engines] == ["ort", "eager", "trt"]
     given = Run(config=Path("resnet18"), seconds=5.0, machine="label=Desk", output=Path("out"))
     config = job(given)
     assert config.budget.seconds == 5.0
