@@ -98,7 +98,7 @@ def cached_gradients(
         versions("torch"),
     ]
     if ":" in head:
-        common.append(code([head.partition(":")[0]], ModelSource("loss", head)))
+        common.append(code([head.partition(":")[0]]))
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:

@@ -8,9 +8,8 @@ import hashlib
 import importlib.util
 import inspect
 import pprint
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +25,8 @@ from exporters.source import Identity, ModelError, ModelSource, digest
 if TYPE_CHECKING:
     from torch import nn
 
-_SAVED_BY = "exporters.factories"
-"""Module of the factory that loads an object which was saved."""
-_WORD = re.compile(r"\w+")
-_LOOKS_UP = re.compile(
-    r"\b(globals|locals|vars|getattr|attrgetter|getmembers|exec|__import__|import_module|metaclass)\b"
-    r"|(?<!\.)\beval\b|__(dict|init_subclass|subclasses)__"
-)
-"""Calls that reach code whose name is not written there; a module's own eval() only sets its mode."""
 _UNREAD = (SyntaxError, ValueError, RecursionError)
 """Errors of text that is no Python, or nests too deeply."""
-_MAIN = "__name__ == '__main__'"
 _DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
 
@@ -67,8 +57,7 @@ def identify(source: ModelSource) -> Identity:
     classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
     modules = {source.factory.partition(":")[0], *(cls.__module__ for cls in classes)}
     modules.add(str(source.options.get("made_in", "")))  # Of a function that was saved with its inputs.
-    parts |= {"state": _state_digest(model), "classes": sorted({cls.__name__ for cls in classes})}
-    return Identity(parts | {"code": code(modules, source, parts["classes"])})
+    return Identity(parts | {"state": _state_digest(model), "code": code(modules)})
 
 
 def given(source: ModelSource) -> dict[str, Any]:
@@ -143,13 +132,10 @@ def _state_digest(model: nn.Module) -> str:
     return total.hexdigest()
 
 
-def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = ()) -> dict[str, str]:
-    """Return by module the sha256 of the source of these modules and of all that they import, directly or not.
+def code(modules: Iterable[str]) -> dict[str, str]:
+    """Return by module the sha256 of the files of these modules and of all that they import, directly or not.
 
-    Imported libraries are left out. Imports under a name that only the running program knows are not found. Functions
-    and classes count only if the factory, its options or the model's `classes` mention them, directly or not, so
-    another model in the same file may change. Any word counts as a mention, in whichever module. If a counted
-    statement looks names up at run time, everything counts.
+    Imported libraries are left out. Imports under a name that only the running program knows are not found.
     """
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
@@ -162,43 +148,7 @@ def code(modules: Iterable[str], source: ModelSource, classes: Sequence[str] = (
         files[name] = path
         if not is_library and path.suffix == ".py":
             waiting += [(imported, False) for imported in _imports(path, name)]
-    parts = {
-        name: _statements(path)
-        for name, path in files.items()
-        if libraries.isdisjoint(path.parents) and path.suffix == ".py"
-    }
-    module, _, called = (source.factory or "").partition(":")
-    # Only the saved object's file knows which parts of a module it needs.
-    words = {"", *_WORD.findall(f"{called} {source.options} {classes}")} if module != _SAVED_BY else None
-    every = [(defined, text, set(_WORD.findall(text))) for statements in parts.values() for defined, text in statements]
-    new_words = words
-    while words is not None and new_words:
-        mentioned = [(text, text_words) for defined, text, text_words in every if defined in words]
-        new_words = set[str]().union(*(text_words for _, text_words in mentioned)) - words
-        words = None if any(_LOOKS_UP.search(text) for text, _ in mentioned) else words | new_words
-    hashes = {name: file_sha256(path) for name, path in files.items()}
-    for name, statements in parts.items():
-        hashes[name] = digest([text for defined, text in statements if words is None or defined in words])
-    return dict(sorted(hashes.items()))
-
-
-def _statements(path: Path) -> list[tuple[str, str]]:
-    """List a file's statements as (name, text); a statement without a name always counts."""
-    text, statements = path.read_bytes(), list[tuple[str, str]]()
-    try:
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    single = ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
-                    statements.append(("" if alias.name == "*" else alias.asname or alias.name, single))
-            elif not (isinstance(node, ast.If) and ast.unparse(node.test) == _MAIN and not node.orelse):
-                name = ""
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
-                    name = node.name
-                statements.append(("" if name.startswith("__") else name, ast.unparse(node)))
-    except _UNREAD:
-        return [("", repr(text))]
-    return statements
+    return {name: file_sha256(path) for name, path in sorted(files.items())}
 
 
 def _file(module: str) -> Path | None:
@@ -247,7 +197,7 @@ def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[
             return
         parts = given(source)
         if source.factory is not None and source.library is None:
-            parts["code"] = code(source.identity.parts["code"], source, source.identity.parts["classes"])
+            parts["code"] = code(source.identity.parts["code"])
         if changes := source.identity.changes(Identity(source.identity.parts | parts)):
             raise ModelError(
                 f"model {source.name!r} changed while it was being prepared ({', '.join(changes)}); start the run again"
