@@ -25,8 +25,6 @@ _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
 """Text of the error that torch's graph trees raise (torch 2.11)."""
 _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
-_LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
-"""Words in kernel names that tell their origin."""
 
 
 def open_session(job: Job[CompiledOptions]) -> CompiledSession:
@@ -81,7 +79,7 @@ class CompiledSession(EagerSession):
         if self.job.device == "cpu":
             return []
         iterations = record(lambda: self.run(ignore), "cuda").iterations
-        return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
+        return median_layers([[Layer(k.name, "kernel", (), k.ms) for k in i.kernels] for i in iterations])
 
     @property
     def _wants_graph(self) -> bool:
@@ -141,10 +139,6 @@ def _forget_compiled() -> None:
     torch._dynamo.reset()
     counters.clear()
     clear_compilation_metrics()
-
-
-def _kind(kernel: str) -> str:
-    return next((word for word in _LIBRARIES if word in kernel.lower()), "kernel")
 
 
 def _graph_breaks() -> tuple[str, ...]:

@@ -288,15 +288,16 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
             )
     if inputs is None and not isinstance(model, nn.Module):
         return {"factory": f"{model.__module__}:{model.__qualname__}"}
-    if hooked := hooked_tensors(model) if isinstance(model, nn.Module) else []:
+    tensors = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, nn.Module) else []
+    if hooked := [name for name, tensor in tensors if tensor._backward_hooks or tensor._post_accumulate_grad_hooks]:
         raise ModelError(
             f"{hooked[0]} has a hook, which no copy for another process would have: give a function in a file that "
             "makes the model and registers its hooks"
         )
     path = folder / "module.pt"
-    tensors = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
+    inputs = tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, inputs)
     try:
-        torch.save((model, tensors), path)
+        torch.save((model, inputs), path)
     except Exception as error:
         raise ModelError(
             f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
@@ -306,12 +307,6 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
     named = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt")
     made_in = {} if isinstance(model, nn.Module) else {"made_in": model.__module__}
     return {"factory": f"{__name__}:load_saved", "options": {"file": named.name, **made_in}}
-
-
-def hooked_tensors(model: nn.Module) -> list[str]:
-    """Name the parameters and buffers that have hooks, such as gradient clipping."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    return [name for name, tensor in tensors if tensor._backward_hooks or tensor._post_accumulate_grad_hooks]
 
 
 def load_saved(file: str, made_in: str = "") -> Any:
