@@ -95,7 +95,7 @@ class Engine:
     packages: tuple[str, ...] = ()
     """Further distributions whose versions environment.json records."""
     compiles: bool = False
-    """It compiles for up to a minute, in the process that measures."""
+    """It compiles in the process that measures, for up to a minute."""
     shares_kernels: bool = False
     """Compiled code is cached by content, so several cases can compile in parallel before they run."""
     uses_cudnn: bool = False
@@ -435,7 +435,7 @@ def unsupported(
 
 
 def foreign_hardware(engine: Engine, device: Device, hardware: str | None) -> str | None:
-    """Return why `engine` does not run on this compute capability; None if it does or nobody knows."""
+    """Return why `engine` does not run on this compute capability; None if it does, or if that is unknown."""
     able = engine.capabilities
     if device == "cpu" or not able or hardware is None or hardware in able:
         return None

@@ -75,7 +75,7 @@ class CompiledSession(EagerSession):
         )
 
     def layers(self) -> list[Layer]:
-        """List kernels in running order, replayed graphs' too; on the CPU they are invisible."""
+        """List kernels in running order, also of replayed graphs; none on the CPU."""
         if self.job.device == "cpu":
             return []
         iterations = record(lambda: self.run(ignore), "cuda").iterations
@@ -122,7 +122,7 @@ class CompiledSession(EagerSession):
         return False
 
     def _begin_in_eager(self) -> None:
-        """Compile a fresh module after a call in eager, so that a tensor kept of the first call is no graph's."""
+        """Run a fresh module once in eager, then compile it: a tensor that it keeps then lies in no graph."""
         self.keeps = True
         _forget_compiled()
         self.result = None
@@ -135,7 +135,7 @@ class CompiledSession(EagerSession):
 
 
 def _forget_compiled() -> None:
-    """Drop what this process has compiled: torch runs a function in eager that was compiled eight times."""
+    """Drop what this process has compiled: torch stops compiling a function after eight times."""
     torch._dynamo.reset()
     counters.clear()
     clear_compilation_metrics()

@@ -259,7 +259,7 @@ class LayerStep(TrainingStep):
 
 
 def _gradients(module: nn.Conv2d) -> tuple[Part, Part]:
-    """Compute each gradient by a call of its own; autograd asks for both in one."""
+    """Return functions that compute one gradient each; autograd computes both in one call."""
 
     def backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> Any:
         geometry = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)

@@ -70,7 +70,7 @@ def examples(source: ModelSource) -> list[Example]:
 
 @contextlib.contextmanager
 def called_once() -> Iterator[None]:
-    """Call each user's factory only once in this context, and reuse its module."""
+    """Call each factory only once in this context, and reuse its module."""
     global _KEPT
     _KEPT = {}
     try:
@@ -128,7 +128,7 @@ def _plain(model: nn.Module) -> nn.Module:
 
 
 def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example]) -> None:
-    """Call a module with lazy layers once, so that they get their sizes."""
+    """Call a module with lazy layers once, which sets their sizes."""
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
     arrays = [example.array for example in inputs] or [np.zeros((2, *(source.input_shape or ())), np.float32)]

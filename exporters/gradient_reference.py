@@ -143,7 +143,7 @@ def _generators() -> tuple[Any, ...]:
 
 
 def _is_again(again: Gradients, first: Gradients) -> bool:
-    """Tell whether a step had the same result and the same large gradients of parameters."""
+    """Return whether two steps agree in the result and in the large gradients of parameters."""
     norms = {name: norm for name, norm in first.norms.items() if not is_input(name)}
     large = NOTABLE * float(np.linalg.norm(list(norms.values())))
     samples = {name: first.samples[name] for name in norms}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _UNREAD = (SyntaxError, ValueError, RecursionError)
-"""Errors of text that is no Python, or nests too deeply."""
+"""Errors of text that is not Python, or nests too deeply."""
 _DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
 
@@ -61,7 +61,7 @@ def identify(source: ModelSource) -> Identity:
 
 
 def given(source: ModelSource) -> dict[str, Any]:
-    """Return the parts of the identity that are known without making the model."""
+    """Return the parts of the identity that do not need the model itself."""
     # As texts: JSON has neither sets nor numbers as keys, and pprint orders sets only in values wider than a line.
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
     parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
@@ -135,7 +135,7 @@ def _state_digest(model: nn.Module) -> str:
 def code(modules: Iterable[str]) -> dict[str, str]:
     """Return by module the sha256 of the files of these modules and of all that they import, directly or not.
 
-    Imported libraries are left out. Imports under a name that only the running program knows are not found.
+    Imported libraries are left out. Imports by a computed name are not found.
     """
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]

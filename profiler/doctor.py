@@ -1,4 +1,4 @@
-"""Carry out `python -m profiler doctor`: a tiny network goes through every engine, and a line each says what works."""
+"""Carry out `python -m profiler doctor`: run a tiny network in every engine and print a line for each."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def lacks(preset: Preset, target: Target) -> Check | None:
 
 
 def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:
-    """Return a line a preset; one that only shows to be unsupported once it is tried has failed."""
+    """Return a line for each preset; one that turns out to be unsupported when it is tried has failed."""
     by_preset = grouped((case.variant, (case, result)) for case, result in results)
     usual: Usual = {(case.pass_, case.precision): result.latency_ms for case, result in by_preset.get("eager", [])}
     return [lacks(PRESETS[name], target) or _of_preset(name, own, usual) for name, own in by_preset.items()]

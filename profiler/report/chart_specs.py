@@ -1,6 +1,6 @@
 """Specify each chart in Vega-Lite, without its data; colours are report.css's.
 
-A specification holds no text of the user's but as a value in a scale's domain, which no renderer interprets.
+The user's text occurs only as a value in a scale's domain, which no renderer interprets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LAYERS = "Each row holds the exported nodes that some runtime runs as one. Time
 
 @dataclass(frozen=True)
 class Domains:
-    """The values that scales must cover, so that a configuration looks the same whatever else is chosen.
+    """The values that scales must cover, so that a configuration looks the same under every filter.
 
     Variants and precisions stand in the order of steps; `parts` are the parts of memory that occur.
     """
@@ -59,9 +59,9 @@ class Domains:
 class Chart:
     """Declare a chart, drawn from the rows of its data set that have a value of the field `needs`.
 
-    `keep` says of how many values of a key its rows may be: more are thinned out evenly, or to the last ones where it
-    is negative. `data` names its set and those drawn with it. `row_height` has the pixels of a row, and the fields that
-    tell rows apart; None where the height is fixed.
+    `keep` limits how many values of a key are drawn: evenly spread ones, or the last ones if it is negative.
+    `data` names its set and those drawn with it. `row_height` has the pixels of a row and the fields that tell rows
+    apart; None means a fixed height.
     """
 
     name: str

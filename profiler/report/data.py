@@ -54,7 +54,7 @@ class Data:
 
     @property
     def environments(self) -> dict[str, dict[str, Any]]:
-        """Return environment.json by label; of several runs under one label the first."""
+        """Return the first environment.json of each label."""
         first: dict[str, dict[str, Any]] = {}
         for run_id, label in self.runs.labels.items():
             first.setdefault(label, self.runs.environments[run_id])
@@ -62,9 +62,9 @@ class Data:
 
 
 def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = None) -> Data:
-    """Gather the cells that hold the conditions; without any case `statuses` is empty.
+    """Gather the cells that meet the conditions; `statuses` is empty if no case does.
 
-    `known` are `cells` of all the runs by run_id, where they were made before.
+    `known` are the cells of all runs by run_id, if the caller has made them.
     """
     results = runs.results.collect()
     labels = runs.labels
@@ -114,7 +114,7 @@ def _derived(shown: pl.DataFrame) -> pl.DataFrame:
 
 
 def _problems(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row a reason, with the models and batch sizes that it holds for."""
+    """Return a row for each reason, with its models and batch sizes."""
     keys = ["run", "status", "reason", "pass", "variant", "precision"]
     reasons = not_measured(results, keys, pl.col("model").unique(), pl.len().alias("cases"))
     models = [sorted(names, key=natural) for names in reasons["model"].to_list()]
@@ -165,7 +165,7 @@ def chart_rows(data: Data) -> dict[str, list[Row]]:
 
 
 def domains(cells: pl.DataFrame) -> Domains:
-    """Return what the scales must hold, whatever is chosen."""
+    """Return the values that the scales cover under every filter."""
     cells = cells.sort("step", nulls_last=True)
     precisions = cells.select("precision").unique().sort(place("precision", PRECISIONS), "precision")
     bases = cells["base"].drop_nulls().unique()

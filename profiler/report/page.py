@@ -76,7 +76,7 @@ Options = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Report:
-    """Hold all that a page says: its title, what was measured, charts with the rows they draw, tables, and texts."""
+    """The content of a page: title, machine, charts with their rows, tables and texts."""
 
     title: str
     machine: str
@@ -128,7 +128,7 @@ def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
 
 
 def page(report: Report) -> str:
-    """Return the whole document; whatever names it holds, only the two scripts run whose hashes it allows."""
+    """Return the whole document. Only the two scripts whose hashes it allows can run, whatever names it holds."""
     options, bundle = _options(report.rows["lines"]), vega_bundle()
     style, body, script = ((_TEMPLATES / f"report.{kind}").read_text("utf-8") for kind in ("css", "html", "js"))
     hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
@@ -229,7 +229,7 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
 
 
 def _keys(table: Table, options: Options) -> dict[str, Any]:
-    """Map each row's values to their places among the filters' options, -1 for none, -2 for one that no filter has."""
+    """Map each row's values to their index among a filter's options: -1 for null, -2 for a value without one."""
     keys, columns = [key for key in _FILTERS if key in table.keys], []
     for key in keys:
         places = {value: place for place, value in enumerate(options[key])} | {None: -1}

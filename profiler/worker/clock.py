@@ -31,7 +31,7 @@ _CAPTURED_READS = 10
 
 
 class Clock:
-    """Times calls on one device; what does nothing here is for calls that have finished when they return."""
+    """Times calls on one device. Methods that do nothing here suit calls that have finished when they return."""
 
     headline: str
     """The clock whose median is the row's latency."""
@@ -63,14 +63,14 @@ class Clock:
         return samples
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
-        """Time `calls` times a call that was wholly enqueued before it started, and nothing behind it ("gpu").
+        """Time single calls, each enqueued as a whole before it starts ("gpu").
 
         Its inner boundaries are "gpu_forward" and the like; a block of calls has none. None if no call could be held.
         """
         return {}
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        """Return calls per second of a back-to-back loop of at least `seconds`; a call is known to take `call_ms`."""
+        """Return calls per second of a back-to-back loop of at least `seconds`; a call takes about `call_ms`."""
         # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
         calls = max(1, math.ceil(seconds * 1000 / call_ms))
         while True:
@@ -123,7 +123,7 @@ class CpuClock(Clock):
 class CudaClock(Clock):
     """CUDA events on one explicit stream, which it makes torch's current one.
 
-    Creating it creates the CUDA context, so it is made after the device was chosen and its memory read.
+    Creating it creates the CUDA context: choose the device and read its memory first.
     """
 
     headline = "event"

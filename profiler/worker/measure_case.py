@@ -68,7 +68,7 @@ class Bench:
         self.report(Entered(phase, now))
 
     def keep(self, result: Result, stage: Stage) -> None:
-        """Report a result that is not lost, whatever the case runs into next."""
+        """Report a result, so that no later failure of the case loses it."""
         self.report(Salvage(Kept(result, stage)))
 
     def spent(self) -> float:
@@ -104,7 +104,7 @@ def measure_case(task: Task, report: Report) -> Result:
 
 
 def own_heap() -> list[bytes]:
-    """Take half a megabyte in blocks of random sizes, to be kept while the case is measured.
+    """Allocate half a megabyte in blocks of random sizes; keep it while the case is measured.
 
     A forked process has its holder's heap, on whose layout depends how many pages an eager call on a CPU gives back to
     the system and faults in again: 575 to 1,032 for one network, the same in all forks of a holder. They would agree
@@ -180,7 +180,7 @@ def _measure(session: Session, bench: Bench, expected_ms: float, result: Result)
 
 
 def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
-    """Add memory, the checks of what was computed, copies, the least work, and the times of setting up."""
+    """Add memory, checks, copies, the least work and set-up times."""
     task, case = bench.task, bench.task.case
     bench.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
@@ -227,7 +227,7 @@ def _run_own_inputs(session: Renewable, bench: Bench, expected_ms: float) -> Non
 
 
 def _profile(session: Session, result: Result) -> None:
-    """Add the layers, or a warning why there are none; what was measured stays."""
+    """Add the layers, or a warning why there are none."""
     try:
         layers = session.layers()
     except Exception as error:

@@ -34,7 +34,7 @@ _NEARLY = 0.9
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
-"""Shares of a CUDA case's sampling seconds; on the CPU there is one clock, which has them all."""
+"""Shares of a CUDA case's sampling seconds; the one clock of a CPU has all of them."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class _Sampling:
         self.throughput()
 
     def throughput_of_samples(self) -> None:
-        """Take the timed calls, which are synchronous, for a back-to-back loop if they lasted long enough."""
+        """Take the throughput from the timed calls if they lasted long enough, else from a loop."""
         samples = self.result.samples["host"]
         elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
         if elapsed >= _NEARLY * self.loop_seconds:
@@ -223,9 +223,9 @@ def host_bound(samples: Samples) -> list[Warning]:
 
 
 def inconsistent(call_ms: float, loop_ms: float) -> list[Warning]:
-    """Warn that a call's median and what the throughput is made of differ by over 10 %, as after other work's bursts.
+    """Warn that latency and throughput differ by over 10 %, as bursts of other work make them.
 
-    That is the back-to-back loop, or on the CPU the samples' mean.
+    The throughput is the back-to-back loop's, on the CPU the mean of the samples.
     """
     if max(call_ms / loop_ms, loop_ms / call_ms) <= CONTRADICTION:
         return []
