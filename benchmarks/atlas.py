@@ -31,7 +31,7 @@ from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.nvml import visible_gpus
 from profiler.published.cleaning import clean, read_run, write_run
-from profiler.results.cells import OK, compared
+from profiler.results.cells import OK, compared, spread_of
 from profiler.results.columns import Group, factor, names
 from profiler.results.result import ends_of
 from profiler.results.run_folder import RunFolder
@@ -252,8 +252,9 @@ def fastest(rows: pl.DataFrame, column: str) -> Table:
     """Show each family's geometric mean milliseconds by variant, over models that ran in all, and who leads."""
     ends = ends_of(column)
     whole = (OK & pl.col(column).is_not_null()).all().over("model")
+    is_known = pl.col(spread_of(column)).null_count() == 0
     arms = {name: (pl.col(name) / pl.col(column)).log() for name in ends}
-    spans = {name: (arm**2).sum().sqrt() / pl.len() for name, arm in arms.items()}
+    spans = {name: pl.when(is_known).then((arm**2).sum().sqrt() / pl.len()) for name, arm in arms.items()}
     means = (
         rows.filter(whole)
         .group_by("family", "variant")

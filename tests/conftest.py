@@ -51,7 +51,7 @@ os.environ.pop("COLUMNS", None)
 # The compiler need not be tried on each kind of vector that the processor has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Two more processes of each base would take a third of the time; what is about them sets it back.
-plan.BASE_PROCESSES = 1
+plan.BASE_PROCESSES, plan.CONFIRMING_PROCESSES = 1, 0
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,11 +10,13 @@ import polars as pl
 
 from profiler.results.columns import RESULTS, SAMPLES, check
 from profiler.results.result import ends_of
-from profiler.stats.intervals import Spread, figure_interval
+from profiler.stats.intervals import Spread, spread_reach
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
-SPREAD = Spread(sd=0.004, free=6.0)
+SPREAD = Spread(sd=0.0014, free=4 / 3)
 """Processes of one configuration differ by so much: the interval of one reaches 1 % to both sides."""
+KNOWN = {"latency_spread": 1e-9, "latency_spread_free": 1e-6, "gpu_spread": 1e-9, "gpu_spread_free": 1e-6}
+"""A spread that is nothing: the interval of one process is its own, that of several is of how far they differ."""
 _SHAPE = [0.995, 0.9975, 1.0025, 1.005] * 10
 """Forty samples as shares of their median."""
 
@@ -36,6 +39,7 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
     }
     if ms is not None:
         case |= {"clock": "host", "latency_ms": ms, "host_ms": ms, "throughput": 1000 / ms, "rel_l2_error": 4e-4}
+        case |= KNOWN
     case |= more
     place = "{model}/{variant}/{pass}/{precision}/b{batch_size}/r{replicate}".format(**case)
     return {"case_id": f"{place}/{case['setting']}" if case["setting"] else place, **case}
@@ -61,8 +65,9 @@ def run(*rows: dict[str, Any]) -> Frames:
     samples = []
     for case in (each for each in rows if "latency_ms" in each):
         times = [case["latency_ms"] * share for share in _SHAPE]
-        known = figure_interval(case["latency_ms"], times, SPREAD.reach)
-        case |= dict(zip(ends_of("latency_ms"), (known.low, known.high), strict=True)) | {"samples": len(times)}
+        reach = float(spread_reach(SPREAD.sd, SPREAD.free))
+        ends = (case["latency_ms"] * math.exp(sign * reach) for sign in (-1, 1))
+        case |= dict(zip(ends_of("latency_ms"), ends, strict=True)) | {"samples": len(times)}
         case |= {"latency_spread": SPREAD.sd, "latency_spread_free": SPREAD.free}
         place = {"run_id": case["run_id"], "case_id": case["case_id"], "clock": case["clock"]}
         samples += [{**place, "index": i, "ms": ms} for i, ms in enumerate(times)]

@@ -35,6 +35,8 @@ _CALLS = 2
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
 """How often a base is measured at least: its processes tell how far any process may be from the next."""
+CONFIRMING_PROCESSES = 3
+"""How often a likely winner is measured beyond its plan: the processes that chose it do not count."""
 MOST_PROCESSES = 9
 """How often a search measures what it cannot tell apart."""
 MOST_CASES = 50_000
@@ -139,14 +141,22 @@ def _is_built_alone(case: Case) -> bool:
     return ENGINES[case.engine].compiles and not ENGINES[case.engine].shares_kernels
 
 
-def processes_of_winners(is_search: bool) -> range:
-    """Return in how many processes what may win is measured: as a base, by a search in more while several may win."""
-    return range(BASE_PROCESSES, (MOST_PROCESSES if is_search else BASE_PROCESSES) + 1)
+def processes_of_winners(is_search: bool) -> Sequence[int]:
+    """Return how many further processes likely winners get, round by round.
+
+    After the first round another cell may be a likely winner. A search adds processes while several are.
+    """
+    return range(CONFIRMING_PROCESSES, MOST_PROCESSES + 1) if is_search else [CONFIRMING_PROCESSES] * 2
 
 
-def further(case: Case, processes: int = 0) -> list[Case]:
-    """Return the case in the further processes that make so many, at least as many as a base has."""
-    return [replace(case, replicate=number) for number in range(1, max(processes, BASE_PROCESSES))]
+def further(case: Case, planned: int, processes: int = 0) -> list[Case]:
+    """Return a likely winner's further replicates, at least CONFIRMING_PROCESSES beyond the planned ones.
+
+    A base was not chosen, so all of its processes count.
+    """
+    count = max(processes, CONFIRMING_PROCESSES)
+    numbers = range(1, max(processes, BASE_PROCESSES)) if case.is_base else range(planned, planned + count)
+    return [replace(case, replicate=number) for number in numbers]
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:

@@ -15,6 +15,7 @@ from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.results.reading import read_results
 from profiler.results.run_folder import RunFolder, read_text
+from profiler.results.spread import with_spread
 from profiler.tables.writers import parquet
 
 _PUBLIC = (
@@ -51,9 +52,9 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder. Raises ConfigError for a file that is missing or damaged."""
+    """Read a run's folder; only its own rows give the spread. Raises ConfigError for a missing or damaged file."""
     environment = RunFolder(folder).read_environment()
-    return Run(folder, read_results(folder), environment, read_text(folder / "bench.yaml"))
+    return Run(folder, with_spread(read_results(folder)), environment, read_text(folder / "bench.yaml"))
 
 
 def clean(runs: Sequence[Run]) -> list[Run]:

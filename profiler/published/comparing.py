@@ -48,7 +48,9 @@ def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataF
         library = release()
     named = ["machine", library, *["implementation"] * ("implementation" in study.columns)]
     side = pl.concat_str(named, separator=", ", ignore_nulls=True)
-    per_image = {own: pl.col(total) / pl.col("batch_size") for total, own in TOTALS.items()}
+    # Published figures have no intervals, and are taken as they are.
+    totals = {own: pl.when("ours").then(total).otherwise("total_ms") for total, own in TOTALS.items()}
+    per_image = {own: total / pl.col("batch_size") for own, total in totals.items()}
     return rows.with_columns(**per_image, side=side, key=pl.when("swept").then("batch_size")).drop_nulls("latency_ms")
 
 
@@ -85,8 +87,11 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
     """
     columns = rows.filter(~pl.col("ours") | pl.col("counterpart")).sort("ours", maintain_order=True)
     both = _pairs(rows, columns, (*_KEYS, "device")).filter(pl.col("side") != pl.col("side_base"))
+    is_known = pl.col("factor_low").null_count() == 0
     ratios = both.group_by("side", "ours", "side_base", maintain_order=True).agg(
-        middle=pl.col("factor").log().mean().exp(), low=pl.col("factor_low").min(), high=pl.col("factor_high").max()
+        middle=pl.col("factor").log().mean().exp(),
+        low=pl.when(is_known).then(pl.col("factor_low").min()),
+        high=pl.when(is_known).then(pl.col("factor_high").max()),
     )
     parts = ["middle", "low", "high"]
     wide = ratios.pivot("side_base", index=["side", "ours"], values=parts, maintain_order=True)
@@ -112,7 +117,7 @@ def sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) 
         return ""
     names = both["published_network"].fill_null(both["network"]).unique(maintain_order=True).to_list()
     kind = "layers" if names[0] in LAYERS else "networks"
-    word = "faster than" if both["factor_low"].min() > 1 else "as fast as"  # type: ignore[operator]
+    word = "faster than" if both["factor_low"].fill_null(0.0).min() > 1 else "as fast as"  # type: ignore[operator]
     over = names[0] if len(names) == 1 else f"each of {len(names)} {kind}"
     return f"{subject} is {_range(both['factor'])} {word} {other} on {over}."
 

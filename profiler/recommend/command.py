@@ -48,7 +48,13 @@ _WHOLE = 2
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
 """Words of an objective; others are "lowest" and their name."""
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
-_SETTLES = {"only-base": "Measure others", "open": "Narrow it", "disturbed": "Measure again", "busy": "Measure again"}
+_SETTLES = {
+    "only-base": "Measure others",
+    "open": "Narrow it",
+    "one-process": "Measure it",
+    "disturbed": "Measure again",
+    "busy": "Measure again",
+}
 """Words before the command that may settle a doubt, by the doubt's code."""
 Answer = tuple[Request, Choice]
 
@@ -101,7 +107,7 @@ def settling(choice: Choice, folder: str) -> str | None:
             return f"{PROGRAM} engines"
         case Reason(code="only-base"):
             return resuming(Path(folder))
-        case Reason(code="open"):
+        case Reason(code="open" | "one-process"):
             return f"{PROGRAM} {shlex.quote(str(Path(folder) / 'bench.yaml'))} --replicates {ENOUGH}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
@@ -355,7 +361,7 @@ def _parts(choice: Choice, cell: Row) -> list[str]:
         if name == "latency_ms":
             found.append(text.replace(" ms", " ms a call", 1))
             factor = (cell["factor"], cell["factor_low"], cell["factor_high"])
-            found += [times(*factor, f"× {cell['base']}")] if cell["factor"] and not cell["is_base"] else []
+            found += [times(*factor, sign=f"× {cell['base']}")] if cell["factor"] and not cell["is_base"] else []
         elif name == "error":
             bounded = f" (bound {amount(name, cell['error_high'])})" if cell["error_high"] > cell["error"] else ""
             found.append(f"error {text}{bounded}")
@@ -386,7 +392,8 @@ def _sections(choice: Choice) -> list[Section]:
     losers = [loser for loser in choice.losers if loser.reasons[0].code != "not-measured"]
     values = [(loser.cell["name"], *_ends(loser.cell, choice.figure), _why(loser)) for loser in losers]
     frame = pl.DataFrame(values, ["name", "value", "low", "high", "why"], orient="row")
-    figures = figure(column.heading, ("value", "low", "high"), ranges, unit=UNITS[column.unit][0])
+    ends = ("low", "high") if choice.figure in WITH_ENDS else ()
+    figures = figure(column.heading, ("value", *ends), ranges, unit=UNITS[column.unit][0])
     lost = grouped((loser.reasons[0].text, loser.cell) for loser in choice.losers if loser not in losers)
     missing = [prose("Candidates", "names"), prose("Why", "why")]
     tables = {

@@ -123,7 +123,7 @@ def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
         return f"Deploy {names} for {number} of {len(found)} models and batch sizes"
     winner = won[0].winner or {}
     factor, low, high = (winner[end] for end in FACTOR)
-    gain = times(factor, low, high, f"× {winner['base']}") if factor else "no base to compare it with"
+    gain = times(factor, low, high, sign=f"× {winner['base']}") if factor else "no base to compare it with"
     return f"Deploy {names}: {'the base itself' if winner['is_base'] else gain}"
 
 

@@ -19,7 +19,9 @@ from profiler.results.columns import COLUMNS, DERIVED, RESULTS, kind_of_warning,
 from profiler.results.result import WITH_ENDS, ends_of
 from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import intervals
-from profiler.stats.intervals import Processes, common_spread, processes_beyond, ratio_interval, spread_reach, verdict
+from profiler.stats.intervals import Processes, processes_beyond, ratio_interval, spread_reach, verdict
+from profiler.stats.samples import Floats
+from profiler.tables.numbers import WIDEST
 
 Row = Mapping[str, Any]
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
@@ -34,8 +36,11 @@ _PLAIN_DIFFERS = 1.1
 """A plain call of ONNX Runtime that differs by this ratio has a figure of its own."""
 _IDS, _SPLIT = ("run", "case"), ("once_s", "start_s")
 OK = pl.col("status") == "ok"
-_COUNTS = pl.col("counts")
-"""True of the processes that make a cell: those beside other work, which only adds time, only where none was quiet."""
+QUIET = OK & ~pl.col("warnings").list.eval(kind_of_warning(pl.element()) == DISTURBED).list.any()
+"""True of processes beside no other work, which only adds time."""
+_USABLE, _COUNTS = pl.col("usable"), pl.col("counts")
+"""True of processes that show a cell's spread, which are quiet ones if there are any; true of those that give its
+figures. A process that chose the cell was fast by luck, so it gives none once a confirming process does."""
 _LIBRARIES = {engine.version.column for engine in ENGINES.values() if engine.version}
 _NOT_OF_BASES = {"options", "calibrated", "python", *_LIBRARIES} - {"torch_version"}
 """Columns of `by` that tell configurations apart, whose base, which is PyTorch's, may have other values."""
@@ -49,22 +54,25 @@ CELLS: dict[str, pl.DataType] = {
     "base": pl.String(),
     **dict.fromkeys(("factor", "factor_low", "factor_high"), pl.Float64()),
     "verdict": pl.String(),
+    "latency_degrees": pl.Float64(),
 }
 """The columns of `cells`: those of a row, merged; how many processes count, gave figures and failed; the kinds of
-their warnings; and how the cell compares with its base."""
+their warnings; how the cell compares with its base; and the degrees of freedom of its latency's interval."""
 
 
 def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",)) -> pl.DataFrame:
     """Return one row a cell, in the order of the first rows; its columns are CELLS and `by`.
 
-    Each combination of values in `by` has cells and bases of its own. Give all rows of a run: how far its replicates
-    differ is estimated from all of them. A figure is the median over the processes that gave it, a percentile only
-    where each of them did; texts are those of the first process that gave figures, or of the first row.
+    Each combination of values in `by` has cells and bases of its own. A figure is the median over the processes that
+    gave it, a percentile only where each of them did. It has no interval if the spread between processes is unknown.
+    Texts come from the first process with figures, or else from the first row.
     """
     rows = results.lazy().with_columns(**_derived()).collect()
     keys = [*by, *(name for name in CONFIGURATION if name not in by)]
-    quiet = OK & ~pl.col("warnings").list.eval(kind_of_warning(pl.element()) == DISTURBED).list.any()
-    rows = rows.with_columns(*_arms(rows), counts=quiet | (OK & ~quiet.any().over(keys)))
+    rows = rows.with_columns(_arms(rows), usable=QUIET | (OK & ~QUIET.any().over(keys)))
+    confirms = _USABLE & pl.col("confirming").fill_null(value=False)
+    group = [name for name in keys if name not in ("variant", "precision")]
+    rows = rows.with_columns(counts=confirms | (_USABLE & ~confirms.any().over(keys)))
     kinds = kind_of_warning(pl.col("warnings").filter(_COUNTS).explode().drop_nulls())
     merged = rows.group_by(keys, maintain_order=True).agg(
         *(_merged(name) for name in CELLS if name in rows.columns and name not in keys),
@@ -74,7 +82,9 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
         measured=OK.sum().cast(pl.Int64),
         failures=(~OK).sum().cast(pl.Int64),
         footnotes=kinds.unique(maintain_order=True),
+        confirmed=(_COUNTS & pl.col("confirming").fill_null(value=False)).any(),
     )
+    merged = merged.with_columns(tests=pl.when("confirmed").then(pl.col("confirmed").sum().over(group)))
     for name in WITH_ENDS:
         merged = merged.with_columns(_ends(merged, name))
     # A small call's device time is up to 6 % above its latency.
@@ -83,6 +93,7 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
         pl.col("latency_low_ms").clip(DEVICE_BOUND * device),
         # The medians of rates and of prices are of different processes.
         **prices(pl.col("throughput"), pl.col("usd_per_hour")),
+        latency_degrees=pl.col("latency_spread_free").fill_null(0.0) + pl.col("latency_ms seen") - 1,
     )
     return _against_bases(merged, by).select(*by, *(name for name in CELLS if name not in by))
 
@@ -91,14 +102,13 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
     """Return how many times less (of throughput more) each row's own figure is than its base's, and the verdict.
 
     `both` has the columns of two cells in each row, under the suffixes `base` and `own`; the result is null where
-    either lacks the figure. Without an interval the figure is taken as it is.
+    either lacks the figure. Where either has no interval, neither has the factor, nor a verdict.
     """
     ends = ends_of(figure) if figure in WITH_ENDS else (figure, figure)
 
     def side(suffix: str) -> tuple[Any, Any, Any]:
-        middle, low, high = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, *ends))
-        known = (each.fill_null(middle).fill_null(float("nan")).to_numpy() for each in (middle, low, high))
-        return tuple(known)  # type: ignore[return-value]
+        parts = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, *ends))
+        return tuple(part.fill_null(float("nan")).to_numpy() for part in parts)  # type: ignore[return-value]
 
     is_rate = figure in COLUMNS and COLUMNS[figure].better == "more"
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -108,7 +118,9 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
     ends_and_margins = zip(least, most, margins, strict=True)
     verdicts = [None if np.isnan(low) else str(verdict(low, high, within)) for low, high, within in ends_and_margins]
     figures = {"factor": ratio, "factor_low": least, "factor_high": most}
-    return pl.DataFrame(figures).fill_nan(None).with_columns(pl.Series("verdict", verdicts, pl.String))
+    is_ratio = pl.col(pl.Float64).is_finite() & (pl.col(pl.Float64) > 0)  # A figure of 0 has no ratio.
+    found = pl.DataFrame(figures).select(pl.when(is_ratio).then(pl.col(pl.Float64)))
+    return found.with_columns(pl.Series("verdict", verdicts, pl.String))
 
 
 def largest(tries: pl.DataFrame) -> pl.DataFrame:
@@ -185,26 +197,38 @@ def _merged(name: str) -> pl.Expr:
     return column.get(_COUNTS.cast(pl.UInt8).arg_max())
 
 
-def _spread_of(name: str) -> str:
+def spread_of(name: str) -> str:
+    """Return the column of the spread that a figure has."""
     return "gpu_spread" if name == "gpu_ms" else "latency_spread"
 
 
-def _arms(rows: pl.DataFrame) -> list[pl.Series]:
-    """Return what each row's interval reaches beyond the spread between processes, on the log scale."""
-    found = []
+def own_arms(rows: pl.DataFrame) -> dict[str, tuple[Floats, Floats]]:
+    """Return by figure how far each row's interval reaches down and up by itself, on the log scale.
+
+    The spread between processes was added in squares, and is subtracted in squares.
+    """
+    found = {}
     for name in WITH_ENDS:
-        sd, free = (rows[f"{_spread_of(name)}{end}"].fill_null(0.0).to_numpy() for end in ("", "_free"))
-        reach = spread_reach(sd, free) * (1 + 1e-9)
-        middle = rows[name].fill_null(float("nan"))
-        for end, arm in zip(ends_of(name), ("below", "above"), strict=True):
-            own = (rows[end].fill_null(middle) / middle).log().abs().fill_nan(0.0).fill_null(0.0).to_numpy()
-            found.append(pl.Series(f"{name} {arm}", np.where((own > reach) & np.isfinite(own), own, 0.0)))
+        reach = spread_reach(*(_numbers(rows, f"{spread_of(name)}{end}") for end in ("", "_free")))
+        ends = rows.select((pl.col(end) / pl.col(name)).log().fill_nan(None) for end in ends_of(name))
+        arms = (_numbers(ends, end) for end in ends_of(name))
+        low, high = (np.sqrt(np.maximum(np.where(np.isfinite(arm), arm, 0.0) ** 2 - reach**2, 0.0)) for arm in arms)
+        found[name] = low, high
     return found
+
+
+def _numbers(frame: pl.DataFrame, column: str, missing: float = 0.0) -> Floats:
+    return frame[column].cast(pl.Float64).fill_null(missing).to_numpy()
+
+
+def _arms(rows: pl.DataFrame) -> list[pl.Series]:
+    arms = {name: zip(("below", "above"), of, strict=True) for name, of in own_arms(rows).items()}
+    return [pl.Series(f"{name} {side}", arm) for name, of in arms.items() for side, arm in of]
 
 
 def _processes(name: str) -> list[pl.Expr]:
     known = _COUNTS & (pl.col(name) > 0)
-    value = pl.col(name).filter(known)
+    value, seen = pl.col(name).filter(known), pl.col(name).filter(_USABLE & (pl.col(name) > 0))
     outside: pl.Expr = processes_beyond(value.count()).clip(0)
     share = outside - outside.floor()
 
@@ -214,7 +238,8 @@ def _processes(name: str) -> list[pl.Expr]:
 
     return [
         value.count().cast(pl.Float64).alias(f"{name} count"),
-        value.log().var().alias(f"{name} variance"),
+        seen.count().cast(pl.Float64).alias(f"{name} seen"),
+        seen.log().var().alias(f"{name} variance"),
         end(from_top=False).alias(f"{name} lowest"),
         end(from_top=True).alias(f"{name} highest"),
         *(pl.col(f"{name} {arm}").filter(known).mean().alias(f"{name} {arm}") for arm in ("below", "above")),
@@ -222,30 +247,24 @@ def _processes(name: str) -> list[pl.Expr]:
 
 
 def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
-    def numbers(column: str, missing: float = 0.0) -> Any:
-        return merged[column].cast(pl.Float64).fill_null(missing).to_numpy()
-
-    count, variance, is_known = numbers(f"{name} count"), numbers(f"{name} variance"), merged[name].fill_null(0) > 0
-    run = merged.select(pl.when(pl.col("run_ids").list.len() == 1).then(pl.col("run_ids").list.first()))["run_ids"]
-    common = np.zeros((len(merged), 2))
-    for own in (run.eq(one).fill_null(value=False).to_numpy() for one in run.drop_nulls().unique()):
-        common[own] = common_spread(variance[own & (count > 1)], count[own & (count > 1)])
-    processes = Processes(
-        middle=np.log(np.where(is_known, numbers(name), 1.0)),
-        count=np.maximum(count, 1.0),
-        variance=variance,
-        lowest=numbers(f"{name} lowest"),
-        highest=numbers(f"{name} highest"),
-        below=numbers(f"{name} below"),
-        above=numbers(f"{name} above"),
-        sd=numbers(_spread_of(name)),
-        free=numbers(f"{_spread_of(name)}_free", 1.0),
-        is_base=numbers("is_base"),
-        common_sd=common[:, 0],
-        common_free=common[:, 1],
-    )
-    ends = zip(ends_of(name), processes.interval(), strict=True)
-    return [pl.when(is_known).then(pl.Series(np.exp(values))).alias(end) for end, values in ends]
+    is_known, spread = merged[name].fill_null(0) > 0, spread_of(name)
+    middle = np.log(np.where(is_known, _numbers(merged, name), 1.0))
+    arms = {arm: _numbers(merged, f"{name} {arm}") for arm in ("below", "above")}
+    low, high = Processes(
+        middle=middle,
+        count=np.maximum(_numbers(merged, f"{name} count"), 1.0),
+        seen=np.maximum(_numbers(merged, f"{name} seen"), 1.0),
+        sd=_numbers(merged, spread),
+        free=_numbers(merged, f"{spread}_free"),
+        tests=_numbers(merged, "tests", 1.0),
+        **{part: _numbers(merged, f"{name} {part}") for part in ("variance", "lowest", "highest")},
+        **arms,
+    ).interval()
+    # A process that is too wide by itself needs no spread to say so.
+    is_busy = np.isnan(low) & (arms["below"] + arms["above"] > math.log(WIDEST))
+    low, high = np.where(is_busy, middle - arms["below"], low), np.where(is_busy, middle + arms["above"], high)
+    ends = zip(ends_of(name), (low, high), strict=True)
+    return [pl.when(is_known).then(pl.Series(np.exp(values)).fill_nan(None)).alias(end) for end, values in ends]
 
 
 def _against_bases(merged: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

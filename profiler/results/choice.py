@@ -5,8 +5,8 @@ another is asked for, and int8 without calibration data only counts when it is a
 proven worse are tied with the best one; the tie goes to the soonest start among those whose figures are near and that
 no other is proven to beat. Among starts within a second the most exact precision wins, then the least memory.
 
-The best is a winner only on some ground: not where only bases were measured, where most cells ran beside other work, or
-where intervals leave it open whether the base is better.
+The best is a winner only on some ground: not where only bases were measured, where most cells ran beside other work,
+where it has no interval, or where intervals leave it open whether the base is better.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
 from profiler.results.reasons import Reason
 from profiler.results.result import WITH_ENDS, ends_of
-from profiler.results.warning_kinds import DISTURBED
+from profiler.results.warning_kinds import DISTURBED, HOST_BOUND
+from profiler.stats.intervals import Verdict, margin, verdict
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import is_busy
 
@@ -43,6 +44,8 @@ _MOST_NAMED = 3
 _TRIED = ("failed", "oom", "timeout", "crashed")
 _NEAR = 0.05
 """By less than this share figures are near for a tie."""
+_SCREEN = 5
+"""A cell without an interval counts as worse if it lies this many margins behind."""
 _NEAR_SECONDS = 1.0
 """Starts that differ by at most so much are alike."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
@@ -200,6 +203,8 @@ def _doubt(best: Row, others: Sequence[Loser], cells: Sequence[Row], figure: str
         return None
     if 2 * sum(DISTURBED in cell["footnotes"] for cell in measured) > len(measured):
         return Reason("disturbed", text=cell_name(best))
+    if figure in WITH_ENDS and best[ends_of(figure)[0]] is None:
+        return Reason("one-process", text=cell_name(best))
     base = next((other for other in others if other.cell["is_base"]), None)
     sides = [best, base.cell] if base else [best]
     ends = [tuple(map(side.get, ends_of(figure))) for side in sides] if figure in WITH_ENDS else []
@@ -260,16 +265,23 @@ def _worst(row: Row, limits: Sequence[Limit]) -> float:
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
-    """Return how many times worse each row is than another one: "worse", "better", "equivalent" or "unclear"."""
+    """Return how many times worse each row is than another one: "worse", "better", "equivalent" or "unclear".
+
+    Figures without intervals only differ for certain beyond what processes commonly do.
+    """
     names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
     sides = {"": rows, "_base": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
     # compared() tells how many times better the own figure is, so the best one takes the own place.
     found = compared(both, base="", own="_base", figure=figure)
-    return [
-        Reason(_CODES.get(verdict, verdict), factor, None, low, high, figure=figure)
-        for factor, low, high, verdict in found.iter_rows()
-    ]
+    reasons = []
+    for row, (factor, low, high, read) in zip(rows, found.iter_rows(), strict=True):
+        if factor and read is None:
+            is_host = HOST_BOUND in {*row["footnotes"], *best["footnotes"]}
+            read = verdict(factor, factor, _SCREEN * margin(None if is_host else row["clock"]))
+            read = None if read is Verdict.EQUIVALENT else str(read)
+        reasons.append(Reason(_CODES.get(read, read), factor, None, low, high, figure=figure))
+    return reasons
 
 
 def _start(row: Row) -> tuple[float, float]:

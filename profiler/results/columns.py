@@ -104,6 +104,7 @@ _DECLARED: tuple[Group | Column, ...] = (
     _count("batch_size", "Batch"),
     _text("device", "Device"),
     _count("replicate", "Replicate"),
+    _flag("confirming", "Confirming"),
     *map(_text, ("model_kind", "network")),
     *_each(_text, setting="Setting", shape="Shape"),
     _flag("is_base", "Base"),

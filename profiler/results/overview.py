@@ -14,7 +14,7 @@ from profiler.tables.table import Table, figure, name
 
 _NOTE = "By runtime its best: ms and ×, then MiB and error; ~ is not told apart from the base."
 _BASE = "base"
-_KNOWN = {"faster", "slower", "equivalent", None}
+_KNOWN = {"faster", "slower", "equivalent"}
 """Verdicts on a factor that say something."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from profiler.results.columns import FIGURES
+from profiler.results.result import WITH_ENDS
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
@@ -40,10 +41,15 @@ class Reason:
         return _TEMPLATES[self.code](self)
 
 
-def amount(figure: str, value: float, low: float | None = None, high: float | None = None) -> str:
+def amount(figure: str, value: float, *ends: float | None) -> str:
     """Format a figure in its unit, with its range where that is wider than the last digit."""
     unit = FIGURES[figure].unit
-    return numbers.error(value) if unit == "error" else numbers.within(value, low, high, unit)
+    return numbers.error(value) if unit == "error" else numbers.within(value, *_known(figure, ends), unit=unit)
+
+
+def _known(figure: str, ends: Sequence[float | None]) -> Sequence[float | None]:
+    """Return the ends of a figure that should have some."""
+    return ends if figure in WITH_ENDS else ()
 
 
 def noun(figure: str) -> str:
@@ -64,7 +70,8 @@ def _worse(reason: Reason) -> str:
     if numbers.is_busy(reason.low, reason.high):
         return "measured beside other work"
     words = COMPARATIVES.get(reason.figure, ("worse", "better"))
-    return numbers.relative(reason.value, reason.low, reason.high, words) if reason.value else "figures of 0"
+    ends = _known(reason.figure, (reason.low, reason.high))
+    return numbers.relative(reason.value, *ends, words=words) if reason.value else "figures of 0"
 
 
 def _held(reason: Reason) -> str:
@@ -113,5 +120,6 @@ _TEMPLATES: dict[str, Callable[[Reason], str]] = {
     "disturbed": lambda reason: f"most figures were taken beside other work; {reason.text} leads",
     "busy": lambda reason: f"{reason.text} leads, by a factor that other work leaves unknown",
     "open": _open,
+    "one-process": lambda reason: f"{reason.text} leads, by one process; its spread was not measured on this machine",
     "not-measured": lambda reason: f"not measured: {reason.text}",
 }

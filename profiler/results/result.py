@@ -13,7 +13,6 @@ from engines.base import Proof, Warning
 from exporters.errors import printable
 from exporters.python310 import StrEnum
 from profiler.processes.messages import Outcome, Status
-from profiler.results.warning_kinds import HOST_BOUND
 from profiler.stats import samples as statistics
 
 Figures = dict[str, float | None]
@@ -123,15 +122,14 @@ class Result:
         return result
 
 
+HOST_SHARE = 0.8
+"""Enqueueing takes more than this share of the device's time where the host sets a row's latency."""
+
+
 def set_by_host(call: float | None, gpu: float | None, enqueue: float | None) -> bool:
     """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks."""
     # With far faster enqueueing gaps between launches are the device's: it is slower with more work in its queue.
-    return enqueue is None or enqueue > 0.8 * (gpu or call or 0.0)
-
-
-def is_set_by_host(result: Result) -> bool:
-    """Return whether the host sets the latency; always so on a CPU, where nothing is enqueued."""
-    return result.has(HOST_BOUND) or set_by_host(*map(result.median, (result.clock, "gpu", "enqueue")))
+    return enqueue is None or enqueue > HOST_SHARE * (gpu or call or 0.0)
 
 
 class Stage(StrEnum):

@@ -1,37 +1,25 @@
-"""Make a result's row of results.parquet: figures, their 95 % intervals, and how far processes differ on this machine.
-
-The spread of the bases' medians is pooled over models, batch sizes and earlier runs (docs/method.md).
-"""
+"""Make a result's row of results.parquet: its figures, and the interval that its process alone gives each."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from engines.base import Proof
 from engines.catalog import ENGINES
-from exporters.cache import default_root
 from exporters.source import shape_words
-from exporters.whole_file import write_whole
 from profiler.job.case import Case
 from profiler.results.columns import COLUMNS, Group, names, prices
-from profiler.results.result import PARTS, WITH_ENDS, Result, ends_of, is_set_by_host
-from profiler.results.warning_kinds import DISTURBED, retaken
+from profiler.results.result import PARTS, WITH_ENDS, Result, ends_of
+from profiler.results.warning_kinds import DISTURBED
 from profiler.stats import samples as statistics
-from profiler.stats.intervals import CONTRADICTION, UNMEASURED, Spread, Spreads, deviations, figure_interval, pooled
+from profiler.stats.intervals import CONTRADICTION, figure_interval
 
 Row = dict[str, Any]
-Sums = Mapping[str, tuple[float, float]]
-"""Summed squares and degrees of freedom of "host" and of "device"."""
 ENVIRONMENT = names(Group.PLACE, Group.VERSIONS)
-_KINDS = ("host", "device")
-_MOST_RUNS = 20
-_MOST_EARLIER = 6.0
-"""Most degrees of freedom that earlier runs get: their models may have been others."""
 
 
 def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
@@ -43,9 +31,12 @@ def flat_environment(environment: Mapping[str, Any], name: str | None = None) ->
 
 
 def row_of(
-    result: Result, case: Case, run_id: str, suite: str, environment: Mapping[str, Any], spreads: Spreads
+    result: Result, case: Case, run_id: str, suite: str, environment: Mapping[str, Any], confirming: bool = False
 ) -> Row:
-    """Make the row; a column of a case, outcome or environment, the result's before the run's, is filled by name."""
+    """Make the row of a process, a `confirming` one if earlier ones chose its case.
+
+    A column of a case, outcome or environment, the result's before the run's, is filled by name.
+    """
     environment = flat_environment({**environment, **result.environment})
     proof = result.proof
     row: Row = {
@@ -55,6 +46,7 @@ def row_of(
         **{name: environment.get(name) for name in names(Group.MACHINE, Group.PLACE, Group.VERSIONS)},
         "run_id": run_id,
         "case_id": case.id,
+        "confirming": confirming,
         "suite": suite,
         "pass": case.pass_,
         "model_kind": case.source.kind,
@@ -70,7 +62,7 @@ def row_of(
         row[version.column] = proof.library.rpartition(" ")[2]
     if result.status != "ok":
         return row
-    figures = _figures(result, case.batch_size, row, spreads)
+    figures = _figures(result, case.batch_size, row)
     return row | {name: None if _is_infinite(value) else value for name, value in figures.items()}
 
 
@@ -85,7 +77,7 @@ def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in COLUMNS}
 
 
-def _figures(result: Result, batch_size: int, row: Row, spreads: Spreads) -> Row:
+def _figures(result: Result, batch_size: int, row: Row) -> Row:
     found = result.figures | {name: statistics.median(values) for name, values in result.clocks.items()}
     found |= {name: getattr(result, name) for name in ("clock", "stop_reason", "throughput")}
     if result.throughput and row["usd_per_hour"]:
@@ -99,38 +91,28 @@ def _figures(result: Result, batch_size: int, row: Row, spreads: Spreads) -> Row
             **{f"latency_p{q}_ms": statistics.percentile(samples, q) for q in statistics.PERCENTILE_NEEDS},
             "samples": len(samples),
         }
-    return found | (_intervals(result, samples, result.latency_ms, batch_size, spreads) if result.latency_ms else {})
+    return found | (_intervals(result, samples, result.latency_ms, batch_size) if result.latency_ms else {})
 
 
-def _intervals(
-    result: Result, samples: list[float], latency: float, batch_size: int, spreads: Spreads
-) -> dict[str, float]:
-    """Give each figure that others are compared by its 95 % interval (profiler.stats.intervals)."""
-    spread = spreads.host if is_set_by_host(result) else spreads.device
+def _intervals(result: Result, samples: list[float], latency: float, batch_size: int) -> dict[str, float]:
+    """Return the ends of each figure's interval, by this process alone."""
     beside_work = (result.figures.get("disturbance") or 0.0) if result.has(DISTURBED) else None
     others = [ms for ms in _other_latencies(result, batch_size) if max(ms / latency, latency / ms) > CONTRADICTION]
-    found = {"latency_ms": figure_interval(latency, samples, spread.reach, others, beside_work)}
+    found = {"latency_ms": figure_interval(latency, samples, others, beside_work)}
     if result.throughput:
         # What casts doubt on the latency casts it on the throughput, which was measured right after it.
-        own = figure_interval(latency, samples, spread.reach, beside_work=beside_work)
+        own = figure_interval(latency, samples, beside_work=beside_work)
         rates = [1000 * batch_size / latency] if others else []
         rates += [result.throughput * latency / end for end in (own.low, own.high)]
-        found["throughput"] = figure_interval(result.throughput, [], spread.reach, rates)
-    known: dict[str, Spread] = {"latency_spread": spread}
+        found["throughput"] = figure_interval(result.throughput, [], rates)
     for column, values in result.clocks.items():
         middle = statistics.median(values)
-        if column not in WITH_ENDS or not middle:
-            continue
-        reach, had = spread.reach, beside_work
-        if column == "gpu_ms":
+        if column in WITH_ENDS and middle:
             # The share may be of the processors, which take no time from the device's own clock.
-            reach, had = spreads.device.reach, None if beside_work is None else 0.0
-            known["gpu_spread"] = spreads.device
-        found[column] = figure_interval(middle, values, reach, beside_work=had)
+            had = 0.0 if column == "gpu_ms" and beside_work is not None else beside_work
+            found[column] = figure_interval(middle, values, beside_work=had)
     ends = (zip(ends_of(name), (interval.low, interval.high), strict=True) for name, interval in found.items())
-    row = {end: value for pair in ends for end, value in pair}
-    row |= {name: one.sd for name, one in known.items()}
-    return row | {f"{name}_free": one.free for name, one in known.items()}
+    return {end: value for pair in ends for end, value in pair}
 
 
 def _other_latencies(result: Result, batch_size: int) -> list[float]:
@@ -142,61 +124,3 @@ def _other_latencies(result: Result, batch_size: int) -> list[float]:
         by_rate = 0.0
     parts = sum(statistics.median(values) or 0.0 for name, values in result.clocks.items() if name in PARTS)
     return [ms for ms in (by_rate, parts) if ms]
-
-
-def all_spreads(*sums: Sums) -> Spreads:
-    """Pool what this and earlier runs measured."""
-    found = {}
-    for kind in _KINDS:
-        squares, free = zip(*(part.get(kind, (0.0, 0.0)) for part in sums), strict=True)
-        found[kind] = pooled(sum(squares), sum(free)) or getattr(UNMEASURED, kind)
-    return Spreads(**found)
-
-
-def spread_of_bases(results: Iterable[tuple[Case, Result]], calm: bool = False) -> Sums:
-    """Sum up how far the processes of each base differ, as cells merge them; `calm`: without what is to be retaken."""
-    cells: dict[str, list[Result]] = {}
-    for case, result in results:
-        if case.is_base and result.status == "ok" and not (calm and retaken(result.warnings)):
-            cells.setdefault(dataclasses.replace(case, replicate=0).id, []).append(result)
-    cells = {id_: [one for one in of if not one.has(DISTURBED)] or of for id_, of in cells.items()}
-    medians: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
-    for processes in cells.values():
-        # One base may be on both sides of the line: its processes belong together all the same.
-        by_host = any(map(is_set_by_host, processes))
-        headline = processes[0].clock or ""
-        for kind, clock in {"host": headline, "device": "gpu"}.items() if by_host else [("device", headline)]:
-            medians[kind].append([value for result in processes if (value := result.median(clock))])
-    return {kind: deviations(values) for kind, values in medians.items()}
-
-
-def earlier_spread(environment: Mapping[str, Any]) -> Sums:
-    """Pool what earlier runs on this machine left in the cache; nothing where that cannot be read."""
-    found, runs = dict[str, tuple[float, float]](), _kept().get(_machine(environment), {}).values()
-    for kind in _KINDS:
-        squares, free = (sum(part[kind][at] for part in runs) for at in (0, 1))
-        share = _MOST_EARLIER / max(free, _MOST_EARLIER)
-        found[kind] = squares * share, free * share
-    return found
-
-
-def keep_spread(environment: Mapping[str, Any], run_id: str, sums: Sums) -> None:
-    """Leave what this run measured to later ones; a cache that cannot be written keeps what it has."""
-    if not any(free for _, free in sums.values()):
-        return
-    kept, machine = _kept(), _machine(environment)
-    runs = {**kept.get(machine, {}), run_id: {kind: list(pair) for kind, pair in sums.items()}}
-    kept[machine] = dict(sorted(runs.items())[-_MOST_RUNS:])
-    with contextlib.suppress(OSError):
-        default_root().mkdir(parents=True, exist_ok=True)
-        write_whole(default_root() / "spread.json", json.dumps(kept, indent=1) + "\n")
-
-
-def _kept() -> dict[str, dict[str, Any]]:
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((default_root() / "spread.json").read_bytes()))
-    return {}
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    return " / ".join(str(environment.get(key)) for key in ("device", "gpu", "cpu", "cpu_cores"))

@@ -32,9 +32,9 @@ from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Gr
 from profiler.results.layers import layer_rows
 from profiler.results.result import Result
 from profiler.results.roofline import placed, raised
-from profiler.results.row import ENVIRONMENT, all_spreads, row_of, spread_of_bases
+from profiler.results.row import ENVIRONMENT, row_of
 from profiler.results.schema import check_result, environment_of, identities_of, is_try
-from profiler.stats.intervals import UNMEASURED
+from profiler.results.spread import with_spread
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -203,9 +203,9 @@ class RunFolder:
     ) -> tuple[list[tuple[Case, Result]], pl.DataFrame]:
         """Return every case that has ended with its result, in the plan's order, and the rows of them.
 
-        Further processes of a case, which no plan has, come last.
+        Further processes of a case, which no plan has, come last: they confirm what earlier ones chose.
         """
-        known = self.results()
+        known, planned = self.results(), {case.id for case in cases}
         every = {case.id: case for case in cases if case.id in known}
         for case in [case for case in every.values() if not case.replicate]:
             further = takewhile(lambda one: one.id in known, (replace(case, replicate=number) for number in count(1)))
@@ -213,9 +213,11 @@ class RunFolder:
         ended = [(case, known[id_]) for id_, case in every.items()]
         roofs = raised(environment.get("roofs") or {}, ended)
         done = [(case, placed(case, result, roofs)) for case, result in ended]
-        spreads = all_spreads(environment.get("spread") or {}, spread_of_bases(done))
-        rows = [row_of(result, case, self.run_id, suite, environment, spreads) for case, result in done]
-        return done, pl.DataFrame(rows, RESULTS)
+        rows = [
+            row_of(result, case, self.run_id, suite, environment, confirming=case.id not in planned)
+            for case, result in done
+        ]
+        return done, with_spread(pl.DataFrame(rows, RESULTS), environment.get("spread"))
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any], left: Iterable[Case] = ()
@@ -226,7 +228,7 @@ class RunFolder:
         """
         done, results = self.ended(suite, cases, environment)
         waiting = [(case, Result(case.id, "waiting", [_NOT_REACHED])) for case in left if done]
-        rows = [row_of(result, case, self.run_id, suite, environment, UNMEASURED) for case, result in waiting]
+        rows = [row_of(result, case, self.run_id, suite, environment) for case, result in waiting]
         results = results.vstack(pl.DataFrame(rows, RESULTS))
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
         samples = _samples(self.run_id, [result for _, result in done])

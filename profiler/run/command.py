@@ -35,8 +35,9 @@ from profiler.processes.forkserver import COMPILER, libraries
 from profiler.published.command import NOTHING, present
 from profiler.results.cells import cells
 from profiler.results.result import Result
-from profiler.results.row import earlier_spread, flat_environment, keep_spread, spread_of_bases
+from profiler.results.row import flat_environment
 from profiler.results.run_folder import RunFolder, without_foreign_code, write_tables, writing
+from profiler.results.spread import earlier_spread, keep_spread, learned
 from profiler.results.warning_kinds import retaken
 from profiler.run.model_job import ModelJob, model_job, not_tried, refuse_model_options
 from profiler.run.prepare import Stages, check_models, with_shapes
@@ -355,10 +356,10 @@ def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl
     left = (
         [] if is_gate else [case for case in waiting(run.results(), runner.chosen, retry=False) if not case.replicate]
     )
-    results, ended = run.write_parquet(config.suite, runner.plan, environment, left)
+    results, _ = run.write_parquet(config.suite, runner.plan, environment, left)
     tries, study = run.largest_batches(), config.published
     if not is_gate:
-        keep_spread(environment, run.run_id, spread_of_bases(ended, calm=True))
+        keep_spread(environment, run.run_id, learned(results, calm=True))
     merged = cells(results)
     write_tables(run.tables, results, merged, tries)
 

@@ -23,7 +23,14 @@ from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import WHEN_IDLE, ConfigError
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import BASE_PROCESSES, builds_long, estimate_seconds, further, in_waves, processes_of_winners
+from profiler.job.plan import (
+    CONFIRMING_PROCESSES,
+    builds_long,
+    estimate_seconds,
+    further,
+    in_waves,
+    processes_of_winners,
+)
 from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
@@ -340,14 +347,16 @@ class Runner:
 
         Nothing if of a model and batch size only some cases were chosen.
         """
-        by_id, known = {case.id: case for case in self.chosen}, self.run.results()
+        by_id, known, planned = {case.id: case for case in self.chosen}, self.run.results(), self.config.replicates
         groups = {(case.model, case.batch_size) for case in self.chosen}
         if any(case.id not in by_id and (case.model, case.batch_size) in groups for case in self.plan):
             return []
         more = []
-        for group in contenders(self._merged(), with_equals=most <= BASE_PROCESSES):
+        for group in contenders(self._merged(), with_equals=most <= CONFIRMING_PROCESSES):
             found = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
-            more += [one for of in found if not of.replicate for one in further(of, most if len(group) > 1 else 0)]
+            more += [
+                one for of in found if not of.replicate for one in further(of, planned, most if len(group) > 1 else 0)
+            ]
         return sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)
 
     def _measure_winners(self, measure: Supervisor, holders: Holders) -> list[Task]:

@@ -129,7 +129,7 @@ def so_far(cells: pl.DataFrame) -> tuple[list[str], str]:
     for key, cell in best:
         where = [key["pass"]] * (many > 1) + [f"batch {key['batch_size']}", *setting_words(key["setting"] or "")]
         before = f"{', '.join(where)}: " if len(best) > 1 else ""
-        factor = times(cell["factor"], cell["factor_low"], cell["factor_high"], f"× {cell['base']}")
+        factor = times(cell["factor"], cell["factor_low"], cell["factor_high"], sign=f"× {cell['base']}")
         factor = "the base" if cell["is_base"] else factor
         parts.append(f"{before}{cell_name(cell)}, {factor}")
     return [cell_name(cell) for _, cell in best], f"so far: {'; '.join(parts)}" if parts else ""
@@ -189,7 +189,12 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
     footnotes = cells.filter(OK)["footnotes"].to_list()
     if rough := sum(any(is_rough(kind) for kind in kinds) for kinds in footnotes):
         lines.append(f"Rough: {rough} of {counted(len(footnotes), 'figure')}; other work ran, or clocks contradict.")
-    if wide := [cell["measured"] for cell in factors if cell["factor_high"] > _WIDE * cell["factor_low"]]:
+    if cells.filter(OK, pl.col("latency_low_ms").is_null(), pl.col("latency_ms") > 0).height:
+        lines.append(
+            f"{numbers.ASSUMED}: one process; spread not measured on this machine. --replicates 3 measures it."
+        )
+    known = [cell for cell in factors if cell["factor_low"]]
+    if wide := [cell["measured"] for cell in known if cell["factor_high"] > _WIDE * cell["factor_low"]]:
         more = f"; {WHEN_IDLE} narrows them" if rough else "; --replicates 5 narrows them" * (min(wide) < ENOUGH)
         lines.append(f"Some span a factor of two{more}.")
     if printed:

@@ -1,8 +1,7 @@
 """Compute medians, their intervals, percentiles, outliers and drift from the samples of one process, and decide when
 there are enough of them.
 
-These samples are correlated, so an interval comes from a bootstrap of blocks and needs enough effective samples. The
-tests simulate how often an interval holds the truth.
+These samples are correlated, so an interval counts effective ones. The tests simulate how often it holds the truth.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,12 +19,13 @@ Floats = NDArray[np.float64]
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
 """Fewest samples from which a percentile is given: with fewer its 95 % interval reaches past the sample's maximum."""
 EFFECTIVE_NEEDS = 30
-"""Fewest effective samples from which an interval is given: below, correlation is estimated too badly to trust it."""
+"""Fewest effective samples that can stop the sampling: below, correlation is estimated too badly."""
 _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
 _JUMP_NEEDS, _JUMP_LEAST = 12, 0.1
-_RESAMPLES = 1000
-_AT_ONCE = 1_000_000
-"""Samples drawn at once, so that the bootstrap of a long series needs some 4 MB."""
+_ANGLES, _MOST_FREE = 4097, 1000.0
+"""The grid on which Student's t is integrated; beyond these degrees of freedom it is normal."""
+_CERTAIN = 0.9995
+"""Level of the interval that must be narrow, too, before sampling stops for precision."""
 _LEAST = 3
 """Samples that are taken however long they take."""
 
@@ -72,66 +73,42 @@ def effective_size(samples: ArrayLike) -> float:
     return rho.size / max(1.0, 2 * float(pairs.sum()) - 1)
 
 
-def block_length(samples: ArrayLike) -> int:
-    """How long the bootstrap's blocks must be; 1 where no autocorrelation is significant.
+def median_interval(samples: ArrayLike, level: float = 0.975) -> Interval:
+    """Return the interval of the median, by default of 95 %.
 
-    The automatic choice of Politis and White ("Automatic block-length selection for the dependent bootstrap",
-    Econometric Reviews 23, 2004) for circular blocks, as corrected by Patton, Politis and White (28, 2009).
+    By chance the share of samples below the true median differs from one half; the interval lies between the quantiles
+    at the ends of that share's own interval (Woodruff, "Confidence intervals for medians and other position measures",
+    Journal of the American Statistical Association 47, 1952). The share's error follows from the effective samples. If
+    these are too few for quantiles, Student's t of the logarithms gives the interval.
     """
-    rho = _autocorrelations(samples)
-    n = rho.size
-    if n < 9:
-        return 1
-    # The last lag before a run of insignificant ones; constants as recommended in the paper.
-    run = max(5, math.ceil(math.sqrt(math.log10(n))))
-    most = min(math.ceil(math.sqrt(n)) + run, n - 1)
-    significant = np.flatnonzero(np.abs(rho[1 : most + 1]) > 2 * math.sqrt(math.log10(n) / n)) + 1
-    last = 0
-    for lag in significant:
-        if lag > last + run:
-            break
-        last = int(lag)
-    if last == 0:
-        return 1
-    width = min(2 * last, most)
-    lags = np.arange(1, width + 1)
-    weighted = np.minimum(1.0, 2 * (1 - lags / width)) * rho[1 : width + 1]
-    spectrum = 1 + 2 * float(weighted.sum())
-    if spectrum <= 1:
-        return 1  # Alternating samples would give a narrower interval than independent ones; none relies on that.
-    length: float = (1.5 * n * (2 * float((lags * weighted).sum()) / spectrum) ** 2) ** (1 / 3)
-    return max(1, min(round(length), math.ceil(3 * math.sqrt(n)), n // 3))
-
-
-def bootstrap_medians(samples: ArrayLike, resamples: int = _RESAMPLES, seed: int = 0) -> Floats:
-    """Medians of `resamples` circular-block resamples, shape (resamples,); blocks of `block_length`."""
     values = np.asarray(samples, dtype=float)
-    n, length = values.size, block_length(values)
-    rng = np.random.default_rng(seed)
-    if length == 1:
-        return _independent_medians(values, resamples, rng)
-    # The places of ranks of two bytes are found in a third of the time that those of floats take.
-    order, half = np.argsort(values), n // 2
-    ordered, ranks = values[order], np.empty(n, np.min_scalar_type(n))
-    ranks[order] = np.arange(n)
-    blocks = np.lib.stride_tricks.sliding_window_view(np.concatenate([ranks, ranks[: length - 1]]), length)
-    medians = []
-    rows = max(1, _AT_ONCE // n)
-    for first in range(0, resamples, rows):
-        starts = rng.integers(0, n, size=(min(rows, resamples - first), -(-n // length)), dtype=np.int32)
-        drawn = blocks[starts].reshape(len(starts), -1)[:, :n]
-        # NumPy's median partitions by two places, which takes 2.5 times as long as by one.
-        drawn.partition(half, axis=1)
-        upper = ordered[drawn[:, half]]
-        medians.append(upper if n % 2 else (ordered[drawn[:, :half].max(axis=1)] + upper) / 2)
-    return np.concatenate(medians)
+    size = effective_size(values)
+    # How many correlated samples count is itself an estimate.
+    free = size - 1 if size == values.size else (size - 1) / 2
+    reach = float(student(level, free)) / math.sqrt(max(size, 1.0))
+    if reach < 1:
+        low, high = np.quantile(values, [(1 - reach) / 2, (1 + reach) / 2])
+        return Interval(float(low), float(high))
+    middle, logs = float(np.median(values)), np.log(values[values > 0])
+    # A median varies √(π/2) times as much as a mean.
+    arm = reach * float(logs.std(ddof=1)) * math.sqrt(math.pi / 2) if logs.size > 1 else 0.0
+    return Interval(middle * math.exp(-arm), middle * math.exp(arm))
 
 
-def median_interval(samples: ArrayLike, resamples: int = _RESAMPLES) -> Interval | None:
-    """The 95 % interval of the median, or None from fewer than 30 effective samples."""
-    if effective_size(samples) < EFFECTIVE_NEEDS:
-        return None
-    return expanded_interval(bootstrap_medians(samples, resamples), block_count(samples))
+def student(level: ArrayLike, free: ArrayLike) -> Floats:
+    """Return Student's t quantiles at levels above one half, of at least one degree of freedom."""
+    levels, degrees = np.broadcast_arrays(level, np.clip(np.asarray(free, dtype=float), 1.0, _MOST_FREE))
+    pairs = zip(levels.ravel().tolist(), degrees.ravel().tolist(), strict=True)
+    return np.array([_quantile(*pair) for pair in pairs]).reshape(degrees.shape)
+
+
+@cache
+def _quantile(level: float, free: float) -> float:
+    """Integrate Student's density, which with t = √f tan(a) is cos(a)^(f - 1). SciPy would weigh on a CPU's memory."""
+    angles = np.linspace(0, math.pi / 2, _ANGLES)
+    density = np.cos(angles) ** (free - 1)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(free) * math.tan(np.interp(2 * level - 1, below / below[-1], angles))
 
 
 def drift(samples: ArrayLike) -> float | None:
@@ -170,52 +147,12 @@ def _autocorrelations(samples: ArrayLike) -> Floats:
     return np.asarray(covariances / covariances[0] if counts.size > 1 else np.zeros(n))
 
 
-def _independent_medians(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:
-    """Bootstrap medians with blocks of one, drawn from their exact distribution without drawing the resamples.
-
-    A resample's ranks are n uniform numbers, so its middle ranks are the middle of n sorted uniform numbers, which are
-    Beta distributed (David and Nagaraja, "Order Statistics", 2003, section 2).
-    """
-    n = values.size
-    half = (n + 1) // 2
-    low = rng.beta(half, n + 1 - half, resamples)
-    # With an even n the next uniform number is the least of the n / 2 above `low`.
-    high = low if n % 2 else low + (1 - low) * (1 - rng.random(resamples) ** (2 / n))
-    ordered = np.sort(values)
-    return np.asarray((ordered[(n * low).astype(int)] + ordered[(n * high).astype(int)]) / 2)
-
-
-def block_count(samples: ArrayLike) -> float:
-    """How many blocks a resample has."""
-    return np.size(samples) / block_length(samples)
-
-
-def expanded_interval(values: Floats, blocks: float) -> Interval:
-    """The expanded percentile interval of bootstrapped `values`: percentiles as far out as Student's t with one degree
-    of freedom less than there are blocks (Hesterberg, "What teachers should know about the bootstrap", The American
-    Statistician 69, 2015)."""
-    free = max(blocks - 1, 1.0)
-    t = student(1.959964, free)
-    tail = 50 * math.erfc(t * math.sqrt((free + 1) / free) / math.sqrt(2))
-    # Weibull's percentiles leave the right share outside with few resamples too; NumPy's default leaves too much.
-    low, high = np.percentile(values, [tail, 100 - tail], method="weibull")
-    return Interval(float(low), float(high))
-
-
-def student(z: float, free: float) -> float:
-    """Return Student's t quantile for the normal quantile `z`, by Cornish and Fisher's series.
-
-    SciPy would weigh on the memory of a CPU's row.
-    """
-    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-
-
 @dataclass
 class StopRule:
     """When to stop sampling one clock; the reason is kept in the row.
 
-    `precision`: the median's interval is within ±`tolerance`, and all its resamples within twice that, since one of two
-    modes may lead by luck. There is no precision without an interval, so not below 30 effective samples. `plateau`:
+    `precision`: the median's interval is within ±`tolerance`, and that of 99.9 % within twice as much, since one of two
+    modes may lead by luck. Neither that nor a plateau holds below 30 effective samples. `plateau`:
     three checks, each after 50 % more samples, brought the interval less than 15 % closer (independent samples:
     some 40 %), so more would not help. Neither holds before `min_seconds`, which a drift needs to show. `max_samples`
     and `budget` are limits: the budget is spent after `seconds`, or where `min_samples` take longer, with those, but
@@ -246,12 +183,11 @@ class StopRule:
         middle = median(samples)
         if not middle or effective_size(samples) < EFFECTIVE_NEEDS:
             return None
-        medians = bootstrap_medians(samples, resamples=400)
-        interval = expanded_interval(medians, block_count(samples))
+        interval, certain = median_interval(samples), median_interval(samples, _CERTAIN)
         self._widths.append((interval.high - interval.low) / 2 / middle)
         if not ripe:
             return None
-        if self._widths[-1] <= self.tolerance and float(np.ptp(medians)) / 2 / middle <= 2 * self.tolerance:
+        if self._widths[-1] <= self.tolerance and (certain.high - certain.low) / 2 / middle <= 2 * self.tolerance:
             return "precision"
         if len(self._widths) > 3 and self._widths[-1] > 0.85 * self._widths[-4]:
             return "plateau"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 K = TypeVar("K")
@@ -15,6 +15,8 @@ BUSY = "busy"
 """Printed in place of a figure whose interval is too wide to say anything."""
 WIDEST = 10.0
 """Widest interval that is printed, as the ratio of its ends."""
+ASSUMED = "±?"
+"""Printed behind a figure that should have an interval and has none."""
 
 
 def count(value: float) -> str:
@@ -86,33 +88,31 @@ def is_busy(low: float | None, high: float | None) -> bool:
     return low is not None and high is not None and high > WIDEST * low
 
 
-def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
-    """Format a factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 143×."""
-    return BUSY if is_busy(low, high) else over_all(value, low, high, sign)
+def times(value: float, *ends: float | None, sign: str = "×") -> str:
+    """Format a factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 1.8× ±?."""
+    return BUSY if ends and is_busy(*ends) else over_all(value, *ends, sign=sign)
 
 
-def over_all(value: float, low: float | None = None, high: float | None = None, sign: str = "") -> str:
+def over_all(value: float, *ends: float | None, sign: str = "") -> str:
     """Format a mean factor with the range over several networks, however wide."""
     places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
-    return f"{value:.{places}f}{sign}{_range(value, low, high, places)}"
+    return f"{value:.{places}f}{sign}{_range(value, ends, places)}"
 
 
-def relative(
-    ratio: float, low: float | None = None, high: float | None = None, words: tuple[str, str] = ("faster", "slower")
-) -> str:
+def relative(ratio: float, *ends: float | None, words: tuple[str, str] = ("faster", "slower")) -> str:
     """Say how many times faster or slower: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
     word = words[0]
     if ratio < 1:
-        ratio, low, high, word = 1 / ratio, high and 1 / high, low and 1 / low, words[1]
-    return times(ratio, low, high, "×" if f"{ratio:.2f}" == "1.00" else f"× {word}")
+        ratio, ends, word = 1 / ratio, tuple(end and 1 / end for end in reversed(ends)), words[1]
+    return times(ratio, *ends, sign="×" if f"{ratio:.2f}" == "1.00" else f"× {word}")
 
 
-def within(value: float, low: float | None = None, high: float | None = None, unit: str = "", digits: int = 3) -> str:
+def within(value: float, *ends: float | None, unit: str = "", digits: int = 3) -> str:
     """Format a figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
-    if is_busy(low, high):
+    if ends and is_busy(*ends):
         return BUSY
     places = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else digits
-    return f"{value:,.{places}f}{f' {unit}' if unit else ''}{_range(value, low, high, places)}"
+    return f"{value:,.{places}f}{f' {unit}' if unit else ''}{_range(value, ends, places)}"
 
 
 def milliseconds(value: float) -> str:
@@ -194,7 +194,7 @@ ranges = each(within)
 relatives = each(relative)
 measures = each(measure)
 money = each(lambda value: compact(value, 3))
-factors = each(lambda value, low, high: times(value, low, high, ""))
+factors = each(lambda value, low, high: times(value, low, high, sign=""))
 mean_factors = each(over_all)
 UNITS: dict[str, tuple[str, Format]] = {
     **dict.fromkeys(("", "items"), ("", whole)),
@@ -209,11 +209,12 @@ UNITS: dict[str, tuple[str, Format]] = {
 """By the unit that a column of the results is declared with, what its heading says of it and how it is formatted."""
 
 
-def _range(value: float, low: float | None, high: float | None, places: int) -> str:
-    if low is None or high is None:
-        return ""
-    middle, *ends = (f"{each:,.{places}f}" for each in (value, low, high))
-    return "" if ends == [middle, middle] else f" ({ends[0]}–{ends[1]})"
+def _range(value: float, ends: Sequence[float | None], places: int) -> str:
+    """Write a range if it shows in these decimals; ends that are None are unknown."""
+    known = [f"{end:,.{places}f}" for end in ends if end is not None]
+    if len(known) < len(ends):
+        return f" {ASSUMED}"
+    return "" if {*known} <= {f"{value:,.{places}f}"} else f" ({known[0]}–{known[1]})"
 
 
 def _short_power(number: str) -> str:

@@ -7,12 +7,14 @@ import re
 import shutil
 from pathlib import Path
 
+import handmade
 import polars as pl
 import pytest
 
 from benchmarks.publish import publish
 from profiler.errors import ConfigError
 from profiler.results.columns import RESULTS
+from profiler.results.result import WITH_ENDS, ends_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "h200"
 PARTS = (["alexnet", "resnet18"], ["resnet50"])
@@ -47,9 +49,13 @@ def test_two_runs_are_one_page_with_every_cell(runs: list[Path], results: pl.Dat
     publish(runs, tmp_path)
     assert (tmp_path / "bench.yaml").read_text() == "models: [alexnet]\ndevice: cuda\n"
     rows = pl.read_parquet(tmp_path / "results.parquet")
-    kept = [name for name in results.columns if name not in ("run_id", "reason", "host", "log")]
+    made_anew = {end for name in WITH_ENDS for end in ends_of(name)} | {*handmade.KNOWN}
+    kept = [
+        name for name in results.columns if name not in ("run_id", "reason", "host", "log") and name not in made_anew
+    ]
     assert rows.columns == list(RESULTS)
     assert rows.select(kept).equals(results.select(kept))
+    assert rows.select(*handmade.KNOWN).null_count().row(0) == (len(rows),) * 4, "these runs do not show any spread"
     text = (tmp_path / "README.md").read_text()
     assert text.count("`python -m profiler bench.yaml`: ") == 2
     ok = results.filter(status="ok")

@@ -84,6 +84,7 @@ def test_the_examples_of_the_page_in_a_notebook(
     assert notebook.model.training, "a copy of it was measured"
     exec(compile(test, "<ipython-input-3>", "exec"), vars(notebook))
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)  # As users have it.
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     notebook.test_the_export_is_right()
     assert os.environ == before
     assert list(temporary.iterdir()) == []

@@ -140,7 +140,7 @@ def test_every_command_prints_it_in_the_same_words(tmp_path: Path) -> None:
     print_results(Console(file=page, width=120), results, cells(results))
     compared = make_comparison(Options(runs=(str(tmp_path),), by="variant", base="eager"))
     of_report = tables(gather(read_runs([tmp_path])))
-    factor, latency = r"2.5×? (?:faster |eager fp32 )?\(1.6–3.9\)", r"2.50 (?:ms a call )?\(1.57–3.98\)"
+    factor, latency = r"2.5×? (?:faster |eager fp32 )?\(1.8–3.3\)", r"2.50 (?:ms a call )?\(1.86–3.36\)"
     printed = {
         "terminal": page.getvalue(),
         "compare": "".join(map(markdown_section, sections(compared, 9))),

@@ -179,6 +179,7 @@ def test_what_may_win_is_confirmed_within_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str, confirmed: list[str]
 ) -> None:
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 1)
     job = JOB.replace("[eager]", "[eager, {name: eager, label: eager-mine, channels_last: true}]")
     job = job.replace("[1, 2]", "[1, 2, 4]")
     side = side_of(tmp_path, Run(ray="local", only=["model=two", only]), job=job)

@@ -121,6 +121,7 @@ def test_replicates_are_rounds_through_the_whole_matrix(planned: Planned) -> Non
 
 def test_a_base_is_measured_three_times_spread_over_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     job = {"models": ["resnet18", "alexnet"], "engines": ["eager", "ort"], "batch_sizes": [1, 4, 16]}
     ids = [case.id for case in make_plan(config_of(job), "cpu")]
     own = [text.removeprefix("resnet18/").replace("/inference/fp32", "") for text in ids if text.startswith("resnet18")]

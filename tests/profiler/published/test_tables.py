@@ -189,7 +189,7 @@ def test_an_own_row_has_its_interval_and_the_devices_time() -> None:
 
 
 def test_the_library_tables_have_their_class_and_whole_milliseconds() -> None:
-    ours = case("alexnet-owt", "eager-channels-last", ms=12.345, batch_size=128)
+    ours = case("alexnet-owt", "eager-channels-last", ms=12.346, batch_size=128)
     found = lines("convnet-benchmarks", "convnet-benchmarks", ours)
     address = "https://github.com/soumith/cuda-convnet2.torch/blob/master/cudaconv3/src/filter_acts.cu"
     assert found[1] == ["GPU", "Library", "Class/Function", "Time (ms)", "forward (ms)", "backward (ms)"]

@@ -63,7 +63,7 @@ def test_no_call_is_faster_than_its_device(device: float | None, least: float) -
     assert found["latency_high_ms"].item() == pytest.approx(20.0, rel=1e-3)
 
 
-@pytest.mark.parametrize(("fast", "slow", "high"), [(1, 1, 2.0), (5, 3, 2.0), (6, 1, 1.51), (8, 1, 1.2)])
+@pytest.mark.parametrize(("fast", "slow", "high"), [(1, 1, 2.07), (5, 3, 2.0), (6, 1, 1.51), (8, 1, 1.2)])
 def test_a_cell_holds_its_processes_figures_from_six_on_without_the_outermost(
     fast: int, slow: int, high: float
 ) -> None:

@@ -35,6 +35,7 @@ from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import ends_of
 from profiler.results.run_folder import RunFolder, append_line
 from profiler.run import command
+from profiler.stats.intervals import typical_spread
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -270,24 +271,19 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     profiler: Profiler, cache: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "BASE_PROCESSES", 3)
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 3)
     job = f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n"
     finished = run_with(profiler, cache, workplace, job, AS_IF_QUIET="yes")
     processes = dict(finished.rows.group_by("variant").agg(pl.col("replicate").sort()).rows())
-    assert processes["eager"] == [0, 1, 2] and processes["ort"] in ([0], [0, 1, 2])
+    assert processes["eager"] == [0, 1, 2] and processes["ort"] in ([0], [0, 1, 2, 3])
     for row in finished.rows.to_dicts():
         for name in ("latency_ms", "throughput"):
             low, high = ends_of(name)
             assert row[low] < row[name] < row[high]
-    environment = json.loads((finished.folder / "environment.json").read_text())
-    kept = json.loads((cache / "spread.json").read_text())
-    (sums,) = (runs[finished.folder.name] for runs in kept.values())
+    assert finished.rows.filter("confirming")["replicate"].to_list() in ([], [1, 2, 3])
+    (kept,) = (runs[finished.folder.name] for runs in json.loads((cache / "spreads.json").read_text()).values())
     logs = finished.rows.filter(variant="eager")["latency_ms"].log()
-    assert sums["host"] == pytest.approx([2 * logs.var(), 2.0])
-    assert environment["spread"].keys() == {"host", "device"}, "what earlier runs left"
-    # The interval of one process reaches as far as those three differ, and as earlier bases did.
-    known, free = environment["spread"]["host"]
-    sd = ((known + sums["host"][0]) / (free + 2)) ** 0.5
-    assert finished.rows["latency_spread"].to_list() == pytest.approx([sd] * len(finished.rows))
+    assert kept["host/eager"] == [pytest.approx(typical_spread([logs.var()], [2])), 1.0]
     asked = profiler("recommend", str(finished.folder), cwd=workplace)
     title = re.search("<h1>(.*?)</h1>", (finished.folder / "report.html").read_text())
     assert title
@@ -296,7 +292,7 @@ def test_a_base_has_three_processes_and_all_answers_name_one_configuration(
     named = {" ".join(re.findall(told, text)).replace(",", ":").replace("batch 1: ", "") for text in texts}
     assert len(named) == 1 and named != {""}, texts
     if won := re.search("Deploy (\\S+)", title[1]):
-        assert processes[won[1]] == [0, 1, 2], "what wins is as well known as the base"
+        assert len(processes[won[1]]) >= 3, "what wins is as well known as the base"
 
 
 def test_no_process_outlives_a_run_as_a_user_starts_it(resumed: Resumed) -> None:

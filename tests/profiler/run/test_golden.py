@@ -18,7 +18,7 @@ from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import load
 from profiler.results.run_folder import write_tables
 from profiler.run.summary import print_results
-from profiler.stats.intervals import CONTRADICTION, Spread, figure_interval
+from profiler.stats.intervals import CONTRADICTION, figure_interval, spread_reach
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
@@ -45,12 +45,14 @@ def test_intervals_are_what_this_code_makes_of_the_samples(name: str) -> None:
     series = samples.partition_by(["case_id", "clock"], as_dict=True)
     for row in results.filter(status="ok").iter_rows(named=True):
         is_disturbed = any(text.startswith("disturbed:") for text in row["warnings"])
-        reach = Spread(row["latency_spread"], row["latency_spread_free"]).reach
+        reach = float(spread_reach(row["latency_spread"], row["latency_spread_free"]))
         times = series[row["case_id"], row["clock"]]["ms"]
-        own = figure_interval(row["latency_ms"], times, reach, beside_work=row["disturbance"] if is_disturbed else None)
-        ends = row["latency_low_ms"], row["latency_high_ms"]
+        middle, ends = row["latency_ms"], (row["latency_low_ms"], row["latency_high_ms"])
+        alone = figure_interval(middle, times, beside_work=row["disturbance"] if is_disturbed else None)
+        arms = (math.hypot(reach, math.log(end / middle)) for end in (alone.low, alone.high))
+        low, high = (middle * math.exp(sign * arm) for sign, arm in zip((-1, 1), arms, strict=True))
         # Only a throughput that contradicts the latency widens it further.
         by_throughput = 1000 * row["batch_size"] / row["throughput"]
         if abs(math.log(by_throughput / row["latency_ms"])) <= math.log(CONTRADICTION):
-            assert ends == pytest.approx((own.low, own.high), rel=1e-9), row["case_id"]
-        assert ends[0] <= own.low * (1 + 1e-9) and ends[1] >= own.high * (1 - 1e-9), row["case_id"]
+            assert ends == pytest.approx((low, high), rel=1e-9), row["case_id"]
+        assert ends[0] <= low * (1 + 1e-9) and ends[1] >= high * (1 - 1e-9), row["case_id"]

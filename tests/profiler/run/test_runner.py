@@ -176,7 +176,7 @@ def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(
     monkeypatch.setattr(Runner, "lacking", lambda runner, _: known.append([*runner.display.told]) or [])
     run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)]}, repeats=9)
     a, b = (case(name).id for name in "ab")
-    assert known == [[a, b, a]]
+    assert known == [[a, b, a]] * 2, "what further processes show may be another that may win"
 
 
 @pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 4)])
@@ -222,7 +222,7 @@ RIGHT = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
 
 @pytest.mark.parametrize(
     ("within", "names"),
-    [(100.0, ["eager", *"bcdef", "eager", *"gh"]), (150.0, ["eager", *"bcdefghi", TRIAL, TRIAL, "h"])],
+    [(100.0, ["eager", *"bcdef", "eager", *"gh"]), (150.0, ["eager", *"bcdefghi", *[TRIAL] * 3, "h"])],
 )
 def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, names: list[str]
@@ -238,6 +238,7 @@ def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_
         return Result(task.case.id, "ok", clock="host", **given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
     monkeypatch.setattr(plan, "MOST_PROCESSES", 2)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)

@@ -61,6 +61,7 @@ def test_a_search_tries_options_confirms_the_winner_and_is_resumed(
     tmp_path: Path, profiler: Profiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "BASE_PROCESSES", 2)
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
     monkeypatch.setattr(plan, "MOST_PROCESSES", 3)
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())\n"

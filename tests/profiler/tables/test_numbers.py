@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -34,17 +35,17 @@ from profiler.tables.numbers import compact, duration, error, listed, relative, 
         (listed, ([1, 2, 3],), "1, 2 and 3"),
         (times, (4.83, 4.5, 5.6), "4.8× (4.5–5.6)"),
         (times, (4.83, 4.81, 4.84), "4.8×"),
-        (times, (5.8, 5.8, None), "5.8×"),
+        (times, (5.8, None, None), "5.8× ±?"),
         (relative, (1.0969, 1.0961, 1.0978), "1.10× faster"),
         (relative, (0.75, 0.725, 0.78), "1.33× slower (1.28–1.38)"),
         (relative, (0.999, 0.999, 0.999), "1.00×"),
-        (within, (0.925, 0.9249, 0.9252, "ms"), "0.925 ms"),
-        (within, (5.21, 4.6, 6.1, "ms"), "5.21 ms (4.60–6.10)"),
+        (partial(within, unit="ms"), (0.925, 0.9249, 0.9252), "0.925 ms"),
+        (partial(within, unit="ms"), (5.21, 4.6, 6.1), "5.21 ms (4.60–6.10)"),
         (within, (12345.6, 12000.0, 13000.0), "12,346 (12,000–13,000)"),
         (within, (0.0,), "0.000"),
         # Wider than a factor of ten it is no figure.
-        (within, (27.1, 0.3, 41.7, "ms"), "busy"),
-        (times, (906.0, 3.0, 170581.0, "× eager fp32"), "busy"),
+        (partial(within, unit="ms"), (27.1, 0.3, 41.7), "busy"),
+        (partial(times, sign="× eager fp32"), (906.0, 3.0, 170581.0), "busy"),
         (relative, (0.5, 0.01, 0.9), "busy"),
     ],
 )  # fmt: skip
@@ -71,7 +72,7 @@ FRAME = pl.DataFrame({"ms": [0.5, None], "sizes": [[1, 16], []]})
         (numbers.errors, [[1.6e-3, 0.0, None]], ["1.6e-3", "0", ""]),
         (numbers.rates, [[36488.2, 122.34, 0.0834]], ["36,488", "122.3", "0.08340"]),
         (numbers.factors, [[12.2, None, 1.0], [12.1, None, None], [12.31, None, None]],
-         ["12.2 (12.1–12.3)", "", "1.00"]),
+         ["12.2 (12.1–12.3)", "", "1.00 ±?"]),
         (numbers.relatives, [[0.75, None], [0.725, None], [0.78, None]], ["1.33× slower (1.28–1.38)", ""]),
         (numbers.ranges, [[0.925, 5.21, None], [0.925, 4.6, None], [0.925, 6.1, None]],
          ["0.925", "5.21 (4.60–6.10)", ""]),
