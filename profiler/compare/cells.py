@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import polars as pl
 
 from profiler.errors import ConfigError, nearest
 from profiler.results import cells as merged
-from profiler.stats.intervals import Verdict
+from profiler.stats.intervals import Verdict, holm
+from profiler.stats.samples import student
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "setting"]
 _OF_A_SIDE = {
@@ -76,7 +78,7 @@ def compare(
 
 
 def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
-    lines = lines.select("side", *CELL, *_OF_A_SIDE, "clock", "options")
+    lines = lines.select("side", *CELL, *_OF_A_SIDE, "clock", "options", "latency_degrees")
     first, other = (lines.filter(side=name).drop("side") for name in (base, side))
     both = first.join(
         other, on=CELL, how="full", suffix="_side", coalesce=True, nulls_equal=True, maintain_order="left_right"
@@ -85,8 +87,7 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
     own = {
         f"{of}_{new}": f"{old}{end}" for old, new in _OF_A_SIDE.items() for of, end in (("base", ""), ("side", "_side"))
     }
-    is_known = pl.col("verdict").is_not_null()  # A figure of 0 has no ratio.
-    ratios = {f"ratio{end}": pl.when(is_known).then(f"factor{end}") for end in ("", "_low", "_high")}
+    ratios = {f"ratio{end}": f"factor{end}" for end in ("", "_low", "_high")}
     memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib")
     differs = pl.col("variant").is_not_null() & (pl.col("options") != pl.col("options_side"))
     return both.select(
@@ -97,6 +98,7 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         **own,
         **ratios,
         verdict="verdict",
+        degrees=pl.min_horizontal("latency_degrees", "latency_degrees_side"),
         memory_ratio=pl.when(memory.is_finite() & (memory > 0)).then(memory),
         differs=pl.when(differs).then(pl.lit("options")),
     )
@@ -105,15 +107,15 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
 def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
     """Return the cells of `compare` that are worse by more than the limit, worst first, each with a `code`.
 
-    `slower`: the whole interval lies beyond the limit. `failed`: the base ran the cell. `unclear`: the ratio lies
-    beyond the limit, and its interval reaches back over it. `lost`: the base ran the cell, and the side lacks it or
-    cannot run it.
+    `slower`: the ratio lies beyond the limit for certain; in 97.5 % of comparisons no cell is called so falsely,
+    however many there are. `failed`: the base ran the cell. `unclear`: the ratio lies beyond the limit, and not for
+    certain. `lost`: the base ran the cell, and the side lacks it or cannot run it.
     """
     beyond, ran = 1 / (1 + limit), pl.col("base_status") == "ok"
-    tests = {
+    tests: dict[str, pl.Expr | pl.Series] = {
         "failed": ran & pl.col("side_status").is_in(_FAILED).fill_null(value=False),
         "lost": ran & pl.col("side_status").ne_missing("ok"),
-        "slower": pl.col("ratio_high") < beyond,
+        "slower": pl.Series(_surely_below(cells, beyond)),
         "unclear": pl.col("ratio") < beyond,
     }
     code = pl.coalesce(pl.when(test).then(pl.lit(code)) for code, test in tests.items()).cast(pl.Enum([*REGRESSIONS]))
@@ -122,6 +124,21 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
     reason = pl.when(pl.col("side_status") != "ok").then(status)
     found = cells.select("base", "side", code=code, cell=cell_name(), **ends, limit=limit, reason=reason)
     return found.drop_nulls("code").sort("code", "ratio", nulls_last=True, maintain_order=True)
+
+
+def _surely_below(cells: pl.DataFrame, limit: float) -> list[bool]:
+    """Tell by row whether its ratio lies below a limit, at one level for all rows together.
+
+    Student's t of the ratio's interval gives each row's chance of lying so far below by luck alone.
+    """
+    from scipy.special import stdtr
+
+    names = ("ratio", "ratio_high", "degrees")
+    ratio, high, degrees = (cells[name].fill_null(float("nan")).to_numpy() for name in names)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = np.log(limit / ratio) / np.log(high / ratio)
+    by_luck = stdtr(np.maximum(degrees, 1.0), -beyond * student(0.975, np.nan_to_num(degrees, nan=1.0)))
+    return holm(by_luck)
 
 
 def cell_name() -> pl.Expr:
@@ -133,10 +150,15 @@ def cell_name() -> pl.Expr:
 def totals(cells: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each side and pass in which cells of `compare` have a ratio, in their order.
 
-    `ratio` and `memory_ratio` are geometric means, `low` and `high` the outermost ends of the cells' intervals.
+    `ratio` and `memory_ratio` are geometric means; `low` and `high` are the 95 % interval of that ratio, whose arms are
+    the cells' in squares (cells are measured by themselves), null where a cell has none.
     """
     mean = {name: pl.col(name).log().mean().exp() for name in ("ratio", "memory_ratio")}
-    ends = {"low": pl.col("ratio_low").min(), "high": pl.col("ratio_high").max()}
+    is_known = pl.col("ratio_low").null_count() == 0
+    arms = {end: (pl.col(f"ratio_{end}") / pl.col("ratio")).log() for end in ("low", "high")}
+    means = {end: arm.pow(2).sum().sqrt() / pl.len() for end, arm in arms.items()}
+    ends = {"low": mean["ratio"] * (-means["low"]).exp(), "high": mean["ratio"] * means["high"].exp()}
+    ends = {end: pl.when(is_known).then(value) for end, value in ends.items()}
     counts = ((pl.col("verdict") == verdict).sum().alias(verdict) for verdict in Verdict)
     ran = cells.drop_nulls("ratio").group_by("base", "side", "pass", maintain_order=True)
     return ran.agg(*counts, **mean, **ends, cells=pl.len())

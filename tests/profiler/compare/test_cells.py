@@ -20,7 +20,7 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
         "model": "resnet50", "variant": "eager", "pass": "inference", "precision": "fp32", "batch_size": 1,
         "status": "ok", "clock": "host", "options": "{}", "peak_memory_mib": 100.0,
     }  # fmt: skip
-    return handmade.frame({**usual, **row} for row in rows)
+    return handmade.frame({**usual, **handmade.KNOWN, **row} for row in rows)
 
 
 def processes(run_id: str, *medians: float, reach: float = 0.0, **columns: Any) -> list[dict[str, Any]]:
@@ -160,9 +160,19 @@ def test_totals_are_geometric_means_over_the_cells_that_both_ran() -> None:
     cells = pl.concat([sides(given, precision=precision) for precision in ("fp32", "fp16")])
     (total,) = totals(cells).to_dicts()
     assert [total[name] for name in ("side", "cells")] == ["B", 4]
-    assert [total[name] for name in ("ratio", "low", "high", "memory_ratio")] == pytest.approx([2.0, 1.0, 4.0, 1.0])
+    assert [total[name] for name in ("ratio", "low", "high", "memory_ratio")] == pytest.approx([2.0, 2.0, 2.0, 1.0])
     assert [total[name] for name in ("faster", "slower", "equivalent", "unclear")] == [2, 0, 2, 0]
-    assert resolution(cells) == 0
+    assert resolution(cells) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_total_is_known_better_than_its_cells_and_only_where_all_are() -> None:
+    rows = [row for n in range(4) for run in "ab" for row in processes(run, 1.0, reach=0.05, model=f"net{n}")]
+    (total,) = totals(compare(frame(*rows))).to_dicts()
+    half = np.log(1.05) / np.sqrt(2)  # Each ratio has √2 times a side's arm, and the mean of four half of that.
+    assert [total["low"], total["high"]] == pytest.approx([np.exp(-half), np.exp(half)])
+    unknown = processes("a", 1.0, model="net9", latency_spread=None, latency_spread_free=None)
+    (total,) = totals(compare(frame(*rows, *unknown, *processes("b", 1.0, model="net9")))).to_dicts()
+    assert (total["low"], total["high"], total["cells"]) == (None, None, 5)
 
 
 # Regressions.
@@ -174,6 +184,14 @@ def test_the_limit_is_a_percentage_or_a_share() -> None:
     for text in ("5", "1.5", "1", "-0.05", "0.", "-5%", "five", "", "%", "5%%", "nan%", "1e2%"):
         with pytest.raises(ConfigError, match="--fail-on-regression: expected a percentage such as 5%"):
             parse_limit("--fail-on-regression", text)
+
+
+def test_many_cells_raise_no_more_false_alarms_than_one() -> None:
+    """Three processes each are slower by 7 %, hardly for certain beyond 5 %; beside forty others it is not told."""
+    slow = [*processes("a", 1.0, 1.0001, 0.9999), *processes("b", 1.07, 1.072, 1.074)]
+    others = [row for n in range(40) for run in "ab" for row in processes(run, 1.0, 1.001, 0.999, model=f"net{n}")]
+    for rows, code in ((slow, "slower"), ([*slow, *others], "unclear")):
+        assert find_regressions(compare(frame(*rows)), 0.05)["code"].to_list() == [code]
 
 
 FAILED = {"run_id": "b", "reason": "no luck"}

@@ -36,7 +36,8 @@ def make_run(folder: Path, slowed: float = 0.0, seed: int = 0, **environment: An
         latency_ms=latency,
         latency_low_ms=latency / (1 + WIDTH),
         latency_high_ms=latency * (1 + WIDTH),
-        latency_spread=pl.lit(None, pl.Float64),
+        latency_spread=pl.lit(1e-9),
+        latency_spread_free=pl.lit(1000.0),
         run_id=pl.lit(folder.name),
         **{name: pl.lit(value) for name, value in told.items() if name in rows.columns},
     ).write_parquet(folder / "results.parquet")
