@@ -2,11 +2,14 @@
 
 One job measures small models in several engines, each under many labels. Two labels of one configuration are a pair
 whose true ratio is 1: the interval should hold 1 in at least 93 % of the pairs, and at most 5 % may be called faster or
-slower. The job runs on the quiet machine and then next to a busy process. With `--per-cell` labels are put together at
-random, as processes of one cell. Exit code 1 if either share is missed.
+slower. The job runs on the quiet machine and then next to a busy process. Labels are put together at random, as
+processes of one cell, in many draws; of several runs, such as of two days, each draw takes one. Simulated machines come
+first. Exit code 1 if either share is missed.
 
     PYTHONPATH=. python benchmarks/verdicts.py --pairs 200                    on a CPU
     PYTHONPATH=. python benchmarks/verdicts.py --pairs 60 --device cuda       on a GPU
+    PYTHONPATH=. python benchmarks/verdicts.py --runs monday tuesday          runs that were kept
+    PYTHONPATH=. python benchmarks/verdicts.py --simulated                    nothing is measured
 """
 
 from __future__ import annotations
@@ -17,17 +20,19 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
 from rich.console import Console
 
+from benchmarks.simulated_verdicts import LOG_SD, selected, simulated
 from profiler.results.cells import OK, cells, compared
 from profiler.results.reading import load
-from profiler.tables.numbers import shares, whole
-from profiler.tables.table import Table, figure, name
+from profiler.results.spread import with_spread
+from profiler.tables.numbers import ms, shares, whole
+from profiler.tables.table import Table, figure, name, words
 from profiler.tables.writers import print_table
 
 HERE = Path(__file__).resolve().parent
@@ -37,6 +42,15 @@ BATCHES = {"cpu": [1], "cuda": [1, 64]}
 BURNER = "while True: pass"
 LEAST_HELD, MOST_WRONG = 0.93, 0.05
 SHARES = {"held": "Holds 1", "wrong": "Called wrongly", "equivalent": "Called equivalent", "width": "Half-width"}
+SIMULATED = {
+    "held": "Pairs held",
+    "noisy_held": "Noisiest fifth",
+    "false": "Called wrongly",
+    "noisy_false": "Noisiest fifth",
+    "cell_held": "Cells held",
+}
+NOISY = 0.8
+"""From this quantile of configurations by spread on, they are the noisiest fifth."""
 
 
 def main() -> int:
@@ -46,15 +60,23 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=len(MODELS), help="use the last so many of the models")
     parser.add_argument("--seconds", type=float, default=0.3, help="sampling time of a case")
     parser.add_argument("--busy", type=int, nargs="*", default=[0, 1], help="numbers of busy processes to run next to")
-    parser.add_argument("--per-cell", type=int, nargs="*", default=[1], help="numbers of processes that make a cell")
+    parser.add_argument("--per-cell", type=int, nargs="*", default=[1, 3, 9], help="processes that make a cell")
+    parser.add_argument("--draws", type=int, default=20, help="how often labels are put together anew")
+    parser.add_argument(
+        "--runs", type=Path, nargs="*", default=[], help="judge these runs' folders, and measure nothing"
+    )
     parser.add_argument("--output", type=Path, help="a folder for the runs; by default they are not kept")
+    parser.add_argument("--simulated", action="store_true", help="only simulate")
     options = parser.parse_args()
+    is_missed = print_simulated(Console(width=120))
+    if options.simulated:
+        return int(is_missed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.output or Path(temporary)
-        runs = {busy: run(options, folder / f"busy-{busy}", busy) for busy in options.busy}
+        runs = {f"{busy} busy": [run(options, folder / f"busy-{busy}", busy)] for busy in options.busy}
         found = [
-            (f"{busy} busy, {number} a cell", judged(path, number))
-            for busy, path in runs.items()
+            (f"{what}, {number} a cell", drawn(paths, number, options.draws))
+            for what, paths in ({"kept": options.runs} if options.runs else runs).items()
             for number in options.per_cell
         ]
     rows = [row for what, pairs in found for row in summary(what, pairs)]
@@ -67,7 +89,37 @@ def main() -> int:
     frame = pl.DataFrame(rows)
     print_table(Console(width=120), Table("", "Pairs of equal configurations", frame, fields, every=True))
     every = frame.filter(which="all")
-    return int((every["held"] < LEAST_HELD).any() or (every["wrong"] > MOST_WRONG).any())
+    return int(is_missed or (every["held"] < LEAST_HELD).any() or (every["wrong"] > MOST_WRONG).any())
+
+
+def print_simulated(console: Console) -> bool:
+    """Print how often intervals of simulated machines hold the truth; return whether too rarely."""
+    pairs = [
+        {"kind": kind, "processes": number, **simulated(kind, number)} for kind in LOG_SD for number in (1, 2, 3, 5, 9)
+    ]
+    winners = [
+        {"kind": kind, "configurations": number, "held": selected(kind, number)}
+        for kind in LOG_SD
+        for number in (20, 60)
+    ]
+    widths = {"width": "Half-width", "noisy_width": "Noisiest fifth"}
+    fields = [
+        *(words("Spreads", "kind"), figure("Processes", "processes", whole)),
+        *(figure(heading, column, shares, unit="%") for column, heading in SIMULATED.items()),
+        *(figure(heading, column, ms, unit="σ") for column, heading in widths.items()),
+    ]
+    best = [words("Spreads", "kind"), figure("Equal configurations", "configurations", whole)]
+    best += [figure("Winner's figure held", "held", shares, unit="%")]
+    print_table(console, Table("", "Simulated pairs of equal configurations", pl.DataFrame(pairs), fields, every=True))
+    print_table(console, Table("", "Simulated runs", pl.DataFrame(winners), best, every=True))
+    held = [*pl.DataFrame(pairs)["held"], *pl.DataFrame(winners)["held"]]
+    return bool(min(held) < LEAST_HELD or max(pl.DataFrame(pairs)["false"]) > MOST_WRONG)
+
+
+def drawn(folders: Sequence[Path], per_cell: int, draws: int) -> pl.DataFrame:
+    """Judge pairs of many draws, each of one of the runs."""
+    chosen = random.Random(0).choices(folders, k=draws if per_cell > 1 or len(folders) > 1 else 1)
+    return pl.concat(judged(folder, per_cell, seed) for seed, folder in enumerate(chosen))
 
 
 def run(options: argparse.Namespace, folder: Path, busy: int) -> Path:
@@ -116,27 +168,33 @@ def burning(number: int) -> Iterator[None]:
             process.wait()
 
 
-def judged(folder: Path, per_cell: int = 1) -> pl.DataFrame:
-    """Put so many labels of each configuration together at random, pair such cells, and compare each pair."""
+def judged(folder: Path, per_cell: int = 1, seed: int = 0) -> pl.DataFrame:
+    """Put so many labels of each configuration together at random, pair such cells, and compare each pair.
+
+    `noise` is the standard deviation of the configuration's log medians.
+    """
     is_label, which = pl.col("variant").str.contains(".", literal=True), pl.col("variant").str.split(".").list.first()
-    drawn = pl.int_range(pl.len()).shuffle(seed=0).over("model", "batch_size", which, is_label)
+    drawn = pl.int_range(pl.len()).shuffle(seed=seed).over("model", "batch_size", which, is_label)
     label = pl.when(is_label).then(pl.format("{}.{}", which, drawn // per_cell))
     replicate = pl.when(is_label).then(drawn % per_cell)
     rows = load(folder)[0].collect().filter(~is_label | (pl.col("replicate") == 0))  # What may win has more processes.
     rows = rows.with_columns(label.otherwise("variant").alias("variant"), replicate=replicate)
-    found = cells(rows).filter(OK, is_label, processes=per_cell)
-    shuffled = random.Random(0).sample(range(found.height), found.height)
+    noise = pl.col("latency_ms").log().std().over("model", "batch_size", which)
+    noises = rows.filter(is_label).select("model", "batch_size", which=which, noise=noise).unique()
+    found = cells(with_spread(rows)).filter(OK, is_label, processes=per_cell)
+    shuffled = random.Random(seed).sample(range(found.height), found.height)
     found = found[shuffled].with_columns(which=pl.col("variant").str.split(".").list.first())
     place = pl.int_range(pl.len()).over("model", "batch_size", "which")
     found = found.with_columns(pair=place // 2, side=place % 2)
     keys = ["model", "batch_size", "which", "pair"]
     both = found.filter(side=0).join(found.filter(side=1), on=keys, suffix="_base")
-    return both.select(*keys, "latency_ms", "latency_ms_base").hstack(compared(both))
+    pairs = both.select(*keys, "latency_ms", "latency_ms_base").hstack(compared(both))
+    return pairs.join(noises, on=keys[:3], maintain_order="left")
 
 
 def summary(beside: str, pairs: pl.DataFrame) -> list[dict[str, object]]:
-    """Return the shares of all pairs, and of each engine at each batch size."""
-    groups = [("all", pairs)]
+    """Return the shares of all pairs, of the noisiest configurations, and of each engine at each batch size."""
+    groups = [("all", pairs), ("noisiest fifth", pairs.filter(pl.col("noise") >= pl.col("noise").quantile(NOISY)))]
     groups += [(f"{which}, batch {batch}", part) for (which, batch), part in pairs.group_by("which", "batch_size")]
     return [
         {
