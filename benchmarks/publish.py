@@ -24,6 +24,7 @@ from profiler.published.cleaning import Run, clean, read_run, write_run
 from profiler.results.cells import GROUP, OK, cells, not_measured
 from profiler.results.choice import MAX_ERROR, cell_name, choices
 from profiler.results.columns import Group, factor, field, names
+from profiler.results.overview import best_of_runtimes
 from profiler.tables import numbers
 from profiler.tables.table import Field, Table, figure, prose, words
 from profiler.tables.writers import escape_markdown, markdown
@@ -32,7 +33,14 @@ MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
 MAY_DIFFER = ("python", "onnxruntime_version", "tensorrt_version")
 """Versions that two Pythons of one machine differ in; the page says which engine ran in which Python."""
 MUST_AGREE = ("device", "gpu", *(set(names(Group.VERSIONS)) - set(MAY_DIFFER)), "cpu", "platform")
-RUNTIMES = {"eager": "PyTorch, best", "compiled": "torch.compile", "ort": "ONNX Runtime", "trt": "TensorRT"}
+RUNTIMES = {
+    "base": "PyTorch, fp32",
+    "eager": "PyTorch, best",
+    "compiled": "torch.compile",
+    "ort": "ONNX Runtime",
+    "trt": "TensorRT",
+}
+_IS_RIGHT = (pl.col("pass") != "inference") | (pl.col("error") <= MAX_ERROR)
 _NATURAL = pl.col("model").map_elements(numbers.natural, return_dtype=pl.String)
 _LATENCY = figure("Latency (95 %)", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms")
 _SPEED = factor("Speed-up (95 %)", unit="×")
@@ -143,15 +151,12 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _runtimes(found: pl.DataFrame) -> pl.DataFrame:
-    """Return eager fp32 and the fastest right cell of each runtime, by model, pass, batch size and setting."""
-    is_base = (pl.col("variant") == "eager") & (pl.col("precision") == "fp32")
-    is_right = (pl.col("pass") != "inference") | (pl.col("error") <= MAX_ERROR)
-    best = found.filter(OK, is_right).with_columns(runtime=pl.col("engine").replace_strict(RUNTIMES, default=None))
-    rows = pl.concat([best.filter(is_base).with_columns(runtime=pl.lit("PyTorch, fp32")), best.drop_nulls("runtime")])
-    order = {name: number for number, name in enumerate(("PyTorch, fp32", *RUNTIMES.values()))}
-    groups = found.select(GROUP).unique(maintain_order=True).with_row_index("group")
-    rows = rows.sort("latency_ms").unique([*GROUP, "runtime"], keep="first", maintain_order=True)
-    return rows.join(groups, on=GROUP, nulls_equal=True).sort("group", pl.col("runtime").replace_strict(order))
+    """Return eager fp32 and the best right cell of each runtime, by model, pass, batch size and setting."""
+    rows = []
+    for _, choice in choices(found, by=()):
+        cells_of = best_of_runtimes(choice)
+        rows += [{**cells_of[engine], "runtime": name} for engine, name in RUNTIMES.items() if engine in cells_of]
+    return pl.DataFrame(rows, {**found.schema, "runtime": pl.String()}).filter(_IS_RIGHT)
 
 
 def _winners(found: pl.DataFrame) -> pl.DataFrame:

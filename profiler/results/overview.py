@@ -20,7 +20,7 @@ _KNOWN = {"faster", "slower", "equivalent"}
 
 def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
     """Make a row of each answer: a subject, such as "resnet50, b1", the keys that a page filters by, and the choice."""
-    of_runtimes = [_of_runtimes(choice) for _, _, choice in answers]
+    of_runtimes = [best_of_runtimes(choice) for _, _, choice in answers]
     there = {runtime for cells in of_runtimes for runtime in cells}
     won = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)
     runtimes = [runtime for runtime in (_BASE, *ENGINES) if runtime in there]
@@ -46,7 +46,7 @@ def _deploy(choice: Choice) -> str:
     return f"→ {words.get(choice.status, first + tied)}"
 
 
-def _of_runtimes(choice: Choice) -> dict[str, Row]:
+def best_of_runtimes(choice: Choice) -> dict[str, Row]:
     """Return the base, and by engine its best cell of the answer's batch and setting; the base stands only once."""
     place, found = ("batch_size", "setting", "machine"), dict[str, Row]()
     cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell and cell["latency_ms"]]
