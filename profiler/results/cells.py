@@ -102,17 +102,23 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
     """Return how many times less (of throughput more) each row's own figure is than its base's, and the verdict.
 
     `both` has the columns of two cells in each row, under the suffixes `base` and `own`; the result is null where
-    either lacks the figure. Where either has no interval, neither has the factor, nor a verdict.
+    either lacks the figure. If either has no interval, the factor has none and no verdict, unless the other side's
+    interval is already too wide.
     """
     ends = ends_of(figure) if figure in WITH_ENDS else (figure, figure)
 
     def side(suffix: str) -> tuple[Any, Any, Any]:
-        parts = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, *ends))
-        return tuple(part.fill_null(float("nan")).to_numpy() for part in parts)  # type: ignore[return-value]
+        middle, low, high = (both[f"{name}{suffix}"].cast(pl.Float64) for name in (figure, *ends))
+        parts = (
+            part.fill_null(float("nan")).to_numpy() for part in (middle, low.fill_null(middle), high.fill_null(middle))
+        )
+        return tuple(parts)  # type: ignore[return-value]
 
     is_rate = figure in COLUMNS and COLUMNS[figure].better == "more"
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio, least, most = ratio_interval(side(own if is_rate else base), side(base if is_rate else own))
+    is_known = ~np.logical_or.reduce([both[f"{ends[0]}{suffix}"].is_null().to_numpy() for suffix in (base, own)])
+    least, most = (np.where(is_known | (most > WIDEST * least), end, np.nan) for end in (least, most))
     clocks = zip(both[f"clock{base}"], both[f"clock{own}"], strict=True)
     margins = [intervals.margin(one if one == other else None) for one, other in clocks]
     ends_and_margins = zip(least, most, margins, strict=True)

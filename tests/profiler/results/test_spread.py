@@ -96,6 +96,8 @@ def test_one_process_that_other_work_makes_useless_is_busy_whatever_its_spread()
     rows = [process(0, 1.0, "ort", latency_low_ms=1 / reach, latency_high_ms=reach) for reach in (2.0, 4.0)]
     found = [cells(handmade.frame([row]))["latency_high_ms"].item() for row in rows]
     assert found == [None, pytest.approx(4.0)]
+    cell = cells(handmade.frame([process(0, 2.0), rows[1]])).filter(variant="ort").row(0, named=True)
+    assert cell["factor_high"] == pytest.approx(8.0), "nor does a factor rest on it"
 
 
 def test_what_chose_a_cell_does_not_make_its_figure() -> None:
