@@ -1,9 +1,9 @@
 """Choose among cells: the one rule by which terminal, report and recommend name the same winner.
 
 Of the cells that meet every limit the best by the objective wins. The limit of the error is 1e-2 in inference unless
-another is asked for, and int8 without calibration data only counts when it is asked for. Cells whose interval is not
-proven worse are tied with the best one; the tie goes to the soonest start among those whose figures are near and that
-no other is proven to beat. Among starts within a second the most exact precision wins, then the least memory.
+another is asked for, and int8 without calibration data only counts when it is asked for. Cells within 25 % of the best
+one that are not proven worse are tied with it. The tie goes to the soonest start among those whose figures are near and
+that no other is proven to beat; among starts within a second to the most exact precision, then to the least memory.
 
 The best is a winner only on some ground: not where only bases were measured, where most cells ran beside other work,
 where it has no interval, or where intervals leave it open whether the base is better.
@@ -46,6 +46,8 @@ _NEAR = 0.05
 """By less than this share figures are near for a tie."""
 _SCREEN = 5
 """A cell without an interval counts as worse if it lies this many margins behind."""
+_FAR = math.log(1.25)
+"""Beyond this no cell is called tied, however wide its interval."""
 _NEAR_SECONDS = 1.0
 """Starts that differ by at most so much are alike."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
@@ -164,8 +166,9 @@ def choose(
         nearest = min(known, key=lambda row: (is_uncalibrated(row) and not asked, _worst(row, limits)), default=None)
         return Choice(figure=figure, limits=limits, losers=tuple(lost), nearest=nearest)
     against_best = _against(fit, fit[0], figure)
-    tied = [row for row, reason in zip(fit, against_best, strict=True) if reason.code != "worse"]
-    near = [row for row in tied if abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) < _NEAR]
+    behind = [abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) for row in fit]
+    tied = [row for row, one, by in zip(fit, against_best, behind, strict=True) if one.code != "worse" and by < _FAR]
+    near = [row for row, by in zip(fit, behind, strict=True) if row in tied and by < _NEAR]
     # One with a narrow interval may be proven better although both are tied with the best.
     able = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
     alike = min(_start(row)[0] for row in able) + _NEAR_SECONDS
