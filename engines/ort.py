@@ -293,17 +293,17 @@ class OrtSession:
         return [self._bind(self.binding.bind_input, node, array) for node, array in zip(nodes, arrays, strict=True)]
 
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Bind a buffer; return where the output will be.
+        """Bind a buffer and return the tensor that will hold the output.
 
-        That is None if the file declares another rank, since ONNX Runtime then refuses buffers, and the input itself
-        where the graph returns one, since ONNX Runtime writes no buffer then.
+        If the file declares another rank, ONNX Runtime refuses buffers: return None. If the graph returns an input,
+        ONNX Runtime writes no buffer: return that input.
         """
         if len(node.shape) != len(shape):
             self.anew.append(node.name)
             return None
-        given = {each.name: tensor for each, tensor in zip(self.session.get_inputs(), self.inputs, strict=True)}
+        inputs = {node.name: tensor for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True)}
         buffer = self._bind(self.binding.bind_output, node, None, shape)
-        return given.get(node.name, buffer)
+        return inputs.get(node.name, buffer)
 
     def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
         if node.type not in _TYPES:

@@ -18,8 +18,8 @@ Change = Callable[[bool], object]
 """Changes values in place; if True, by far."""
 
 _MOST_COPIES, _MOST_COPIED, _MOST_MOVED = 128, 2**18, 2**26
-"""Inputs that are renewed ahead, and their bytes, which are to be no share of a case's memory; bytes of what a block of
-calls reads, or of what is moved."""
+"""Most copies of the inputs that are renewed ahead, and their bytes, so small that a case's memory does not show them;
+most bytes for a block's inputs, and for inputs that move."""
 _DRAWN = (-0.9, -0.5), (0.5, 0.9)
 """Factors of drawn floats, by turns from either range."""
 _GIVEN = (0.980, 0.985), (0.992, 0.997)

@@ -71,8 +71,8 @@ def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
 def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
     """Return a range of values that an input of integers surely takes, the end excluded.
 
-    An input that indexes a table takes its rows; one that the graph compares with a number takes that number. Bytes are
-    most often those of images.
+    An input that indexes a table takes its rows; one that the graph compares with a number takes that number. Bytes
+    are taken for an image's.
     """
     import onnx
     from onnx.numpy_helper import to_array
@@ -213,10 +213,10 @@ def how_to_lower(path: Path, said: str) -> str | None:
     return None
 
 
-def _lower_ir(path: Path, version: int, taker: str, most: int, newest: int) -> str:
+def _lower_ir(path: Path, version: int, taker: str, limit: int, newest: int) -> str:
     target = path.with_name(f"{path.stem}.ir{newest}.onnx")
     return (
-        f"{path} has IR version {version}, {taker} takes up to {most}; lower it in Python:\n"
+        f"{path} has IR version {version}, {taker} takes up to {limit}; lower it in Python:\n"
         f"    import onnx; m = onnx.load({str(path)!r}, load_external_data=False)\n"
         f"    m.ir_version = {newest}; onnx.save(m, {str(target)!r})"
     )

@@ -166,9 +166,12 @@ def choose(
         nearest = min(known, key=lambda row: (is_uncalibrated(row) and not asked, _worst(row, limits)), default=None)
         return Choice(figure=figure, limits=limits, losers=tuple(lost), nearest=nearest)
     against_best = _against(fit, fit[0], figure)
-    behind = [abs(math.log(max(row[figure], 1e-300) / max(fit[0][figure], 1e-300))) for row in fit]
-    tied = [row for row, one, by in zip(fit, against_best, behind, strict=True) if one.code != "worse" and by < _FAR]
-    near = [row for row, by in zip(fit, behind, strict=True) if row in tied and by < _NEAR]
+    tied = [
+        row
+        for row, reason in zip(fit, against_best, strict=True)
+        if reason.code != "worse" and _distance(row, fit[0], figure) < _FAR
+    ]
+    near = [row for row in tied if _distance(row, fit[0], figure) < _NEAR]
     # One with a narrow interval may be proven better although both are tied with the best.
     able = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
     alike = min(_start(row)[0] for row in able) + _NEAR_SECONDS
@@ -261,6 +264,11 @@ def _barred(row: Row, figure: str, limits: Sequence[Limit], asked: bool) -> tupl
     missed = [limit.missed(row) for limit in limits]
     barred = [Reason("uncalibrated")] if is_uncalibrated(row) and not asked else []
     return tuple(reason for reason in (*barred, *missed) if reason is not None)
+
+
+def _distance(row: Row, best: Row, figure: str) -> float:
+    """Return how far apart two figures are on the log scale."""
+    return abs(math.log(max(row[figure], 1e-300) / max(best[figure], 1e-300)))
 
 
 def _worst(row: Row, limits: Sequence[Limit]) -> float:
