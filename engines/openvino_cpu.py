@@ -23,7 +23,7 @@ _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", 
 """By the type of the activations: uint8 times int8 is int8's arithmetic."""
 _REFUSED = re.compile(
     r"(?:No conversion rule found for operations|Conversion is failed for|Unsupported operation of type): "
-    r"([^\n ]+(?:, [^\n ]+)*)"
+    r"([^\n ,]+(?:, [^\n ,]+)*)"
 )
 
 

@@ -266,9 +266,11 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
         **{part: _numbers(merged, f"{name} {part}") for part in ("variance", "lowest", "highest")},
         **arms,
     ).interval()
-    # A process that is too wide by itself needs no spread to say so.
-    is_busy = np.isnan(low) & (arms["below"] + arms["above"] > math.log(WIDEST))
-    low, high = np.where(is_busy, middle - arms["below"], low), np.where(is_busy, middle + arms["above"], high)
+    # A process that is too wide by itself needs no spread to say so. If the spread is what is wide, it says nothing.
+    is_wide, is_alone = arms["below"] + arms["above"] > math.log(WIDEST), _numbers(merged, f"{name} count") == 1
+    alone = middle - arms["below"], middle + arms["above"]
+    low, high = np.where(is_wide & np.isnan(low), alone, (low, high))
+    low, high = np.where(~is_wide & is_alone & (high - low > math.log(WIDEST)), np.nan, (low, high))
     ends = zip(ends_of(name), (low, high), strict=True)
     return [pl.when(is_known).then(pl.Series(np.exp(values)).fill_nan(None)).alias(end) for end, values in ends]
 

@@ -25,7 +25,10 @@ def test_the_readme_shows_the_picture_and_what_a_run_prints() -> None:
     assert all(f">{round(factor, 1)}×<" in drawn for factor in rows["factor"])
     page, printed = (ROOT / "README.md").read_text(), io.StringIO()
     assert "docs/results/speedups.svg" in page
-    for place, model, batch, width in (("h200", "resnet50", 16, 80), ("suites/2-core-epyc/cloud-gpus", "resnet50", 16, 80)):
+    for place, model, batch, width in (
+        ("h200", "resnet50", 16, 80),
+        ("suites/2-core-epyc/cloud-gpus", "resnet50", 16, 80),
+    ):
         results = read_runs([picture.RESULTS / place]).results.collect()
         kept = [pl.col("model") == model, pl.col("pass") == "inference", pl.col("batch_size") == batch]
         console = Console(file=printed, width=width)

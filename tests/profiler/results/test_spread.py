@@ -100,6 +100,14 @@ def test_one_process_that_other_work_makes_useless_is_busy_whatever_its_spread()
     assert cell["factor_high"] == pytest.approx(8.0), "nor does a factor rest on it"
 
 
+def test_one_process_of_a_class_that_differs_too_much_has_no_interval() -> None:
+    wide = {"latency_low_ms": 0.31, "latency_high_ms": 3.2, "latency_spread": 0.131, "latency_spread_free": 1.185}
+    rows = [process(number, 1.0, **wide) for number in range(3)]
+    of_one, of_three = (cells(handmade.frame(some))["latency_high_ms"].item() for some in (rows[:1], rows))
+    assert of_one is None
+    assert 1 < of_three < 2
+
+
 def test_what_chose_a_cell_does_not_make_its_figure() -> None:
     rows = [process(0, 1.0, "ort"), *(process(n, 1.1, "ort", confirming=True) for n in (1, 2))]
     found = cells(handmade.frame(rows)).row(0, named=True)
