@@ -41,7 +41,11 @@ def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
 
 def _deploy(choice: Choice) -> str:
     words = {"undecided": "no recommendation yet", "nothing": "nothing meets the limits"}
-    first, *ties = dict.fromkeys(cell_name(cell) for cell in (choice.best, *choice.tied) if cell) or [""]
+    cells = [cell for cell in (choice.best, *choice.tied) if cell]
+    batches = [f" b{cell['batch_size']}" * (cell["batch_size"] != cells[0]["batch_size"]) for cell in cells]
+    first, *ties = dict.fromkeys(f"{cell_name(cell)}{batch}" for cell, batch in zip(cells, batches, strict=True)) or [
+        ""
+    ]
     tied = f" or {ties[0] if len(ties) == 1 else f'{len(ties)} more'}" if ties else ""
     return f"→ {words.get(choice.status, first + tied)}"
 

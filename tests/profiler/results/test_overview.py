@@ -62,6 +62,19 @@ def test_a_tie_is_called_one_and_what_is_not_told_apart_from_the_base_is_marked(
     assert ort[0].startswith("1.00 ~1.01×")
 
 
+def test_a_tie_of_another_batch_names_it() -> None:
+    rates = {"latency_low_ms": 0.9, "latency_high_ms": 1.1, "throughput_low": 900.0, "throughput_high": 1100.0}
+    rows = [
+        handmade.row(name, ms=1.0, throughput=1000.0, batch_size=size, **rates)
+        for name, size in (("ort", 1), ("openvino", 16))
+    ]
+    results = handmade.frame(rows)
+    choice = decide(cells_of(results), Request("net", objective="throughput"))
+    table = overview([("net", {"model": "net"}, choice)])
+    (deploy,) = next(cells for field, cells in table.columns() if field.heading.startswith("Model"))
+    assert deploy in ("net\n→ ort fp32 or openvino fp32 b16", "net\n→ openvino fp32 or ort fp32 b1")
+
+
 @pytest.mark.parametrize("golden", ["cpu", "h200"])
 def test_a_job_of_three_models_ends_on_one_screen(golden: str) -> None:
     results = load(GOLDEN / golden)[0].collect()
