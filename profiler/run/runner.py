@@ -211,13 +211,17 @@ class Runner:
                     tasks += self._measure_waves([quick] if quick else [], measure, holders)
                 tasks += self._search_options(measure, holders)
                 waves = [self._left(left)]
-            tasks += self._measure_waves([wave for wave in (*waves, late) if wave], measure, holders)
+            waves = [wave for wave in (*waves, late) if wave]
             if self.config.search:
+                tasks += self._measure_waves(waves, measure, holders)
                 tasks += self._search_options(measure, holders)
             else:
-                with self._leaving(_CONFIRMING):
+                with self._leaving(_CONFIRMING):  # A winner in several processes is worth more than a further case.
+                    tasks += self._measure_waves(waves, measure, holders)
                     self._measure_again(tasks, measure)  # What other work slowed down does not decide what may win.
                 tasks += self._measure_winners(measure, holders)
+                left = self._left(waiting)
+                tasks += self._measure_waves([left] if left else [], measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
                 holders.give_up()  # Their memory is what is searched in.

@@ -253,6 +253,31 @@ def test_a_search_within_a_time_keeps_some_to_confirm_what_wins_and_what_waited_
     assert confirmed.split("/")[1] == (TRIAL if TRIAL in names else "eager")
 
 
+@pytest.mark.parametrize(
+    ("within", "names"), [(60.0, ["eager", *"bc", "b", "b"]), (110.0, ["eager", *"bcdefg", "b", "b", "h"])]
+)
+def test_a_run_within_a_time_confirms_what_wins_before_it_measures_the_last_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: float, names: list[str]
+) -> None:
+    now, took = [0.0], 10.0
+
+    def measure_one(_: object, task: Task, *__: object) -> Result:
+        now[0] += took
+        samples = {"host": [1.0 if task.case.variant == "b" else 40.0] * 9}
+        return Result(task.case.id, "ok", clock="host", samples=samples, phases={"measure": took}, figures=RIGHT)
+
+    monkeypatch.setattr(plan, "CONFIRMING_PROCESSES", 2)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module.Supervisor, "measure_one", measure_one)
+    monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
+    config = config_of({"models": ["alexnet"], "engines": ["eager"], "budget": {"repeats": 0}})
+    cases, display = [case(name) for name in ("eager", *"bcdefgh")], Told()
+    runner = Runner(RunFolder.create(tmp_path), config, Target("cpu"), cases, cases, dict(QUIET), display)
+    runner.begin_in(within, 0.0)
+    runner.measure(cases)
+    assert [id_.split("/")[1] for id_ in display.told] == names
+
+
 def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_samples(tmp_path: Path) -> None:
     folder, config = RunFolder.create(tmp_path), config_of({"models": ["alexnet"], "engines": ["eager"]})
     for result in (cool(1.0), take(0.5, of="b"), take(0.5, "failed", of="c")):
