@@ -116,17 +116,17 @@ def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str
 
     is_rate = figure in COLUMNS and COLUMNS[figure].better == "more"
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio, least, most = ratio_interval(side(own if is_rate else base), side(base if is_rate else own))
+        ratio, low, high = ratio_interval(side(own if is_rate else base), side(base if is_rate else own))
     is_known = ~np.logical_or.reduce([both[f"{ends[0]}{suffix}"].is_null().to_numpy() for suffix in (base, own)])
-    least, most = (np.where(is_known | (most > WIDEST * least), end, np.nan) for end in (least, most))
+    low, high = (np.where(is_known | (high > WIDEST * low), end, np.nan) for end in (low, high))
     clocks = zip(both[f"clock{base}"], both[f"clock{own}"], strict=True)
     margins = [intervals.margin(one if one == other else None) for one, other in clocks]
-    ends_and_margins = zip(least, most, margins, strict=True)
-    verdicts = [None if np.isnan(low) else str(verdict(low, high, within)) for low, high, within in ends_and_margins]
-    figures = {"factor": ratio, "factor_low": least, "factor_high": most}
+    ends_and_margins = zip(low, high, margins, strict=True)
+    verdicts = [None if np.isnan(least) else str(verdict(least, most, by)) for least, most, by in ends_and_margins]
+    figures = {"factor": ratio, "factor_low": low, "factor_high": high}
     is_ratio = pl.col(pl.Float64).is_finite() & (pl.col(pl.Float64) > 0)  # A figure of 0 has no ratio.
-    found = pl.DataFrame(figures).select(pl.when(is_ratio).then(pl.col(pl.Float64)))
-    return found.with_columns(pl.Series("verdict", verdicts, pl.String))
+    ratios = pl.DataFrame(figures).select(pl.when(is_ratio).then(pl.col(pl.Float64)))
+    return ratios.with_columns(pl.Series("verdict", verdicts, pl.String))
 
 
 def largest(tries: pl.DataFrame) -> pl.DataFrame:
@@ -213,14 +213,14 @@ def own_arms(rows: pl.DataFrame) -> dict[str, tuple[Floats, Floats]]:
 
     The spread between processes was added in squares, and is subtracted in squares.
     """
-    found = {}
+    by_figure = {}
     for name in WITH_ENDS:
         reach = spread_reach(*(_numbers(rows, f"{spread_of(name)}{end}") for end in ("", "_free")))
         ends = rows.select((pl.col(end) / pl.col(name)).log().fill_nan(None) for end in ends_of(name))
         arms = (_numbers(ends, end) for end in ends_of(name))
         low, high = (np.sqrt(np.maximum(np.where(np.isfinite(arm), arm, 0.0) ** 2 - reach**2, 0.0)) for arm in arms)
-        found[name] = low, high
-    return found
+        by_figure[name] = low, high
+    return by_figure
 
 
 def _numbers(frame: pl.DataFrame, column: str, missing: float = 0.0) -> Floats:
@@ -266,7 +266,7 @@ def _ends(merged: pl.DataFrame, name: str) -> list[pl.Expr]:
         **{part: _numbers(merged, f"{name} {part}") for part in ("variance", "lowest", "highest")},
         **arms,
     ).interval()
-    # A process that is too wide by itself needs no spread to say so. If the spread is what is wide, it says nothing.
+    # A process that is too wide by itself keeps its width, whatever the spread. A spread that is too wide says nothing.
     is_wide, is_alone = arms["below"] + arms["above"] > math.log(WIDEST), _numbers(merged, f"{name} count") == 1
     alone = middle - arms["below"], middle + arms["above"]
     low, high = np.where(is_wide & np.isnan(low), alone, (low, high))

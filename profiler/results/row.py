@@ -117,10 +117,6 @@ def _intervals(result: Result, samples: list[float], latency: float, batch_size:
 
 def _other_latencies(result: Result, batch_size: int) -> list[float]:
     """Return what a call takes by the throughput, and by the sum of an iteration's parts."""
-    # Calls that are waited for one by one may take longer than in a loop, which contradicts nothing.
     by_rate = 1000 * batch_size / result.throughput if result.throughput else 0.0
-    waits = result.clock == "host" and "enqueue" in result.samples
-    if waits and by_rate <= (result.latency_ms or 0.0):
-        by_rate = 0.0
     parts = sum(statistics.median(values) or 0.0 for name, values in result.clocks.items() if name in PARTS)
     return [ms for ms in (by_rate, parts) if ms]

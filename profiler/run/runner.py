@@ -220,8 +220,8 @@ class Runner:
                     tasks += self._measure_waves(waves, measure, holders)
                     self._measure_again(tasks, measure)  # What other work slowed down does not decide what may win.
                 tasks += self._measure_winners(measure, holders)
-                left = self._left(waiting)
-                tasks += self._measure_waves([left] if left else [], measure, holders)
+                late = self._left(waiting)
+                tasks += self._measure_waves([late] if late else [], measure, holders)
             self._measure_again(tasks, measure)
             if searched and not self.is_over():
                 holders.give_up()  # Their memory is what is searched in.
@@ -347,24 +347,25 @@ class Runner:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
 
     def lacking(self, most: int = 0) -> list[Case]:
-        """Give the processes that what may win lacks: as many as a base has, and `most` where several may win.
+        """Return the further replicates that likely winners still need, up to `most` where several may win.
 
-        Nothing if of a model and batch size only some cases were chosen.
+        Return none if only some cases of a model and batch size were chosen.
         """
         by_id, known, planned = {case.id: case for case in self.chosen}, self.run.results(), self.config.replicates
         groups = {(case.model, case.batch_size) for case in self.chosen}
         if any(case.id not in by_id and (case.model, case.batch_size) in groups for case in self.plan):
             return []
-        more = []
+        replicates = []
         for group in contenders(self._merged(), with_equals=most <= CONFIRMING_PROCESSES):
-            found = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
-            more += [
-                one for of in found if not of.replicate for one in further(of, planned, most if len(group) > 1 else 0)
+            cases = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
+            processes = most if len(group) > 1 else 0
+            replicates += [
+                case for first in cases if not first.replicate for case in further(first, planned, processes)
             ]
-        return sorted((case for case in more if case.id not in known), key=lambda case: case.replicate)
+        return sorted((case for case in replicates if case.id not in known), key=lambda case: case.replicate)
 
     def _measure_winners(self, measure: Supervisor, holders: Holders) -> list[Task]:
-        """Measure what may win in as many processes as a base, a search's last ones until they are told apart."""
+        """Measure likely winners in further processes; after a search until they are told apart."""
         tasks: list[Task] = []
         for processes in processes_of_winners(self.config.search):
             more = self.lacking(processes)

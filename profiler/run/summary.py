@@ -193,8 +193,8 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
         lines.append(
             f"{numbers.ASSUMED}: one process; spread not measured on this machine. --replicates 3 measures it."
         )
-    known = [cell for cell in factors if cell["factor_low"]]
-    if wide := [cell["measured"] for cell in known if cell["factor_high"] > _WIDE * cell["factor_low"]]:
+    with_ends = [cell for cell in factors if cell["factor_low"]]
+    if wide := [cell["measured"] for cell in with_ends if cell["factor_high"] > _WIDE * cell["factor_low"]]:
         more = f"; {WHEN_IDLE} narrows them" if rough else "; --replicates 5 narrows them" * (min(wide) < ENOUGH)
         lines.append(f"Some span a factor of two{more}.")
     if printed:

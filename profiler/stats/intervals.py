@@ -130,8 +130,8 @@ def figure_interval(
 class Processes:
     """Figures of the processes of many cells, shape (cells,) each, on the log scale.
 
-    `middle` is the median of the `count` processes that count. `variance` (ddof 1, NaN of one) is that of all `seen`
-    processes, including those that chose the cell. `lowest` and `highest` are the first and last process without
+    `middle` is the median of the `count` processes that make the figure. `variance` (ddof 1, NaN of one) is taken over
+    all `seen` processes, also those that chose the cell. `lowest` and `highest` are the first and last process without
     `processes_beyond`. `below` and `above` are the mean arms of the processes' own intervals. `sd` and `free` are a
     `Spread`, 0 if it is unknown. `tests` is the number of confirmed cells that the best is chosen from.
     """
@@ -219,12 +219,12 @@ def holm(chances: ArrayLike, level: float = 0.025) -> list[bool]:
     simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979).
     """
     values = np.asarray(chances, dtype=float)
-    held, order = [False] * values.size, np.argsort(values)[: np.isfinite(values).sum()]
+    rejected, order = [False] * values.size, np.argsort(values)[: np.isfinite(values).sum()]
     for rank, place in enumerate(order):
         if values[place] > level / (order.size - rank):
             break
-        held[place] = True
-    return held
+        rejected[place] = True
+    return rejected
 
 
 def rounds_interval(logs: Sequence[float], tests: int = 1) -> Interval:
