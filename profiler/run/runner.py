@@ -48,7 +48,7 @@ from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.search import next_trials
 from profiler.run.summary import so_far
-from profiler.run.watch import DeviceLock, Quiet, Watcher, is_busy
+from profiler.run.watch import DeviceLock, Quiet, Watcher, busy_share
 from profiler.tables.numbers import count, counted, duration, percent
 from profiler.worker.task import Prepared, Task
 
@@ -394,7 +394,7 @@ class Runner:
 
     def _is_hopeless(self) -> bool:
         """Tell whether a further process would be as useless as those before it."""
-        if self.idle_minutes or self.hopeless < _MOST_HOPELESS or not is_busy():
+        if self.idle_minutes or self.hopeless < _MOST_HOPELESS or not busy_share():
             return False
         told = f"{counted(self.hopeless, 'case')} ran beside too much other work: no further processes of them"
         self.display.announce(f"{told}; {WHEN_IDLE} waits for its end")

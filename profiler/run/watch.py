@@ -169,8 +169,8 @@ class Quiet:
         return "another run measures on this device" if self.is_shared() else work
 
 
-def is_busy() -> bool:
-    """Spin on every processor for half a second, and tell whether others took a part of them."""
+def busy_share() -> float:
+    """Spin on every processor for half a second; return the share of them that other work took, or 0 if it is small."""
     cores, block, before = usable_cores(), bytes(2**20), processor.read()
     end = time.monotonic() + _LOOK_SECONDS
 
@@ -183,16 +183,17 @@ def is_busy() -> bool:
         had = sum(thread.result() for thread in [threads.submit(spin) for _ in range(cores)])
     load = processor.read().since(before)
     # A container may have a smaller share of its processors by right, and some kernels count nothing.
-    return had < _ALONE * cores * load.seconds and (load.others is None or bool(reasons(load)))
+    share = had / (cores * load.seconds)
+    return 1 - share if share < _ALONE and (load.others is None or reasons(load)) else 0.0
 
 
 def await_quiet(display: Display, patience: float = PATIENCE_SECONDS) -> None:
     """Say that the machine is busy; on a terminal, wait up to that many seconds, or until Ctrl-C."""
     began, is_told = time.monotonic(), False
     try:
-        while is_busy():
-            load = f"load {os.getloadavg()[0]:.0f} on {counted(usable_cores(), 'core')}"
-            told = f"This machine is busy ({load}): figures would be useless"
+        while share := busy_share():
+            work = f"other work takes {percent(share)} % of {counted(usable_cores(), 'core')}"
+            told = f"This machine is busy ({work}): figures would be useless"
             if not display.is_live or time.monotonic() - began >= patience:
                 return display.announce(f"{told}; {WHEN_IDLE} waits for its end")
             if not is_told:

@@ -186,12 +186,12 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run: Run, repe
 
 
 @pytest.mark.parametrize(
-    ("shares", "is_busy", "again"), [([0.5] * 3, True, 0), ([0.5] * 3, False, 3), ([0.5, 0.5, 0.1], True, 3)]
+    ("shares", "busy_share", "again"), [([0.5] * 3, 0.4, 0), ([0.5] * 3, 0.0, 3), ([0.5, 0.5, 0.1], 0.4, 3)]
 )
 def test_after_three_hopeless_cases_a_busy_machine_is_asked_for_no_more(
-    run: Run, monkeypatch: pytest.MonkeyPatch, shares: list[float], is_busy: bool, again: int
+    run: Run, monkeypatch: pytest.MonkeyPatch, shares: list[float], busy_share: float, again: int
 ) -> None:
-    monkeypatch.setattr(module, "is_busy", lambda: is_busy)
+    monkeypatch.setattr(module, "busy_share", lambda: busy_share)
     _, display, measured = run(
         {name: [take(share), take(share)] for name, share in zip("abc", shares, strict=True)}, repeats=9
     )

@@ -199,7 +199,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
 
 @pytest.mark.slow
 def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(busy_processors: list[int], waiting: Waiting) -> None:
-    assert watch.is_busy()
+    assert watch.busy_share() > 0.1
     looks, told = waiting(0.03)
     looks.start()
     looks.start()
@@ -231,17 +231,17 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch: pytest.MonkeyPatch, wa
 
 
 @pytest.mark.parametrize(
-    ("others", "had", "is_busy"), [(0.4, 0.5, True), (0.0, 0.5, False), (0.4, 1.0, False), (None, 0.5, True)]
+    ("others", "had", "share"), [(0.4, 0.5, 0.5), (0.0, 0.5, 0.0), (0.4, 1.0, 0.0), (None, 0.5, 0.5)]
 )
 def test_a_machine_is_busy_where_others_take_what_threads_could_have(
-    monkeypatch: pytest.MonkeyPatch, others: float | None, had: float, is_busy: bool
+    monkeypatch: pytest.MonkeyPatch, others: float | None, had: float, share: float
 ) -> None:
     cores = watch.usable_cores()
     load = Load(2.0, cores, others=others)
     monkeypatch.setattr(processor, "read", lambda: types.SimpleNamespace(since=lambda before: load))
     monkeypatch.setattr(watch, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(watch.time, "thread_time", lambda: 2.0 * had)
-    assert watch.is_busy() is is_busy
+    assert watch.busy_share() == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_busy_machine_is_waited_for_a_minute_where_somebody_looks(
             raise found
         return bool(found)
 
-    monkeypatch.setattr(watch, "is_busy", look)
+    monkeypatch.setattr(watch, "busy_share", look)
     monkeypatch.setattr(watch, "time", types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
     monkeypatch.setattr(Told, "is_live", is_live)
     watch.await_quiet(told := Told())
@@ -278,7 +278,7 @@ def test_what_ends_the_program_ends_the_wait(monkeypatch: pytest.MonkeyPatch) ->
     def terminated() -> bool:
         raise KeyboardInterrupt(signal.SIGTERM)
 
-    monkeypatch.setattr(watch, "is_busy", terminated)
+    monkeypatch.setattr(watch, "busy_share", terminated)
     with pytest.raises(KeyboardInterrupt):
         watch.await_quiet(Told())
 
