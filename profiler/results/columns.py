@@ -17,7 +17,7 @@ import polars as pl
 
 from exporters.python310 import StrEnum
 from profiler.results.result import WITH_ENDS, ends_of
-from profiler.tables.numbers import UNITS, factors
+from profiler.tables.numbers import UNITS, factors, unless_busy
 from profiler.tables.table import Field, figure, words
 
 TEXT, COUNT, MEASURE, FLAG = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
@@ -282,8 +282,15 @@ def field(name: str, heading: str | None = None, **more: Any) -> Field:
 
 
 def fields(*groups: Group, shown: Shown) -> list[Field]:
-    """Make the fields of every column of some groups that is shown at least so far."""
-    return [field(column.name) for column in columns(*groups, shown=shown)]
+    """Make the fields of every column of some groups that is shown at least so far; busy figures say so."""
+    return [_unless_busy(field(column.name)) for column in columns(*groups, shown=shown)]
+
+
+def _unless_busy(plain: Field) -> Field:
+    (name,) = plain.columns
+    if name not in WITH_ENDS:
+        return plain
+    return replace(plain, columns=(name, *ends_of(name)), format=unless_busy(plain.format))
 
 
 def factor(heading: str, **more: Any) -> Field:

@@ -152,6 +152,16 @@ def aligned(digits: int = 3, most: int = 3) -> Format:
     return cells
 
 
+def unless_busy(form: Format) -> Format:
+    """Format a column as `form` does, but print "busy" where the interval is too wide."""
+
+    def cells(values: Iterable[Any], lows: Iterable[float | None], highs: Iterable[float | None]) -> list[str]:
+        plain = zip(form(values), lows, highs, strict=True)
+        return [BUSY if is_busy(low, high) else cell for cell, low, high in plain]
+
+    return cells
+
+
 def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
     """Write both ends of own intervals, with three digits or, where these do not tell them apart, four."""
 
