@@ -2,7 +2,7 @@
 
 A command's `execute` takes an object of its class. Nothing else is imported here, so that `--help` answers at once.
 """
-# ruff: noqa: RUF009 -- what is called makes a field.
+# ruff: noqa: RUF009 -- the called functions make fields.
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 from typer import Argument, Option
 
 
-def _argument(help: str, default: Any = MISSING, **more: Any) -> Any:
-    return field(default=default, metadata={"typer": Argument(help=help, **more)})
+def _argument(help: str, default: Any = MISSING, **settings: Any) -> Any:
+    return field(default=default, metadata={"typer": Argument(help=help, **settings)})
 
 
-def _option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """Declare an option by its own name, or by `names`; `more` is as in typer.Option."""
-    return field(default=default, metadata={"typer": Option(*names, help=help, **more)})
+def _option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """Declare an option named after its field, or by `names`, with further `settings` of typer.Option."""
+    return field(default=default, metadata={"typer": Option(*names, help=help, **settings)})
 
 
 def _flag(name: str, help: str) -> Any:
     return _option(help, name, default=False)
 
 
-def _several(help: str, *names: str, **more: Any) -> Any:
+def _several(help: str, *names: str, **settings: Any) -> Any:
     """Declare an option that may be repeated."""
-    return _option(help, *names, default=(), **more)
+    return _option(help, *names, default=(), **settings)
 
 
 def _runs() -> Any:
@@ -73,34 +73,36 @@ class Run:
     device: str | None = _option("auto, cpu, cuda or cuda:1, in place of the file's")
     output: Path | None = _option("Folder for the run's folder, in place of the file's")
     only: list[str] = _only()
-    threads: int | None = _option("Run on so many of the cores, with a thread each", min=1, metavar="N")
+    threads: int | None = _option("Run on this many cores, with a thread each", min=1, metavar="N")
     quick: bool = _flag("--quick", "A fraction of the sampling time: rough figures, soon")
     seconds: float | None = _option("Sampling time of each case, in place of the file's", min=0.01, metavar="SECONDS")
     max_latency_ms: list[str] = _several(
-        "What is deployed takes at most so long: 2 (the median) or p99=2, for which each case is sampled enough"
+        "Limit of the deployed model's latency: 2 (the median) or p99=2, which also takes enough samples"
     )
-    replicates: int | None = _option("Processes of each case, in place of the file's", min=1, max=100, metavar="N")
+    replicates: int | None = _option(
+        "Processes of each case, in place of the file's; with --resume, up to this many", min=1, max=100, metavar="N"
+    )
     dry_run: bool = _flag("--dry-run", "Print the plan and a time estimate; measure nothing")
-    resume: Path | None = _option("A run's folder: measure the cases that it lacks")
-    retry: bool = _flag("--retry", "With --resume: measure again what is not ok or ran beside other work, too")
+    resume: Path | None = _option("A run's folder: measure its missing cases")
+    retry: bool = _flag("--retry", "With --resume: also repeat cases that are not ok or ran beside other work")
     trust_code: bool = _trust_code()
     strict: bool = _flag("--strict", "Exit with 1 if any case failed, not only if all did")
     profile: bool = _flag("--profile", "Also time each layer of every measured case: see profiler layers")
     no_report: bool = _flag("--no-report", "Write no report.html, which takes some seconds")
     wait_for_idle: float | None = _option(
-        "Wait up to so long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
+        "Wait up to this long, such as 10, before each case until the machine is quiet", min=0.1, metavar="MINUTES"
     )
     search: bool = _flag("--search", "Go on from the best presets: try their engines' options, and confirm the winner")
-    within: str | None = _option("Measure what fits into so long, such as 90s or 3m", metavar="TIME")
+    within: str | None = _option("Measure as much as fits into this time, such as 90s or 3m", metavar="TIME")
     against: str | None = _option(
-        "Another model or job, or git:REVISION for this one as it was: measure both in turn until it is told whether "
-        "this one is slower; exit code 1 if so",
+        "Another model or job, or git:REVISION for an earlier version of this one: measure both in turn until it is "
+        "clear whether this one is slower; exit code 1 if so",
         metavar="OLD",
     )
     ray: str | None = _option("Measure on all devices of a Ray cluster: local, auto or its address", metavar="ADDRESS")
-    limit: str | None = _option("With --against: how much slower is too much, else 5%")
+    limit: str | None = _option("With --against: the slowdown that is too much, else 5%")
     junit: Path | None = _option("With --against: also write the result as JUnit's XML", metavar="FILE")
-    machine: str | None = _option("What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
+    machine: str | None = _option("The machine's name and price: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +120,11 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Print what each layer took, and the exported nodes with every variant's time side by side."""
+    """Print the time of each layer, and of the exported nodes in every variant side by side."""
 
     run: Path = _argument("A run's folder, made with --profile")
     only: list[str] = _only()
-    top: int | None = _option("The longest so many rows of each table", min=1)
+    top: int | None = _option("Rows of each table: the slowest", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,7 @@ class Recommend:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Compare runs, machines or versions: who is how many times faster, in which range, and what differs."""
+    """Compare runs, machines or versions: how many times faster each is, with its range, and their differences."""
 
     runs: list[str] = _runs()
     by: str | None = _option("What the sides are: run, machine, driver, torch_version or another text column")
@@ -188,7 +190,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """List every engine and preset: what it can do here, and what is missing."""
+    """List every engine and preset, its abilities on this machine, and its missing packages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,17 +227,17 @@ class SubmitSuites:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """Tell how much is kept between runs (exports, references, engines), or clear it."""
+    """Show the size of the cache (exports, references, engines), or clear it."""
 
     action: str = _argument("list or clear", default="list")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what works on this machine: its driver, card and processors, and every engine with a tiny network."""
+    """Check this machine: its driver, card and processors, and every engine with a tiny network."""
 
     device: str = _option("auto, cpu, cuda or cuda:1", default="auto")
-    output: Path | None = _option("Keep all that was found in this folder, to report it")
+    output: Path | None = _option("Write all findings into this folder, for a bug report")
 
 
 COMMANDS: dict[str, tuple[type, str]] = {
@@ -255,4 +257,4 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "suites submit": (SubmitSuites, "profiler.published.command:submit"),
     "cache": (Cache, "profiler.listings:cache"),
 }
-"""By name, of one or two words, a command's options, whose docstring is its help, and its function."""
+"""Map each command, of one or two words, to its options, whose docstring is its help, and its function."""

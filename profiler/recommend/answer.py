@@ -17,72 +17,72 @@ from profiler.results.result import WITH_ENDS, ends_of
 
 Row = Mapping[str, Any]
 BY = ("machine", "device", *names(Group.VERSIONS), "options", "calibrated")
-"""Rows that agree in these and in their configuration are replicates of one another, be it in several runs."""
+"""Rows of one configuration that agree in these columns are replicates, in one run or several."""
 OBJECTIVES = {column.objective: column.name for column in COLUMNS.values() if column.objective}
-"""By objective the figure that is to be as good as possible."""
+"""Map each objective to its figure."""
 _FIGURES = [c.name for c in columns(Group.LATENCY, Group.CLOCKS, Group.SET_UP) if c.better]
 _FIGURES += [figure for figure in (*OBJECTIVES.values(), *DERIVED, "factor") if figure not in _FIGURES]
-_TOLD = (
+_STATED = (
     *("name", "engine", "variant", "precision", "calibrated", "batch_size", "setting", "machine", "device", "gpu"),
     *(*names(Group.VERSIONS), "run_ids", "case_ids", "processes", "failures"),
     *(name for figure in _FIGURES for name in (figure, *(ends_of(figure) if figure in WITH_ENDS else ()))),
     *("factor_low", "factor_high", "base", "verdict", "footnotes"),
 )
-"""Columns of a cell that an answer states."""
+"""Columns of a cell in an answer."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Ask what to deploy: of this model, pass and setting, among the cells that `only` selects."""
+    """A question: what to deploy for this model, pass and setting, among the cells that `only` selects."""
 
     model: str
     pass_: str = "inference"
     setting: str = ""
     """Setting of training or shape, as the column has it."""
     only: str = ""
-    """As `--only` takes it, such as "engine=ort,precision=fp16"."""
+    """Conditions in the form of `--only`, such as "engine=ort,precision=fp16"."""
     limits: tuple[Limit, ...] = ()
     objective: str = "latency"
     allow_uncalibrated: bool = False
 
     @property
     def subject(self) -> str:
-        """Return what is asked about, like "resnet50 training, optimizer sgd"."""
+        """Name the model, pass and setting, like "resnet50 training, optimizer sgd"."""
         model = f"{self.model}{' training' if self.pass_ == 'training' else ''}"
         return ", ".join([model, *setting_words(self.setting)])
 
     def admitted(self) -> pl.Expr:
-        """Return which cells the request leaves to choose from."""
+        """Return the filter for the cells to choose from."""
         only = parse_only([self.only]) if self.only else None
-        of = (pl.col("model") == self.model, pl.col("pass") == self.pass_, pl.col("setting") == self.setting)
-        return pl.all_horizontal(*of, pl.lit(value=True) if only is None else chosen(only))
+        place = (pl.col("model") == self.model, pl.col("pass") == self.pass_, pl.col("setting") == self.setting)
+        return pl.all_horizontal(*place, pl.lit(value=True) if only is None else chosen(only))
 
     def words(self) -> list[str]:
-        """Return the options that ask for it, without those that have their default."""
-        found, usual = ["--model", self.model], Request(self.model)
+        """Return the request as options of recommend, without those that have their default."""
+        words, default = ["--model", self.model], Request(self.model)
         for name in ("pass_", "setting", "only", "objective"):
-            if (value := getattr(self, name)) != getattr(usual, name):
-                found += [f"--{name.rstrip('_')}", value]
+            if (value := getattr(self, name)) != getattr(default, name):
+                words += [f"--{name.rstrip('_')}", value]
         for limit in self.limits:
             percentile = FIGURES[limit.figure].percentile
-            found += [LIMITED_BY[limit.figure], f"{f'p{percentile}=' if percentile else ''}{limit.value:g}"]
-        return [*found, *["--allow-uncalibrated"][: self.allow_uncalibrated]]
+            words += [LIMITED_BY[limit.figure], f"{f'p{percentile}=' if percentile else ''}{limit.value:g}"]
+        return [*words, *["--allow-uncalibrated"][: self.allow_uncalibrated]]
 
 
 def recommend(results: pl.DataFrame, request: Request) -> Choice:
-    """Return what to deploy by all rows of any number of runs; their columns are profiler.results.columns's."""
+    """Choose what to deploy from all rows of any number of runs, with the columns of profiler.results.columns."""
     return decide(cells_of(results), request)
 
 
 def cells_of(results: pl.DataFrame) -> pl.DataFrame:
     """Merge replicates on one machine with one set of versions."""
-    # A replicate that failed does not tell; a run has one set of calibration data.
+    # A failed replicate has no value; a run has one set of calibration data.
     calibrated = pl.coalesce("calibrated", pl.col("calibrated").max().over("run_id", "precision"))
     return cells(results.with_columns(calibrated=calibrated), BY)
 
 
 def decide(every: pl.DataFrame, request: Request) -> Choice:
-    """Choose among the cells of a request: for latency at the smallest batch size that meets the limits."""
+    """Choose among the cells of a request; for latency, take the smallest batch size that meets the limits."""
     rows, figure = every.filter(request.admitted()), OBJECTIVES[request.objective]
     sizes = sorted(rows["batch_size"].unique()) if request.objective == "latency" else []
     for part in (*(rows.filter(pl.col("batch_size") <= size) for size in sizes), rows):
@@ -93,34 +93,36 @@ def decide(every: pl.DataFrame, request: Request) -> Choice:
 
 
 def as_data(request: Request, choice: Choice, settle: str | None = None) -> dict[str, Any]:
-    """Return an answer for JSON; `best` leads, `tied`, `runner_up` and `nearest` are names of losers.
+    """Return an answer for JSON: `tied`, `runner_up` and `nearest` are names of losers.
 
-    Without a winner `settle` is the command that may settle the `doubt`.
+    `settle` is the command that may settle the `doubt`.
     """
-    asked = asdict(request)
+    question = asdict(request)
     return {
-        "request": {"model": asked.pop("model"), "pass": asked.pop("pass_"), **asked},
+        "request": {"model": question.pop("model"), "pass": question.pop("pass_"), **question},
         "status": choice.status,
         "doubt": choice.doubt and {**asdict(choice.doubt), "command": settle},
         "figure": choice.figure,
         "limits": [asdict(limit) for limit in choice.limits],
-        "best": choice.best and told(choice.best),
-        "winner": choice.winner and told(choice.winner),
+        "best": choice.best and stated(choice.best),
+        "winner": choice.winner and stated(choice.winner),
         "tied": [cell["name"] for cell in choice.tied],
         "runner_up": choice.runner_up and choice.runner_up["name"],
         "margin": choice.margin and asdict(choice.margin),
-        "losers": [{**told(one.cell), "reasons": [asdict(reason) for reason in one.reasons]} for one in choice.losers],
+        "losers": [
+            {**stated(loser.cell), "reasons": [asdict(reason) for reason in loser.reasons]} for loser in choice.losers
+        ],
         "nearest": choice.nearest and choice.nearest["name"],
     }
 
 
-def told(cell: Row) -> dict[str, Any]:
-    """Return what is known of a cell: name, configuration, machine, versions and figures."""
-    return {name: cell[name] for name in _TOLD if cell[name] is not None}
+def stated(cell: Row) -> dict[str, Any]:
+    """Return a cell's name, configuration, machine, versions and figures, without those that are unknown."""
+    return {name: cell[name] for name in _STATED if cell[name] is not None}
 
 
 def _named(rows: pl.DataFrame) -> pl.DataFrame:
-    """Name cells by configuration, and by batch size, machine and run as far as that tells them apart."""
+    """Name cells by configuration, and by batch size, machine and run where these differ."""
     name = pl.concat_str("variant", "precision", separator=" ")
     for column, before in (("batch_size", ", batch "), ("machine", " on ")):
         if rows[column].n_unique() > 1:

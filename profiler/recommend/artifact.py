@@ -1,4 +1,4 @@
-"""Export what is recommended: a folder with the model, config.json and run.py, which runs without this project."""
+"""Export the winner: a folder with the model, config.json and run.py that runs without this project."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
-from profiler.recommend.answer import Row, told
+from profiler.recommend.answer import Row, stated
 from profiler.results.reading import Run, json_object
 from profiler.results.reasons import amount
 from profiler.results.run_folder import RunFolder, without_foreign_code
@@ -63,7 +63,7 @@ _SEEDED = "The weights are seeded, not trained: they predict nothing."
 
 
 class NotExported(Exception):
-    """Tell why the artifact could not be made. Nothing is left behind."""
+    """The artifact could not be made; nothing is left behind."""
 
 
 def check_folder(folder: Path) -> None:
@@ -75,8 +75,8 @@ def check_folder(folder: Path) -> None:
 def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool) -> None:
     """Write the artifact of the winning cell into `folder`, whole or not at all.
 
-    Raises ConfigError where the run or this machine lacks what it takes and where the model has changed since it was
-    measured, NotExported where making it fails.
+    Raises ConfigError if the run or this machine lacks something, or if the model has changed since it was measured,
+    and NotExported if making it fails.
     """
     case, folders = _case(cell, run, trust_code)
     target = folder.resolve()
@@ -95,7 +95,7 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
 
 
 def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
-    """Return the case as the run's job has it, and where its factories are found."""
+    """Return the case by the run's job, and the folders of its factories."""
     path = Path(run.address) / "bench.yaml"
     if not known(row["engine"]).deployment:
         raise ConfigError(f"--export: {NO_EXPORT.format(row['engine'])}")
@@ -105,7 +105,7 @@ def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     source, folders = _source(load_config(path, device), row, path, trust_code)
     options = json_object(row["options"])
     if options.get("cuda_graph") and NO_CUDA_GRAPH in row["footnotes"]:
-        options["cuda_graph"] = False  # What was measured went on without, which the exported program would not.
+        options["cuda_graph"] = False  # The measured session fell back; the exported program would fail.
     model, engine, variant = row["model"], row["engine"], row["variant"]
     precision, batch_size = row["precision"], row["batch_size"]
     return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders
@@ -115,18 +115,18 @@ def _source(config: Config, row: Row, path: Path, trust_code: bool) -> tuple[Mod
     entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
         raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
-    # Of other models' code nothing is called, nor is an engine's library.
-    alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
-    config = without_foreign_code(alone, path.parent, "--export", trust_code)
+    # Other models' code must not be called.
+    single = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
+    config = without_foreign_code(single, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in (part.split("=") for part in (row["shape"] or "").split("/") if part)}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
     return source, config.path
 
 
 def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: Report) -> Deployed:
-    """Have the engine write its files into the folder, in a process of its own; the last two are a graph and a build.
+    """Let the engine write its files into a folder, given a graph and a build; runs in its own process.
 
-    Raises what `engines.deploy` does.
+    Raises what `engines.deploy` raises.
     """
     case, folder, onnx, built = argument
     options = ENGINES[case.engine].options(**case.options)
@@ -134,7 +134,7 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
     deployed = engines.deploy(case.engine, job, folder, built)
     specs = input_specs(case.source)
     expected: dict[str, Array] = {}
-    with contextlib.suppress(ModelError, Unsupported):  # Where nothing can be compared, the row says so too.
+    with contextlib.suppress(ModelError, Unsupported):  # The row is unchecked, too.
         expected, axes = _expected(case, specs, deployed.config.get("outputs"))
         deployed.config.update({"items_axes": axes} if any(axes.values()) else {})
     save_examples(specs, case.batch_size, expected, folder)
@@ -144,24 +144,24 @@ def write_files(argument: tuple[Case, Path, Path | None, Path | None], report: R
 def _expected(
     case: Case, specs: Sequence[TensorSpec], outputs: Sequence[str] | None
 ) -> tuple[dict[str, Array], dict[str, int]]:
-    """Return by its place each of the reference's outputs by item, NaN at tokens of padding, and the axes of items."""
+    """Return the reference's outputs by their place, NaN at padding, and the axis of items of each."""
     from exporters.gradients import is_exact
-    from profiler.worker.parity import Outputs  # Only here is torch there.
+    from profiler.worker.parity import Outputs  # Imports torch.
     from profiler.worker.prepare_model import cached_reference
 
     cache, source = Cache(), identified(case.source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
     reference = Outputs.read(cached_reference(source, specs, state, cache, case.batch_size))
-    known = list(reference.arrays)
-    names = outputs if outputs and {*outputs} <= {*known} else known
-    found, axes = dict[str, Array](), dict[str, int]()
+    references = list(reference.arrays)
+    names = outputs if outputs and {*outputs} <= {*references} else references
+    expected, axes = dict[str, Array](), dict[str, int]()
     for place, name in enumerate(names):
         if (rows := reference.rows(name)) is not None and rows[0].size:
             rows = rows[:8] if is_exact(rows) else rows[:8].astype("float64")
             if not is_exact(rows):
                 rows[padding(specs, rows.shape)] = np.nan
-            found[str(place)], axes[str(place)] = rows, reference.axes.get(name, 0)
-    return found, axes
+            expected[str(place)], axes[str(place)] = rows, reference.axes.get(name, 0)
+    return expected, axes
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
@@ -172,27 +172,27 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     task = _build_task(case, run) if engine.builds else None
     onnx = built = None
     with libraries(), Display(console) as display:
-        why, own = "what would be exported is not what was measured", RunFolder(Path(run.address))
+        why, folder_of_run = "it is not the model that was measured", RunFolder(Path(run.address))
         stages = Stages({case.subject: case.source}, Budget(), logs, folders, display.doing)
-        check_models(own, stages, "--export", why)
+        check_models(folder_of_run, stages, "--export", why)
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.doing)[case.subject]
             if why_not := failure(case, prepared):
-                _made(why_not)
+                _value(why_not)
             graph = prepared.graph(case)
             onnx = graph.path if graph else None
         if task is not None:
-            gpu, what = find_engine(engine.name, task.target)[1], f"build: {task.name}"
-            built = _made(build(replace(task, onnx=onnx), gpu, log, lambda: display.doing(what))).path
+            gpu, step = find_engine(engine.name, task.target)[1], f"build: {task.name}"
+            built = _value(build(replace(task, onnx=onnx), gpu, log, lambda: display.doing(step))).path
         argument, no_gpu = (case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
         call = Call("profiler.recommend.artifact:write_files", argument, log, limit, limit, no_gpu, folders)
         outcome = run_one(call, lambda child: display.doing(f"{case.model} for {engine.name}"))
-    deployed: Deployed = _made(outcome)
+    deployed: Deployed = _value(outcome)
     return deployed
 
 
 def _build_task(case: Case, run: Run) -> BuildTask:
-    """Build for the GPU that was measured. Raises ConfigError where this machine cannot."""
+    """Build for the measured GPU. Raises ConfigError if this machine cannot."""
     capability = run.environment.get("compute_capability")
     engine = ENGINES[case.engine]
     target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
@@ -203,7 +203,7 @@ def _build_task(case: Case, run: Run) -> BuildTask:
     return BuildTask(case=case, target=target)
 
 
-def _made(outcome: Outcome) -> Any:
+def _value(outcome: Outcome) -> Any:
     """Return a process's result. Raises NotExported if it failed."""
     if outcome.status != "ok":
         raise NotExported(f"{outcome.reason} (its output is in {outcome.log})")
@@ -218,7 +218,7 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         "options": dict(case.options),
         **deployed.config,
         "usual_error": max(PRECISION_TABLE[case.precision].usual_error, row.get("rel_l2_error_high") or 0.0),
-        "measured": told(row),
+        "measured": stated(row),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     proof = json_object(row["proof"])
@@ -237,7 +237,9 @@ def write_papers(row: Row, case: Case, deployed: Deployed, folder: Path) -> None
         latency=amount("latency_ms", row["latency_ms"], row["latency_low_ms"], row["latency_high_ms"]),
         contents=deployed.contents.format(machine=row["machine"]),
         service=_service(deployed),
-        inputs=", ".join(f"{one['name']} {tuple(one['shape'])} {one['dtype']}" for one in deployed.config["inputs"]),
+        inputs=", ".join(
+            f"{spec['name']} {tuple(spec['shape'])} {spec['dtype']}" for spec in deployed.config["inputs"]
+        ),
         usage=_usage(deployed) if (folder / "frame.py").is_file() else "",
     )
     (folder / "README.txt").write_text("\n".join([readme, *(f"- {note}" for note in notes)]).rstrip() + "\n")

@@ -1,4 +1,4 @@
-"""Recommend what to deploy: print the answers, and export the winner ready to run; a run ends with a short one."""
+"""Recommend what to deploy: print answers, and export the winner ready to run; every run ends with a short answer."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ FORMATS = ("text", "json")
 NOTHING_FITS, UNDECIDED = 3, 4
 _MOST_NAMES = 4
 _WHOLE = 2
-"""Of more answers than these only the headlines are printed."""
+"""Above this many answers, print one table."""
 _AIMS = {"throughput": "highest throughput", "energy": "lowest energy per item"}
-"""Words of an objective; others are "lowest" and their name."""
+"""Objectives without an entry are "lowest" and their name."""
 _STYLES = {"deploy": "green", "tie": "green", "undecided": "yellow", "nothing": "red"}
 _SETTLES = {
     "only-base": "Measure others",
@@ -55,7 +55,7 @@ _SETTLES = {
     "disturbed": "Measure again",
     "busy": "Measure again",
 }
-"""Words before the command that may settle a doubt, by the doubt's code."""
+"""Map a doubt's code to the words before the command that may settle it."""
 Answer = tuple[Request, Choice]
 
 
@@ -73,12 +73,12 @@ def execute(options: Options, console: Console) -> int:
     for note in runs.notes:
         print(note, file=sys.stderr)
     results = runs.results.collect()
-    asked = requests(options, results)
-    if options.export is not None and (len(asked) > 1 or asked[0].pass_ != "inference"):
-        subjects = "; ".join(one.subject for one in asked)
+    questions = requests(options, results)
+    if options.export is not None and (len(questions) > 1 or questions[0].pass_ != "inference"):
+        subjects = "; ".join(request.subject for request in questions)
         raise ConfigError(f"--export takes one model's inference; choose by --model, --setting or --pass: {subjects}")
     cells = cells_of(results)
-    answers = [(request, decide(cells, request)) for request in asked]
+    answers = [(request, decide(cells, request)) for request in questions]
     if options.format == "json":
         dumps = [as_data(*answer, settling(answer[1], _folder(answer[1], runs))) for answer in answers]
         print(json.dumps(dumps if len(dumps) > 1 else dumps[0], indent=2, ensure_ascii=False))
@@ -93,13 +93,13 @@ def execute(options: Options, console: Console) -> int:
 
 
 def _folder(choice: Choice, runs: Runs) -> str:
-    """Return the folder of the run that the best was measured in."""
+    """Return the folder of the run that measured the best."""
     run_ids = choice.best["run_ids"] if choice.best else []
     return next((run.address for run in runs.runs if {*run_ids} & {*run.run_ids}), runs.runs[0].address)
 
 
 def settling(choice: Choice, folder: str) -> str | None:
-    """Return the command that may settle what keeps the best of the run in `folder` from being recommended."""
+    """Return the command that may settle the choice's doubt; `folder` is the run's."""
     match choice.doubt:
         case None:
             return None
@@ -108,12 +108,21 @@ def settling(choice: Choice, folder: str) -> str | None:
         case Reason(code="only-base"):
             return resuming(Path(folder))
         case Reason(code="open" | "one-process"):
-            return f"{PROGRAM} {shlex.quote(str(Path(folder) / 'bench.yaml'))} --replicates {ENOUGH}"
+            return f"{resuming(Path(folder))} --replicates {ENOUGH} --only {shlex.quote(_best_and_base(choice))}"
     return f"{resuming(Path(folder))} --retry {WHEN_IDLE}"
 
 
+def _best_and_base(choice: Choice) -> str:
+    """Return the conditions of `--only` for the best and its base."""
+    cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell]
+    cells = [cell for cell in cells if cell is choice.best or cell["is_base"]]
+    keys = ("model", "pass", "batch_size", "variant", "precision")
+    values = ((key, dict.fromkeys(str(cell[key]) for cell in cells)) for key in keys)
+    return ",".join(f"{key}={','.join(words)}" for key, words in values)
+
+
 def execute_run(options: Run, console: Console) -> int:
-    """Run a job, and end the run with what to deploy, or with how it compares; returns the exit code.
+    """Run a job, and end with what to deploy or how it compares; returns the exit code.
 
     Raises ConfigError.
     """
@@ -132,22 +141,22 @@ def execute_suite(options: RunSuite, console: Console) -> int:
 
 def conclude(run: Path, results: pl.DataFrame, console: Console, limits: tuple[Limit, ...] = ()) -> None:
     """Print what to deploy within the limits, for single calls and, of several batch sizes, for throughput."""
-    asked = []
+    questions = list[Request]()
     measured = results.filter(status="ok")
     for (pass_, model, setting), rows in measured.group_by("pass", "model", "setting", maintain_order=True):
         objectives = ["latency", "throughput"] if rows["batch_size"].n_unique() > 1 else ["latency"]
         plain = measured.filter(pl.col("pass") == pass_, model=model, setting="").is_empty()
         if setting == "" or plain:
-            asked += [Request(model, pass_, setting, "", limits, objective) for objective in objectives]
-    if asked:
+            questions += [Request(model, pass_, setting, "", limits, objective) for objective in objectives]
+    if questions:
         cells = cells_of(results)
-        print_briefly(console, [(request, decide(cells, request)) for request in asked], [str(run)])
+        print_briefly(console, [(request, decide(cells, request)) for request in questions], [str(run)])
 
 
 def requests(options: Options, results: pl.DataFrame) -> list[Request]:
-    """Return a request for each model, and each setting of one without a plain one, that the options ask about.
+    """Return a request for each model; for one without a plain setting, a request for each setting.
 
-    Raises ConfigError for what these results, one row a case, do not hold.
+    Raises ConfigError for options that match nothing in `results`, which have one row a case.
     """
     check_choice("--objective", options.objective, OBJECTIVES)
     pass_ = options.pass_ or ("inference" if "inference" in results["pass"] else "training")
@@ -164,8 +173,8 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
         raise ConfigError(f"--pass {pass_}{' and --only' * (only is not None)}: no row of these runs has it")
     if options.model is not None:
         check_choice(f"--model, {pass_}", options.model, models)
-    asked = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
-    found = []
+    common = (str(only or ""), limits, options.objective, options.allow_uncalibrated)
+    questions = []
     for model in [options.model] if options.model else models:
         settings = rows.filter(model=model)["setting"].unique(maintain_order=True).to_list()
         if options.setting is not None:
@@ -173,33 +182,30 @@ def requests(options: Options, results: pl.DataFrame) -> list[Request]:
             settings = [options.setting.replace("plain", "")]
         elif "" in settings:
             settings = [""]
-        found += [Request(model, pass_, setting, *asked) for setting in settings]
-    return found
+        questions += [Request(model, pass_, setting, *common) for setting in settings]
+    return questions
 
 
 def read_limits(options: Options | Run) -> tuple[Limit, ...]:
-    """Read the limits as they are written, such as "2" or "p99=2". Raises ConfigError."""
+    """Parse limits such as "2" or "p99=2". Raises ConfigError."""
     limits = []
     for option, figures in grouped((option, column) for column, option in LIMITED_BY.items()).items():
-        known = {f"p{FIGURES[name].percentile}" if FIGURES[name].percentile else "": name for name in figures}
+        by_prefix = {f"p{FIGURES[name].percentile}" if FIGURES[name].percentile else "": name for name in figures}
         for word in getattr(options, option.removeprefix("--").replace("-", "_"), ()):
             percentile, _, number = word.rpartition("=")
             try:
-                value = float(number) if percentile in known else math.nan
+                value = float(number) if percentile in by_prefix else math.nan
             except ValueError:
                 value = math.nan
             if not 0 < value < math.inf:
-                forms = "".join(f", or {name}=2" for name in known if name)
+                forms = "".join(f", or {prefix}=2" for prefix in by_prefix if prefix)
                 raise ConfigError(f"{option}: '{word}' is no limit; give a number greater than 0{forms}")
-            limits.append(Limit(known[percentile], value))
+            limits.append(Limit(by_prefix[percentile], value))
     return tuple(limits)
 
 
 def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
-    """Export, and say so on the standard error: the standard output may be a document.
-
-    Who names a configuration by `--only` gets it, in doubt or not.
-    """
+    """Export the winner, or the best of `--only` even if in doubt; report on stderr, since stdout may be JSON."""
     winner = choice.best if options.only else choice.winner
     if winner is None:
         why = choice.doubt or "there is nothing to deploy"
@@ -216,9 +222,9 @@ def _export(folder: Path, choice: Choice, runs: Runs, options: Options) -> int:
 
 
 def print_answer(console: Console, request: Request, choice: Choice, runs: Sequence[str], folder: str = "") -> None:
-    """Print an answer as wide as the console, and how to export it from the `runs`; commands are never broken."""
-    candidates = [choice.best, *(loser.cell for loser in choice.losers)]
-    machines = listed(dict.fromkeys(cell["machine"] for cell in candidates if cell and cell["machine"]))
+    """Print one answer in full, and the command that exports it from `runs`."""
+    cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell]
+    machines = listed(dict.fromkeys(cell["machine"] for cell in cells if cell["machine"]))
     limits = listed(bound(limit.figure, limit.value) for limit in choice.limits)
     place = f" on {machines}" if machines else ""
     console.print(Text(f"{request.subject}{place}: {_aim(request)}{f' with {limits}' if limits else ''}\n"))
@@ -229,14 +235,14 @@ def print_answer(console: Console, request: Request, choice: Choice, runs: Seque
         print_section(console, section)
     console.print()
     compared = [cell for cell in (choice.best, choice.runner_up) if cell]
-    for kind, of in grouped((kind, cell["name"]) for cell in compared for kind in cell["footnotes"]).items():
-        console.print(Text(f"{kind} ({', '.join(of)}): {meaning(kind)}", style="dim"))
+    for kind, names in grouped((kind, cell["name"]) for cell in compared for kind in cell["footnotes"]).items():
+        console.print(Text(f"{kind} ({', '.join(names)}): {meaning(kind)}", style="dim"))
     if runs:
         _print_export(console, request, choice, runs)
 
 
 def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None = None) -> None:
-    """Print what to deploy for each of several requests to the same runs; more than two are one table."""
+    """Print what to deploy for each request; more than two make one table."""
     if len(answers) > _WHOLE:
         _print_overview(console, answers, runs, read)
     for request, choice in answers if len(answers) <= _WHOLE else ():
@@ -251,18 +257,18 @@ def print_briefly(console: Console, answers: Sequence[Answer], runs: Sequence[st
 
 
 def _print_overview(console: Console, answers: Sequence[Answer], runs: Sequence[str], read: Runs | None) -> None:
-    """Print all answers as a table, then each kind of doubt once, and how to export the first that can be."""
-    # Both aims may have one answer.
-    rows = {(_subject(*of), str(of[1].best and of[1].best["case_ids"])): of[1] for of in answers}
+    """Print all answers as a table, each kind of doubt once, and how to export the first answer that can be."""
+    # Both objectives may have the same answer.
+    rows = {(_subject(*answer), str(answer[1].best and answer[1].best["case_ids"])): answer[1] for answer in answers}
     console.print()
     print_table(console, overview([(subject, {}, choice) for (subject, _), choice in rows.items()]))
-    doubts = grouped((choice.doubt.code, (of[0], choice)) for of, choice in rows.items() if choice.doubt)
+    doubts = grouped((choice.doubt.code, (subject, choice)) for (subject, _), choice in rows.items() if choice.doubt)
     for (subject, choice), *others in doubts.values():
-        more = f" and {len(others)} more" if others else ""
-        console.print(Text(f"{subject}{more}: {headline(choice)}", style=_STYLES[choice.status]))
+        rest = f" and {len(others)} more" if others else ""
+        console.print(Text(f"{subject}{rest}: {headline(choice)}", style=_STYLES[choice.status]))
         _print_settling(console, choice, _folder(choice, read) if read else runs[0])
-    if exported := next(filter(_is_exported, answers), None):
-        _print_export(console, *exported, runs)
+    if answer := next(filter(_can_export, answers), None):
+        _print_export(console, *answer, runs)
 
 
 def _subject(request: Request, choice: Choice) -> str:
@@ -274,14 +280,13 @@ def _print_settling(console: Console, choice: Choice, folder: str) -> None:
         console.print(Text(f"{_SETTLES[choice.doubt.code] if choice.doubt else ''}: {command}"), soft_wrap=True)
 
 
-def _is_exported(answer: Answer) -> bool:
-    """Tell whether `--export` takes the answer's winner."""
+def _can_export(answer: Answer) -> bool:
     winner = answer[1].winner
     return bool(winner and winner["pass"] == "inference" and known(winner["engine"]).deployment)
 
 
 def _print_export(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:
-    if _is_exported((request, choice)):
+    if _can_export((request, choice)):
         command = shlex.join([*runs, *request.words(), "--export", "deploy/"])
         console.print(Text(f"Export: {PROGRAM} recommend {command}"), soft_wrap=True)
     elif choice.winner is not None and choice.winner["pass"] == "inference":
@@ -293,7 +298,7 @@ def _aim(request: Request) -> str:
 
 
 def headline(choice: Choice) -> str:
-    """Return the winner with its figures on one line, or that there is none and what comes nearest."""
+    """State the winner with its figures in one line, or the doubt, or what comes nearest to the limits."""
     if choice.doubt is not None:
         return f"No recommendation yet: {choice.doubt}"
     if (winner := choice.winner) is not None:
@@ -306,7 +311,7 @@ def headline(choice: Choice) -> str:
 
 
 def _give(loser: Loser) -> str:
-    """Say how to give real inputs, where the error of drawn ones is over its limit or unknown."""
+    """Say how to give real inputs if the error on drawn ones misses its limit or is unknown."""
     names, kind = loser.cell["drawn"], loser.cell["model_kind"]
     if not names or all(reason.figure != "error" for reason in loser.reasons):
         return ""
@@ -314,19 +319,18 @@ def _give(loser: Loser) -> str:
 
 
 def comparison(choice: Choice) -> str:
-    """Return how the winner compares with the runner-up; empty without a winner."""
+    """Compare the winner with its ties or the runner-up; empty without a winner."""
     if choice.winner is None:
         return ""
     if choice.tied:
         cells = [choice.winner, *sorted(choice.tied, key=lambda cell: not cell["is_base"])]
-        more = "; --replicates 5 may part them" if choice.winner["measured"] < ENOUGH else ""
-        sign, own = -1 if choice.figure in HIGHER else 1, choice.winner[choice.figure]
-        rule = "the best figure leads" if sign * own <= sign * choice.tied[0][choice.figure] else TIES
-        return f"A tie of {len(cells)}: {_some(cells)}; {rule}{more}"
+        advice = f"; --replicates {ENOUGH} may part them" if choice.winner["measured"] < ENOUGH else ""
+        is_best = not _is_better(choice.tied[0], choice.winner, choice.figure)
+        return f"A tie of {len(cells)}: {_some(cells)}; {'the best figure leads' if is_best else TIES}{advice}"
     if choice.runner_up is not None:
         return f"Runner-up: {choice.runner_up['name']}, {choice.margin}"
-    is_limited = any(reason.code in ("over", "under") for loser in choice.losers for reason in loser.reasons)
-    return f"The only candidate{' that meets the limits' if is_limited else ''}"
+    codes = {reason.code for loser in choice.losers for reason in loser.reasons}
+    return f"The only candidate that {'meets the limits' if codes & {'over', 'under'} else 'could be measured'}"
 
 
 def _compared(choice: Choice) -> str:
@@ -334,13 +338,12 @@ def _compared(choice: Choice) -> str:
 
 
 def kept_out(choice: Choice) -> str:
-    """Return the best candidate that only its error keeps from winning, and what admits it; else nothing."""
+    """Name the best candidate barred by its error alone, and the option that admits it; else empty."""
     if choice.winner is None:
         return ""
-    sign, own = -1 if choice.figure in HIGHER else 1, choice.winner[choice.figure]
     for loser in choice.losers:
-        cell, is_barred = loser.cell, all((r.code, r.figure) == ("over", "error") for r in loser.reasons)
-        if is_barred and sign * cell[choice.figure] < sign * own:
+        cell, codes = loser.cell, {(reason.code, reason.figure) for reason in loser.reasons}
+        if codes == {("over", "error")} and _is_better(cell, choice.winner, choice.figure):
             digit = 10.0 ** math.floor(math.log10(cell["error_high"]))
             figure = amount(choice.figure, *_ends(cell, choice.figure))
             allowed = f"{math.ceil(cell['error_high'] / digit) * digit:.0e}".replace("e-0", "e-")
@@ -350,27 +353,31 @@ def kept_out(choice: Choice) -> str:
     return ""
 
 
+def _is_better(cell: Row, other: Row, figure: str) -> bool:
+    return bool(cell[figure] > other[figure] if figure in HIGHER else cell[figure] < other[figure])
+
+
 def _parts(choice: Choice, cell: Row) -> list[str]:
-    """Return the winner's figures: the objective's, latency with its factor, those of limits, error, memory, start."""
+    """Format the winner's figures: objective, latency and factor, limits, error, memory, start."""
     limited = [limit.figure for limit in choice.limits]
-    found = []
+    parts = []
     for name in dict.fromkeys([choice.figure, "latency_ms", *limited, "error", "peak_memory_mib", "start_s"]):
         if cell[name] is None:
             continue
         text = amount(name, *_ends(cell, name))
         if name == "latency_ms":
-            found.append(text.replace(" ms", " ms a call", 1))
+            parts.append(text.replace(" ms", " ms a call", 1))
             factor = (cell["factor"], cell["factor_low"], cell["factor_high"])
-            found += [times(*factor, sign=f"× {cell['base']}")] if cell["factor"] and not cell["is_base"] else []
+            parts += [times(*factor, sign=f"× {cell['base']}")] if cell["factor"] and not cell["is_base"] else []
         elif name == "error":
             bounded = f" (bound {amount(name, cell['error_high'])})" if cell["error_high"] > cell["error"] else ""
-            found.append(f"error {text}{bounded}")
+            parts.append(f"error {text}{bounded}")
         elif name == "start_s":
-            found.append(f"starts in {seconds(cell[name])}")
+            parts.append(f"starts in {seconds(cell[name])}")
         else:
-            told = name in (choice.figure, "throughput", "peak_memory_mib") and not FIGURES[name].percentile
-            found.append(text if told else f"{noun(name)} {text}")
-    return found
+            is_plain = name in (choice.figure, "throughput", "peak_memory_mib") and not FIGURES[name].percentile
+            parts.append(text if is_plain else f"{noun(name)} {text}")
+    return parts
 
 
 def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
@@ -379,8 +386,9 @@ def _ends(cell: Row, name: str) -> tuple[float, float | None, float | None]:
 
 
 def _some(cells: Sequence[Row]) -> str:
-    more = [f"{len(cells) - _MOST_NAMES} more"][: len(cells) > _MOST_NAMES]
-    return listed([*(cell["name"].replace(", batch ", " b") for cell in cells[:_MOST_NAMES]), *more])
+    names = [cell["name"].replace(", batch ", " b") for cell in cells]
+    unnamed = len(names) - _MOST_NAMES
+    return listed([*names[:_MOST_NAMES], f"{unnamed} more"] if unnamed > 0 else names)
 
 
 def _why(loser: Loser) -> str:
@@ -394,12 +402,12 @@ def _sections(choice: Choice) -> list[Section]:
     frame = pl.DataFrame(values, ["name", "value", "low", "high", "why"], orient="row")
     ends = ("low", "high") if choice.figure in WITH_ENDS else ()
     figures = figure(column.heading, ("value", *ends), ranges, unit=UNITS[column.unit][0])
-    lost = grouped((loser.reasons[0].text, loser.cell) for loser in choice.losers if loser not in losers)
-    missing = [prose("Candidates", "names"), prose("Why", "why")]
+    unmeasured = grouped((loser.reasons[0].text, loser.cell) for loser in choice.losers if loser not in losers)
+    fields = [prose("Candidates", "names"), prose("Why", "why")]
     tables = {
         "Why not the others" if choice.best else "Why none": Table(
             "", "", frame, [words("Candidate", "name"), figures, prose("Why", "why")]
         ),
-        "Not measured": of_rows("", missing, [(_some(cells), text) for text, cells in lost.items()]),
+        "Not measured": of_rows("", fields, [(_some(cells), text) for text, cells in unmeasured.items()]),
     }
     return [Section(heading, (), [table]) for heading, table in tables.items() if table.rows]

@@ -1,12 +1,12 @@
-"""Choose among cells: the one rule by which terminal, report and recommend name the same winner.
+"""Choose among cells, by one rule for terminal, report and recommend.
 
-Of the cells that meet every limit the best by the objective wins. The limit of the error is 1e-2 in inference unless
-another is asked for, and int8 without calibration data only counts when it is asked for. Cells within 25 % of the best
-one that are not proven worse are tied with it. The tie goes to the soonest start among those whose figures are near and
-that no other is proven to beat; among starts within a second to the most exact precision, then to the least memory.
+The best by the objective wins among the cells that meet every limit. By default inference has an error limit of 1e-2,
+and 8 bits need calibration data. A cell ties with the best if it is within 25 % and not proven worse. The tie goes to
+the soonest start among near figures that no other is proven to beat; then, among starts within a second, to the most
+exact precision, and then to the least memory.
 
-The best is a winner only on some ground: not where only bases were measured, where most cells ran beside other work,
-where it has no interval, or where intervals leave it open whether the base is better.
+The best is no winner yet if only bases were measured, if most cells ran beside other work, if it has no interval, or if
+the intervals leave open whether the base is better.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from engines.catalog import known, unsupported
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
@@ -34,24 +35,24 @@ MAX_ERROR = 1e-2
 TIES = "within 5 % the soonest start wins, of starts within a second the most exact precision"
 """The rule that decides a tie."""
 ENOUGH = 5
-"""Processes of a cell from which on more hardly narrow its interval."""
+"""Beyond this many processes, more hardly narrow a cell's interval."""
 _SPARE, _LEAST_MS = 1.1, 0.05
 """Calls are slower now and then, and shorter ones are timed in blocks (worker/sampling.py)."""
 _MOST_CONTENDERS = 3
 _OPEN = 2.0
-"""Ends of a factor over the base on both sides of 1 are no ground from this ratio on."""
+"""The factor over the base leaves the choice open if its interval holds 1 and its ends differ by this ratio or more."""
 _MOST_NAMED = 3
 _TRIED = ("failed", "oom", "timeout", "crashed")
 _NEAR = 0.05
-"""By less than this share figures are near for a tie."""
+"""Figures that differ by less than this share are near."""
 _SCREEN = 5
-"""A cell without an interval counts as worse if it lies this many margins behind."""
+"""A cell without an interval is worse if it is this many margins behind."""
 _FAR = math.log(1.25)
-"""Beyond this no cell is called tied, however wide its interval."""
+"""Cells further apart never tie, however wide their intervals."""
 _NEAR_SECONDS = 1.0
-"""Starts that differ by at most so much are alike."""
+"""Starts that differ by no more are alike."""
 _CODES = {"faster": "worse", "slower": "better", None: "unclear"}
-"""By verdict on the best of two the code of the other one."""
+"""Map the verdict on the best to the code of the other cell."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ class Limit:
         value = self.measured(cell)
         if value is None and (percentile := FIGURES[self.figure].percentile):
             low, high = map(cell.get, ends_of("latency_ms"))
-            if not self.holds(cell["latency_ms"]):  # No percentile that is limited is below the median.
+            if not self.holds(cell["latency_ms"]):  # A percentile that can be limited is at least the median.
                 return Reason("over", cell["latency_ms"], self.value, low, high, figure="latency_ms")
-            of_each = cell["samples"] // max(1, cell["processes"])
-            return Reason("unknown", _seconds_for(percentile, cell), figure=self.figure, have=of_each)
+            samples = cell["samples"] // max(1, cell["processes"])
+            return Reason("unknown", _seconds_for(percentile, cell), figure=self.figure, have=samples)
         if value is None:
             return Reason("unknown", figure=self.figure)
         if self.holds(value):
@@ -93,7 +94,7 @@ class Limit:
 
 
 def _seconds_for(percentile: int, cell: Row) -> int:
-    """Return the sampling time that surely has enough samples: a steady case stops after half of its clock's time."""
+    """Return a sampling time with enough samples for certain: a steady case stops after half of its clock's time."""
     share = 0.25 if cell["clock"] == "event" else 0.5
     ms = max(float(cell["latency_ms"]), _LEAST_MS)
     return math.ceil(_SPARE * PERCENTILE_NEEDS[percentile] * ms / 1000 / share)
@@ -109,12 +110,12 @@ class Loser:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The best among cells, and why nothing else is.
+    """The best among cells, and why each other cell is not.
 
-    It is the winner unless `doubt` says why that cannot be known yet. `tied` are the others that are not proven worse,
-    best first. `runner_up` is the best other cell of the same batch and setting, and `margin` how many times worse it
-    is, as `cells.compared` has it. `losers` are all others, best first. Where nothing meets the limits `nearest` is the
-    one that misses its worst limit by the least share.
+    The best is the winner unless `doubt` says why that is unknown yet. `tied` are the cells not proven worse, best
+    first. `runner_up` is the best other cell of the same batch and setting, and `margin` says how many times worse it
+    is. `losers` are all other cells, best first. If nothing meets the limits, `nearest` misses its worst limit by the
+    smallest share.
     """
 
     figure: str
@@ -140,10 +141,10 @@ class Choice:
     @property
     def names(self) -> str:
         """Name the best and its ties: "ort fp32 or openvino fp32"."""
-        named = [cell.get("name") or cell_name(cell) for cell in (self.best, *self.tied) if cell]
-        more = len(named) - _MOST_NAMED
-        *few, last = [*named[:_MOST_NAMED], f"{more} more"] if more > 0 else named
-        return f"{', '.join(few)} or {last}" if few else last
+        names = [cell.get("name") or cell_name(cell) for cell in (self.best, *self.tied) if cell]
+        unnamed = len(names) - _MOST_NAMED
+        *first, last = [*names[:_MOST_NAMED], f"{unnamed} more"] if unnamed > 0 else names
+        return f"{', '.join(first)} or {last}" if first else last
 
 
 def choose(
@@ -151,20 +152,25 @@ def choose(
 ) -> Choice:
     """Choose among cells of one model and pass; they may be of several batches and machines."""
     has_error = any(limit.figure == "error" for limit in limits)
-    asked = allow_uncalibrated or has_error
-    usual = [Limit("error", MAX_ERROR)] if not has_error and "inference" in cells["pass"] else []
-    limits = (*limits, *usual)
+    allow_uncalibrated = allow_uncalibrated or has_error
+    default = [Limit("error", MAX_ERROR)] if not has_error and "inference" in cells["pass"] else []
+    limits = (*limits, *default)
     sign = -1 if figure in HIGHER else 1
 
     def rank(row: Row) -> tuple[Any, ...]:
         return row["status"] != "ok", row[figure] is None, sign * (row[figure] or 0.0), _start(row)
 
-    judged = [Loser(row, _barred(row, figure, limits, asked)) for row in sorted(cells.to_dicts(), key=rank)]
-    fit, lost = [one.cell for one in judged if not one.reasons], [one for one in judged if one.reasons]
+    rows = sorted(cells.to_dicts(), key=rank)
+    judged = [Loser(row, _barred(row, figure, limits, allow_uncalibrated)) for row in rows]
+    fit, barred = [loser.cell for loser in judged if not loser.reasons], [loser for loser in judged if loser.reasons]
     if not fit:
-        known = [one.cell for one in lost if one.cell["status"] == "ok" and one.cell[figure] is not None]
-        nearest = min(known, key=lambda row: (is_uncalibrated(row) and not asked, _worst(row, limits)), default=None)
-        return Choice(figure=figure, limits=limits, losers=tuple(lost), nearest=nearest)
+        measured = [row for row in rows if row["status"] == "ok" and row[figure] is not None]
+        nearest = min(
+            measured,
+            key=lambda row: (is_uncalibrated(row) and not allow_uncalibrated, _excess(row, limits)),
+            default=None,
+        )
+        return Choice(figure=figure, limits=limits, losers=tuple(barred), nearest=nearest)
     against_best = _against(fit, fit[0], figure)
     tied = [
         row
@@ -172,38 +178,38 @@ def choose(
         if reason.code != "worse" and _distance(row, fit[0], figure) < _FAR
     ]
     near = [row for row in tied if _distance(row, fit[0], figure) < _NEAR]
-    # One with a narrow interval may be proven better although both are tied with the best.
-    able = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
-    alike = min(_start(row)[0] for row in able) + _NEAR_SECONDS
+    # A narrow interval may prove a cell better although both tie with the best.
+    unbeaten = [row for row in near if "better" not in {reason.code for reason in _against(fit, row, figure)}]
+    soon = min(_start(row)[0] for row in unbeaten) + _NEAR_SECONDS
 
     def preference(row: Row) -> tuple[float, float, float]:
         set_up, memory = _start(row)
         precision = PRECISION_TABLE.get(row["precision"])
-        return max(set_up, alike), precision.usual_error if precision else math.inf, memory
+        return max(set_up, soon), precision.usual_error if precision else math.inf, memory
 
-    best = min(able, key=preference)
+    best = min(unbeaten, key=preference)
     against_best = _against(fit, best, figure)
     beaten = [Loser(row, (reason,)) for row, reason in zip(fit, against_best, strict=True) if row is not best]
     place = ("batch_size", "setting", "machine")
-    near_by = [each for each in beaten if all(each.cell[key] == best[key] for key in place)]
-    runner = next(iter(near_by), None)
+    rivals = [loser for loser in beaten if all(loser.cell[key] == best[key] for key in place)]
+    runner_up = next(iter(rivals), None)
     return Choice(
         figure=figure,
         limits=limits,
         best=best,
-        doubt=_doubt(best, near_by, [one.cell for one in judged], figure),
+        doubt=_doubt(best, rivals, rows, figure),
         tied=tuple(row for row in tied if row is not best),
-        runner_up=runner.cell if runner else None,
-        margin=runner.reasons[0] if runner else None,
-        losers=(*beaten, *lost),
+        runner_up=runner_up.cell if runner_up else None,
+        margin=runner_up.reasons[0] if runner_up else None,
+        losers=(*beaten, *barred),
     )
 
 
-def _doubt(best: Row, others: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
-    """Return why the best of `cells` is no winner yet; `others` share its batch and setting."""
+def _doubt(best: Row, rivals: Sequence[Loser], cells: Sequence[Row], figure: str) -> Reason | None:
+    """Return why the best of `cells` is no winner yet; `rivals` share its batch and setting."""
     measured = [cell for cell in cells if cell["status"] == "ok"]
-    if all(cell["is_base"] for cell in measured) and not any(cell["status"] in _TRIED for cell in cells):
-        waiting = sum(cell["status"] == "waiting" for cell in cells)
+    waiting = sum(cell["status"] == "waiting" for cell in cells)
+    if all(cell["is_base"] for cell in measured) and (waiting or not any(map(_was_tried, cells))):
         return Reason("only-base", waiting, text=cell_name(best))
     if FIGURES[figure].unit == "MiB":  # Other work takes time, and no memory of ours.
         return None
@@ -211,7 +217,7 @@ def _doubt(best: Row, others: Sequence[Loser], cells: Sequence[Row], figure: str
         return Reason("disturbed", text=cell_name(best))
     if figure in WITH_ENDS and best[ends_of(figure)[0]] is None:
         return Reason("one-process", text=cell_name(best))
-    base = next((other for other in others if other.cell["is_base"]), None)
+    base = next((rival for rival in rivals if rival.cell["is_base"]), None)
     sides = [best, base.cell] if base else [best]
     ends = [tuple(map(side.get, ends_of(figure))) for side in sides] if figure in WITH_ENDS else []
     over_base = base.reasons[0] if base else Reason("unknown")
@@ -222,27 +228,36 @@ def _doubt(best: Row, others: Sequence[Loser], cells: Sequence[Row], figure: str
     return replace(over_base, code="open", text=cell_name(best)) if is_open else None
 
 
+def _was_tried(cell: Row) -> bool:
+    """Tell whether the cell's engine ran and failed, or runs here and refused this model."""
+    if cell["status"] != "unsupported":
+        return cell["status"] in _TRIED
+    engine, place = known(cell["engine"]), (cell["pass"], cell["device"], cell["precision"], cell["model_kind"])
+    is_installed = engine.version is not None and cell[engine.version.column] is not None
+    return is_installed and unsupported(engine, *place) is None
+
+
 def choices(cells: pl.DataFrame, by: Sequence[str] = ("run_id",)) -> list[tuple[dict[str, Any], Choice]]:
-    """Choose the lowest latency in every group of cells; each with the group's key."""
+    """Choose the lowest latency in every group of cells; return each group's key with its choice."""
     keys = [*by, *(name for name in GROUP if name not in by)]
     groups = cells.group_by(keys, maintain_order=True)
     return [(dict(zip(keys, key, strict=True)), choose(group)) for key, group in groups]
 
 
 def contenders(cells: pl.DataFrame, with_equals: bool = True) -> list[list[Row]]:
-    """Return what may win in each group: the winner, and up to two others that are within the best one's interval.
+    """Return the likely winners of each group: the best, and up to two others within the fastest one's interval.
 
-    Without equals those are left out that are proven to be as good as the winner.
+    Without equals, leave out cells proven equivalent to the best.
     """
-    found = []
+    groups = []
     for _, choice in choices(cells):
-        able = sorted((one for one in (choice.best, *choice.tied) if one), key=lambda cell: cell["latency_ms"])
-        limit = (able[0]["latency_high_ms"] or math.inf) if able else 0.0
-        equals = [one.cell for one in choice.losers if one.reasons[0].code == "equivalent" and not with_equals]
-        others = [cell for cell in able if cell is not choice.best and cell["latency_ms"] <= limit]
+        tied = sorted((cell for cell in (choice.best, *choice.tied) if cell), key=lambda cell: cell["latency_ms"])
+        limit = (tied[0]["latency_high_ms"] or math.inf) if tied else 0.0
+        equals = [loser.cell for loser in choice.losers if loser.reasons[0].code == "equivalent" and not with_equals]
+        others = [cell for cell in tied if cell is not choice.best and cell["latency_ms"] <= limit]
         others = [cell for cell in others if cell not in equals]
-        found.append([cell for cell in (choice.best, *others[: _MOST_CONTENDERS - 1]) if cell])
-    return found
+        groups.append([cell for cell in (choice.best, *others[: _MOST_CONTENDERS - 1]) if cell])
+    return groups
 
 
 def cell_name(cell: Row) -> str:
@@ -251,42 +266,42 @@ def cell_name(cell: Row) -> str:
 
 
 def is_uncalibrated(cell: Row) -> bool:
-    """Return whether 8-bit ranges are of no data of the user's, so that the error on those is unknown."""
+    """Tell whether 8-bit ranges come from no data of the user's, so that the error on that data is unknown."""
     return cell["precision"] in EIGHT_BITS and not cell["calibrated"]
 
 
-def _barred(row: Row, figure: str, limits: Sequence[Limit], asked: bool) -> tuple[Reason, ...]:
+def _barred(row: Row, figure: str, limits: Sequence[Limit], allow_uncalibrated: bool) -> tuple[Reason, ...]:
     """Return why a cell may not be chosen."""
     if row["status"] != "ok":
         return (Reason("not-measured", text=f"{row['status']}: {row['reason'] or 'no reason'}"),)
     if row[figure] is None:
         return (Reason("unknown", figure=figure),)
     missed = [limit.missed(row) for limit in limits]
-    barred = [Reason("uncalibrated")] if is_uncalibrated(row) and not asked else []
+    barred = [Reason("uncalibrated")] if is_uncalibrated(row) and not allow_uncalibrated else []
     return tuple(reason for reason in (*barred, *missed) if reason is not None)
 
 
 def _distance(row: Row, best: Row, figure: str) -> float:
-    """Return how far apart two figures are on the log scale."""
+    """Return the distance of two figures on the log scale."""
     return abs(math.log(max(row[figure], 1e-300) / max(best[figure], 1e-300)))
 
 
-def _worst(row: Row, limits: Sequence[Limit]) -> float:
+def _excess(row: Row, limits: Sequence[Limit]) -> float:
     return max((limit.excess(limit.measured(row)) for limit in limits), default=0.0)
 
 
 def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
-    """Return how many times worse each row is than another one: "worse", "better", "equivalent" or "unclear".
+    """Return how many times worse each row is than the best: "worse", "better", "equivalent" or "unclear".
 
-    Figures without intervals only differ for certain beyond what processes commonly do.
+    Without intervals, figures differ for certain only beyond the usual spread between processes.
     """
     names = [figure, *(ends_of(figure) if figure in WITH_ENDS else ()), "clock"]
     sides = {"": rows, "_base": [best] * len(rows)}
     both = pl.DataFrame({f"{name}{of}": [row[name] for row in side] for of, side in sides.items() for name in names})
-    # compared() tells how many times better the own figure is, so the best one takes the own place.
-    found = compared(both, base="", own="_base", figure=figure)
+    # compared() returns how many times better `own` is than `base`: the best is `own`.
+    factors = compared(both, base="", own="_base", figure=figure)
     reasons = []
-    for row, (factor, low, high, read) in zip(rows, found.iter_rows(), strict=True):
+    for row, (factor, low, high, read) in zip(rows, factors.iter_rows(), strict=True):
         if factor and read is None:
             is_host = HOST_BOUND in {*row["footnotes"], *best["footnotes"]}
             read = verdict(factor, factor, _SCREEN * margin(None if is_host else row["clock"]))
@@ -296,6 +311,6 @@ def _against(rows: Sequence[Row], best: Row, figure: str) -> list[Reason]:
 
 
 def _start(row: Row) -> tuple[float, float]:
-    """Return the seconds until it runs, and its memory; unknown ones are infinite."""
+    """Return the seconds of its set-up, and its memory; infinite if unknown."""
     seconds, memory = (math.inf if row[name] is None else row[name] for name in ("set_up_s", "peak_memory_mib"))
     return seconds, memory

@@ -1,4 +1,4 @@
-"""Put answers into one table of two lines a model: the base, the best of each runtime, and which to deploy."""
+"""Tabulate answers, two lines a model: the base, the best of each runtime, and which to deploy."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from profiler.results.choice import Choice, cell_name
 from profiler.tables import numbers
 from profiler.tables.table import Table, figure, name
 
-_NOTE = "By runtime its best: ms and ×, then MiB and error; ~ is not told apart from the base."
+_NOTE = "Each runtime's best: ms and ×, then MiB and error; ~ is not told apart from the base."
 _BASE = "base"
-_KNOWN = {"faster", "slower", "equivalent"}
-"""Verdicts on a factor that say something."""
+_CLEAR = {"faster", "slower", "equivalent"}
 
 
 def overview(answers: Sequence[tuple[str, Mapping[str, Any], Choice]]) -> Table:
     """Make a row of each answer: a subject, such as "resnet50, b1", the keys that a page filters by, and the choice."""
-    of_runtimes = [best_of_runtimes(choice) for _, _, choice in answers]
-    there = {runtime for cells in of_runtimes for runtime in cells}
-    won = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)
-    runtimes = [runtime for runtime in (_BASE, *ENGINES) if runtime in there]
-    # A narrow terminal does without what wins least.
-    ranked = sorted(runtimes, key=lambda runtime: (runtime != _BASE, -won[runtime]))
-    bases = {f"{cells[_BASE]['variant']} {cells[_BASE]['precision']}" for cells in of_runtimes if _BASE in cells}
+    by_runtime = [best_of_runtimes(choice) for _, _, choice in answers]
+    wins = Counter(choice.best["engine"] for _, _, choice in answers if choice.best)
+    runtimes = [runtime for runtime in (_BASE, *ENGINES) if any(runtime in cells for cells in by_runtime)]
+    # A narrow terminal drops the runtimes that win least.
+    ranked = sorted(runtimes, key=lambda runtime: (runtime != _BASE, -wins[runtime]))
+    bases = {cell_name(cells[_BASE]) for cells in by_runtime if _BASE in cells}
     frame: dict[str, list[Any]] = {"deploy": [f"{subject}\n{_deploy(choice)}" for subject, _, choice in answers]}
     frame |= {key: [keys[key] for _, keys, _ in answers] for key in (answers[0][1] if answers else ())}
-    frame |= {runtime: [_told(cells.get(runtime)) for cells in of_runtimes] for runtime in runtimes}
+    frame |= {runtime: [_figures(cells.get(runtime)) for cells in by_runtime] for runtime in runtimes}
     headings = {runtime: runtime for runtime in runtimes} | {_BASE: bases.pop() if len(bases) == 1 else "Base"}
     columns = [
         figure(headings[runtime], runtime, numbers.as_written, expendable=ranked.index(runtime)) for runtime in runtimes
@@ -51,22 +49,22 @@ def _deploy(choice: Choice) -> str:
 
 
 def best_of_runtimes(choice: Choice) -> dict[str, Row]:
-    """Return the base, and by engine its best cell of the answer's batch and setting; the base stands only once."""
-    place, found = ("batch_size", "setting", "machine"), dict[str, Row]()
+    """Return the base and each engine's best other cell, of the answer's batch and setting."""
+    place, best = ("batch_size", "setting", "machine"), dict[str, Row]()
     cells = [cell for cell in (choice.best, *(loser.cell for loser in choice.losers)) if cell and cell["latency_ms"]]
     for cell in cells:
         if all(cell[key] == cells[0][key] for key in place):
-            found.setdefault(_BASE if cell["is_base"] else cell["engine"], cell)
-    return found
+            best.setdefault(_BASE if cell["is_base"] else cell["engine"], cell)
+    return best
 
 
-def _told(cell: Row | None) -> str:
+def _figures(cell: Row | None) -> str:
     if cell is None:
         return ""
     is_busy = numbers.is_busy(cell["latency_low_ms"], cell["latency_high_ms"])
     first = [numbers.BUSY if is_busy else numbers.significant(cell["latency_ms"])]
     if cell["factor"] and not cell["is_base"] and not numbers.is_busy(cell["factor_low"], cell["factor_high"]):
-        first.append(f"{'' if cell['verdict'] in _KNOWN else '~'}{numbers.times(cell['factor'])}")
+        first.append(f"{'' if cell['verdict'] in _CLEAR else '~'}{numbers.times(cell['factor'])}")
     memory, error = cell["peak_memory_mib"], cell["error"]
     second = [*[numbers.count(memory or 0)][: memory is not None], *[numbers.error(error or 0, 1)][: error is not None]]
     return "\n".join((" ".join(first), " ".join(second)))

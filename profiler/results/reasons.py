@@ -17,7 +17,7 @@ COMPARATIVES = {
     "energy_mj_per_item": ("more energy", "less energy"),
     "usd_per_million_items": ("more expensive", "cheaper"),
 }
-"""By objective the words for the worse and the better one of two."""
+"""Map an objective's figure to the words for worse and better."""
 _UNMEASURED = {
     "usd_per_million_items": "no price; set usd_per_hour of the job's machine",
     "energy_mj_per_item": "no energy was measured; set `energy: true` in the job",
@@ -26,7 +26,7 @@ _UNMEASURED = {
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something is as it is: a code, a value with its interval, and the limit that it is held to."""
+    """A reason as data: a code, a value with its interval, and its limit."""
 
     code: str
     value: float | None = None
@@ -48,7 +48,7 @@ def amount(figure: str, value: float, *ends: float | None) -> str:
 
 
 def _known(figure: str, ends: Sequence[float | None]) -> Sequence[float | None]:
-    """Return the ends of a figure that should have some."""
+    """Return the ends if the figure has an interval."""
     return ends if figure in WITH_ENDS else ()
 
 
@@ -75,7 +75,7 @@ def _worse(reason: Reason) -> str:
 
 
 def _held(reason: Reason) -> str:
-    """Say like "p99 latency 2.40 ms" what is held to a limit; of an error that is its bound."""
+    """Format the figure that a limit applies to, like "p99 latency 2.40 ms"; for an error, its bound."""
     value = reason.value or 0.0
     if reason.figure != "error":
         return f"{noun(reason.figure)} {amount(reason.figure, value, reason.low, reason.high)}"
@@ -93,8 +93,8 @@ def _unknown(reason: Reason) -> str:
     percentile = FIGURES[reason.figure].percentile
     if percentile:
         needs = PERCENTILE_NEEDS[percentile]
-        more = f": --seconds {reason.value:g} takes them" if reason.value else ""
-        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}{more}"
+        advice = f": --seconds {reason.value:g} takes them" if reason.value else ""
+        return f"p{percentile} needs {needs} samples, has {numbers.count(reason.have or 0)}{advice}"
     return _UNMEASURED.get(reason.figure, f"{noun(reason.figure)} was not measured")
 
 

@@ -112,11 +112,12 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if left := waiting(run.results(), start.cases, retry=False):
-        # Further processes of what was measured are the least of it.
-        first = [case for case in left if not case.replicate] or left
+    if missing := waiting(run.results(), start.cases, retry=False):
+        # Unmeasured configurations matter more than replicates.
+        first = [case for case in missing if not case.replicate] or missing
         which = listed(list(dict.fromkeys(f"{case.variant} {case.precision}" for case in first)))
-        start.say(f"{counted(len(left), 'case')} did not fit in {options.within}: {which}; {_what_is_left(start, run)}")
+        cases = counted(len(missing), "case")
+        start.say(f"{cases} did not fit in {options.within}: {which}; {_what_is_left(start, run)}")
     elif not runner.search_ended:
         start.say(f"The search did not fit in {options.within}; {_what_is_left(start, run)}")
     if conclude is not None and not start.config.layers:
@@ -147,17 +148,16 @@ def preloaded(configs: Sequence[Config]) -> set[str]:
 
 def read_seconds(option: str, text: str) -> float:
     """Read "90s", "3m" or "1.5h"; raises ConfigError for anything else."""
-    found = _DURATION.fullmatch(text.strip())
-    if not found or not float(found[1]):
+    match = _DURATION.fullmatch(text.strip())
+    if not match or not float(match[1]):
         raise ConfigError(f"{option}: expected a time such as 90s, 3m or 1h, got '{text}'")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def check_options(options: Options) -> None:
     """Raise ConfigError for options that contradict each other."""
     started: dict[str, object] = {
         "a job": options.config,
-        "--replicates": options.replicates,
         "--seconds": options.seconds,
     }
     started |= {
@@ -214,23 +214,27 @@ def read_job(options: Options, job: JobFile | ModelJob, kind: Device, hardware: 
 
 
 def _overrides(options: Options) -> dict[str, Any]:
-    given: dict[str, Any] = {name: getattr(options, name) for name in ("device", "profile", "replicates", "search")}
-    given |= {"output": options.output and os.path.realpath(options.output), "machine": machine_keys(options.machine)}
-    given["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
+    names = ("device", "profile", "search", *["replicates"][: options.resume is None])
+    keys: dict[str, Any] = {name: getattr(options, name) for name in names}
+    keys |= {"output": options.output and os.path.realpath(options.output), "machine": machine_keys(options.machine)}
+    keys["budget"] = (QUICK if options.quick else {}) | ({"seconds": options.seconds} if options.seconds else {})
     needs = [PERCENTILE_NEEDS.get(int(number), 0) for number in _PERCENTILE.findall(" ".join(options.max_latency_ms))]
-    given["budget"] |= {"min_samples": max(needs)} if needs else {}
-    return {key: value for key, value in given.items() if value}
+    keys["budget"] |= {"min_samples": max(needs)} if needs else {}
+    return {key: value for key, value in keys.items() if value}
 
 
 def resolved(
     options: Options, console: Console, job: Config, target: Target, facts: dict[str, Any], only: Filter | None = None
 ) -> Start:
-    """Resolve the job by what its models, the target and the libraries' `facts` say of it. Raises ConfigError."""
+    """Resolve the job for its models, the target and the libraries' `facts`. Raises ConfigError."""
     with Display(console) as display:
         config = with_shapes(job, display.doing)
-    plan = make_plan(config, target.kind, hardware=target.hardware)
+    plan = cases = make_plan(config, target.kind, hardware=target.hardware)
+    if options.resume is not None and options.replicates:  # Replicates beyond the run's plan confirm its winners.
+        replicated = config.model_copy(update={"replicates": options.replicates})
+        cases = make_plan(replicated, target.kind, hardware=target.hardware)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
-    return Start(options, console, config, target, environment, plan, only_of(plan, only))
+    return Start(options, console, config, target, environment, plan, only_of(cases, only))
 
 
 @contextlib.contextmanager
@@ -256,7 +260,7 @@ def open_run(start: Start) -> Iterator[RunFolder]:
 
 
 def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
-    """Keep what the run's environment says of its earlier rows. Raises ConfigError where it cannot go on here."""
+    """Carry over the environment of the run's earlier rows. Raises ConfigError if the run cannot go on here."""
     environment, before = start.environment, run.read_environment()
     _check_machine(folder, before, environment)
     journal = run.results()
@@ -275,11 +279,11 @@ def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
 
 def _check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError where the run's environment.json contradicts what this machine is `now`."""
-    here = _must_agree(now)
+    ours = _must_agree(now)
     for key, value in _must_agree(before).items() if before else ():
-        if value != here.get(key):
-            was = f"the run was made with {key} {value}, here it is {here.get(key)}"
-            raise ConfigError(f"--resume {folder}: {was}; start a new run")
+        if value != ours.get(key):
+            differs = f"the run was made with {key} {value}, here it is {ours.get(key)}"
+            raise ConfigError(f"--resume {folder}: {differs}; start a new run")
 
 
 def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,13 +306,13 @@ def begin(runner: Runner) -> None:
 def measure_cases(
     runner: Runner, console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
-    """Measure what the journal lacks and write all; returns whether it was interrupted, and the results."""
+    """Measure the cases missing from the journal and write all; returns whether it was interrupted, and the rows."""
     started = time.monotonic()
     begin(runner)
     cases, limits = runner.chosen, runner.config.largest_batch
     missing = waiting(runner.run.results(), cases, retry)
     if damaged := runner.run.damaged:
-        lost = f"{counted(damaged, 'damaged line')} of journal.jsonl left out; what only they held is measured again"
+        lost = f"Ignored {counted(damaged, 'damaged line')} of journal.jsonl; their cases will be measured again"
         console.print(Text(lost, style="yellow"), soft_wrap=True)
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     new, whole = (sum(case.unsupported is None for case in of) for of in (missing, cases))
@@ -342,7 +346,7 @@ def write_report(folder: Path, results: pl.DataFrame, console: Console) -> None:
 
 
 def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -> list[Case]:
-    """Select the cases that the journal lacks; with `retry` also what is not ok or has a cause to be measured again."""
+    """Select the cases missing from the journal; with `retry`, also those not ok or with a cause to be repeated."""
 
     def is_done(result: Result | None) -> bool:
         return result is not None and not (retry and (result.status != "ok" or retaken(result.warnings)))
@@ -351,12 +355,11 @@ def waiting(journal: Mapping[str, Result], cases: Sequence[Case], retry: bool) -
 
 
 def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl.DataFrame:
-    """Write and print what the journal holds; later runs do not learn their spread from the short rounds of a gate."""
+    """Write and print the journal's results; later runs do not learn a spread from the short rounds of a gate."""
     run, config, environment = runner.run, runner.config, runner.environment
-    left = (
-        [] if is_gate else [case for case in waiting(run.results(), runner.chosen, retry=False) if not case.replicate]
-    )
-    results, _ = run.write_parquet(config.suite, runner.plan, environment, left)
+    missing = [] if is_gate else waiting(run.results(), runner.chosen, retry=False)
+    missing = [case for case in missing if not case.replicate]
+    results, _ = run.write_parquet(config.suite, runner.plan, environment, missing)
     tries, study = run.largest_batches(), config.published
     if not is_gate:
         keep_spread(environment, run.run_id, learned(results, calm=True))
@@ -366,10 +369,10 @@ def write_results(runner: Runner, console: Console, is_gate: bool = False) -> pl
     def print_study() -> None:
         if study is None or results.is_empty():
             return
-        told = Text(f"As a page: {run.tables / 'published.md'}", style="dim")
+        line = Text(f"As a page: {run.tables / 'published.md'}", style="dim")
         if not present(console, study, results, [flat_environment(environment)], run.tables):
-            told = Text(f"\n{NOTHING.format(study)}", style="yellow")
-        console.print(told, soft_wrap=True)
+            line = Text(f"\n{NOTHING.format(study)}", style="yellow")
+        console.print(line, soft_wrap=True)
 
     labels = [entry.label for entry in config.engines] if config.search else None
     print_results(console, results, merged, print_study, tries, labels)

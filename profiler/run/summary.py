@@ -1,4 +1,4 @@
-"""Print what a run would do, and its results: a table a group, and what was not measured and why."""
+"""Print a run's plan, and its results: a table for each group, and why each other case was not measured."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _LARGEST = [
     *(figure("Too large", "refused", numbers.whole), prose("Why", "why")),
 ]
 _WIDE = 2.0
-"""A range is uselessly wide from this ratio of its ends on."""
+"""A range is too wide to be useful if its ends differ by this ratio or more."""
 
 
 def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Config) -> int:
-    """Print a row a model, variant and pass, and what the inputs of files lack; returns 2 where no case can run."""
+    """Print a row for each model, variant and pass, and the files' missing inputs; returns 2 if no case can run."""
     seconds = {case.id: estimate_seconds(case, config.budget) for case in cases}
     groups = grouped(((case.model, case.variant, case.pass_, case.unsupported), seconds[case.id]) for case in cases)
     rows = [
@@ -66,10 +66,10 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     ]
     columns = [name("Model", "model"), name("Variant", "variant"), name("Pass", "pass")]
     print_table(console, of_rows("", [*columns, figure("Cases", "cases", numbers.whole), words("Time", "time")], rows))
-    lacking = _lacking(cases)
-    for why in dict.fromkeys(lacking.values()):
+    missing = _missing_inputs(cases)
+    for why in dict.fromkeys(missing.values()):
         console.print(Text(f"\n{why}", style="red"), soft_wrap=True)
-    runnable = sum(case.unsupported is None and case.subject not in lacking for case in cases)
+    runnable = sum(case.unsupported is None and case.subject not in missing for case in cases)
     text = f"\n{machine}: {runnable} of {counted(len(cases), 'case')} can run here"
     if runnable:
         text += f", in about {duration(sum(seconds.values()))}, guessed, besides preparing the models"
@@ -78,15 +78,15 @@ def print_plan(console: Console, machine: str, cases: Sequence[Case], config: Co
     return 0 if runnable else 2
 
 
-def _lacking(cases: Sequence[Case]) -> dict[str, str]:
-    """Say by subject which sizes or values of a file's inputs the job lacks."""
-    found = {}
+def _missing_inputs(cases: Sequence[Case]) -> dict[str, str]:
+    """Map each file to the error that names the sizes and values the job lacks."""
+    errors = {}
     for source in {case.subject: case.source for case in cases if case.source.onnx}.values():
         try:
             file_specs(source)
         except ModelError as error:
-            found[source.subject] = str(error)
-    return found
+            errors[source.subject] = str(error)
+    return errors
 
 
 def print_results(
@@ -97,11 +97,10 @@ def print_results(
     tries: pl.DataFrame | None = None,
     planned: Collection[str] | None = None,
 ) -> None:
-    """Print a table a group of cells, and a layer; then the `tries` of the search for the largest batch.
+    """Print a table for each group of cells and each layer, then the `tries` of the search for the largest batch.
 
-    Variants that are not `planned` are trials, which have tables of their own.
-
-    Below are what `print_more` prints, what could not be measured, and what ranges hold.
+    Variants that are not `planned` are trials, which have their own tables. Unmeasured cases and notes come last, after
+    `print_more`.
     """
     printed: list[Choice] = []
     for key, group in cells.filter(pl.col("model_kind").ne_missing("layer")).group_by(GROUP, maintain_order=True):
@@ -141,7 +140,7 @@ def _table(key: Row, group: pl.DataFrame, kind: str = "") -> Table:
     model = " ".join([key["model"], *(f"({network})" for network in named)])
     where = [model, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"] or ""), kind]
     title = ", ".join(filter(None, where))
-    made = [
+    shown = [
         *([field("machine")] if group["machine"].n_unique() > 1 else []),
         *_VARIANT,
         figure("Latency", ("latency_ms", "latency_low_ms", "latency_high_ms"), numbers.ranges, unit="ms"),
@@ -149,7 +148,7 @@ def _table(key: Row, group: pl.DataFrame, kind: str = "") -> Table:
         factor(f"× {bases[0]}" if len(bases) == 1 else "× base"),
         *_shown(*(group for group in Group if group not in (Group.PARTS, Group.CLOCKS))),
     ]
-    return Table("", title, group, made)
+    return Table("", title, group, shown)
 
 
 def _print_layers(console: Console, results: pl.DataFrame) -> None:
@@ -157,17 +156,17 @@ def _print_layers(console: Console, results: pl.DataFrame) -> None:
     rows = layer_rows(results)
     ranked = rows.sort("total_ms", "forward_ms", nulls_last=True)
     for layer, batch in rows.select("layer", "batch_size").unique(maintain_order=True).iter_rows():
-        found = ranked.filter(pl.col("forward_ms").is_not_null(), layer=layer, batch_size=batch)
-        if not found.is_empty():
+        passes = ranked.filter(pl.col("forward_ms").is_not_null(), layer=layer, batch_size=batch)
+        if not passes.is_empty():
             console.print()
-            print_table(console, Table("", f"{layer}, batch {batch}", found, _LAYER))
+            print_table(console, Table("", f"{layer}, batch {batch}", passes, _LAYER))
 
 
 def _print_problems(console: Console, results: pl.DataFrame) -> None:
-    """Print each reason once, then what it holds for."""
+    """Print each reason once, with its cases."""
     axes = ("variant", "precision", "pass", "model")
-    more = pl.len(), pl.col(axes).unique(maintain_order=True), pl.col("log").drop_nulls().first()
-    reasons = not_measured(results.filter(pl.col("status") != "waiting"), ["status", "reason"], *more)
+    columns = pl.len(), pl.col(axes).unique(maintain_order=True), pl.col("log").drop_nulls().first()
+    reasons = not_measured(results.filter(pl.col("status") != "waiting"), ["status", "reason"], *columns)
     if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
@@ -183,7 +182,7 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
 
 
 def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice]) -> None:
-    """Say what ranges hold, how many figures are rough, and what narrows ranges that tell little."""
+    """Explain the ranges, count rough figures, and say how to narrow wide ranges."""
     factors = [choice.best for choice in printed if choice.best and choice.best["factor"]]
     lines = [_RANGES]
     footnotes = cells.filter(OK)["footnotes"].to_list()
@@ -195,7 +194,7 @@ def _print_notes(console: Console, cells: pl.DataFrame, printed: Sequence[Choice
         )
     with_ends = [cell for cell in factors if cell["factor_low"]]
     if wide := [cell["measured"] for cell in with_ends if cell["factor_high"] > _WIDE * cell["factor_low"]]:
-        more = f"; {WHEN_IDLE} narrows them" if rough else "; --replicates 5 narrows them" * (min(wide) < ENOUGH)
-        lines.append(f"Some span a factor of two{more}.")
+        again = f"; --resume RUN --replicates {ENOUGH} narrows them" * (min(wide) < ENOUGH)
+        lines.append(f"Some span a factor of two{f'; {WHEN_IDLE} narrows them' if rough else again}.")
     if printed:
         console.print(Text("\n" + "\n".join(lines), style="dim"))

@@ -53,7 +53,7 @@ from rich.console import Console
 from exporters.source import ModelSource
 from profiler.compare.command import differences
 from profiler.job.case import Case
-from profiler.recommend.answer import Request, recommend, told
+from profiler.recommend.answer import Request, recommend, stated
 from profiler.report import chart_specs, command
 from profiler.results.cells import cells
 from profiler.results.choice import Limit
@@ -85,7 +85,7 @@ request = Request("net", objective="toy", limits=(Limit("toy_s", 2.0), Limit("to
 sides = {v: [{"new": v, "packages": {"toy": v, "numpy": v}, "toy_version": v}] for v in ("1", "2")}
 print("facts:", json.dumps({
     "parts": [str(part) for part in chart_specs.MEMORY],
-    "figures": told(recommend(results, request).best),
+    "figures": stated(recommend(results, request).best),
     "asked": request.words(),
     "compare": [row["what"] for row in differences(sides)],
 }))

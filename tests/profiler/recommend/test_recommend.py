@@ -272,7 +272,7 @@ def test_where_nothing_meets_the_limits_it_says_what_comes_nearest() -> None:
 
 
 def test_limits_are_named_only_where_one_kept_a_candidate_out() -> None:
-    assert comparison(ask(row("ort"), row("trt", ms=None))) == "The only candidate"
+    assert comparison(ask(row("ort"), row("trt", ms=None))) == "The only candidate that could be measured"
     within = {"limits": (Limit("latency_ms", 2.0),)}
     assert comparison(ask(row("ort"), row("eager", ms=9.0), **within)) == "The only candidate that meets the limits"
 

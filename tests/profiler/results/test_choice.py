@@ -48,6 +48,7 @@ def test_what_is_better_but_for_its_error_is_named_with_the_limit_that_admits_it
 
 
 BASE, BUSY = handmade.row("eager", ms=2.0), ["disturbed: other work"]
+HERE = {"openvino_version": "2026.4", "device": "cpu", "model_kind": "onnx"}
 
 
 def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
@@ -64,6 +65,12 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([BASE, handmade.row("trt", ms=None, status="unsupported")], "memory", "undecided", "only-base", "engines"),
         ([BASE, handmade.row("ort", ms=None, status="waiting")], "latency", "undecided", "only-base", "--resume a/run"),
         ([BASE, handmade.row("ort", ms=None, status="crashed")], "latency", "deploy", None, ""),
+        ([BASE, handmade.row("ort", ms=None, status="crashed"), handmade.row("trt", ms=None, status="waiting")],
+         "latency", "undecided", "only-base", "--resume a/run"),
+        # Its library is installed, and refused this model.
+        ([BASE, handmade.row("openvino", ms=None, status="unsupported", **HERE)], "latency", "deploy", None, ""),
+        ([BASE, handmade.row("openvino", "fp8", ms=None, status="unsupported", **HERE)], "latency", "undecided",
+         "only-base", "engines"),
         ([BASE, handmade.row("ort", ms=1.0, rel_l2_error_high=0.5)], "latency", "deploy", None, ""),
         ([BASE | {"warnings": BUSY}, handmade.row("ort", ms=1.0, warnings=BUSY)], "latency", "undecided", "disturbed",
          "--resume a/run --retry --wait-for-idle 10"),
@@ -73,7 +80,8 @@ def spread(variant: str, ms: float, reach: float) -> list[dict[str, Any]]:
         ([*spread("eager", 900.0, 60.0), handmade.row("ort", ms=1.0)], "latency", "undecided", "busy",
          "--resume a/run --retry --wait-for-idle 10"),
         ([*spread("eager", 2.0, 1.15), *spread("ort", 1.9, 1.12)], "latency", "undecided", "open",
-         "a/run/bench.yaml --replicates 5"),
+         "--resume a/run --replicates 5 --only "
+         "model=net,pass=inference,batch_size=1,variant=ort,eager,precision=fp32"),
         ([*spread("eager", 9.0, 1.15), *spread("ort", 1.0, 1.12)], "latency", "deploy", None, ""),
     ],
 )  # fmt: skip

@@ -565,7 +565,17 @@ def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> No
     finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
     assert len(finished.rows) == 2 * len(CASES)
     assert "0 of 1 case to measure" in finished.done.stdout
-    assert "\n1 damaged line of journal.jsonl left out; " in finished.done.stdout
+    assert "\nIgnored 1 damaged line of journal.jsonl; their cases will be measured again" in finished.done.stdout
+
+
+def test_replicates_added_by_resume_confirm_the_chosen_cells_alone(run: Run, workplace: Path) -> None:
+    first = run(workplace, f"models: [{GOOD}]\nengines: [eager, ort]\ndevice: cpu\nbudget: {FAST}\n")
+    measured = first.rows["case_id"].to_list()
+    only = "variant=ort,precision=fp32"
+    resumed = run(workplace, None, "--resume", str(first.folder), "--replicates", "6", "--only", only)
+    added = resumed.rows.filter(~pl.col("case_id").is_in(measured))
+    assert added["case_id"].to_list()[-2:] == [f"good/ort/inference/fp32/b1/r{n}" for n in (4, 5)]
+    assert {*added["variant"]} == {"ort"} and added["confirming"].all()
 
 
 # Options.
