@@ -1,4 +1,4 @@
-"""Make the zoo's own models: plain torch, random weights of torch's current seed, no library."""
+"""Define the zoo's models in plain torch, with random weights from torch's current seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Examples = dict[str, Tensor]
-"""What a model takes, by keyword, with the batch first: the profiler measures it as it is."""
+"""Keyword arguments of a model, the batch first; the profiler measures them as they are."""
 
 
 class Attention(nn.Module):
-    """Attention of `x` to `context`, or to itself: (batch, tokens, width) in and out."""
+    """Attend from `x` to `context`, else to itself: (batch, tokens, width) in and out."""
 
     def __init__(self, width: int, heads: int, context: int | None = None) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         key, value = self.key_value(x if context is None else context).chunk(2, -1)
         query, key, value = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.query(x), key, value)
+            tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.query(x), key, value)
         )
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(attended.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    """A transformer's layer, normalized before each part (https://arxiv.org/abs/2002.04745)."""
+    """A transformer layer, normalized before each part (https://arxiv.org/abs/2002.04745)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class SentenceEncoder(nn.Module):
-    """Token ids and a mask of padding to unit vectors: the mean of the last layer over each sentence's tokens."""
+    """Map token ids and a padding mask to unit vectors: the mean of the last layer over a sentence's tokens."""
 
     def __init__(self, layers: int, width: int, heads: int, words: int, longest: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class SentenceEncoder(nn.Module):
 def sentence_encoder(
     layers: int = 12, width: int = 384, heads: int = 12, words: int = 30522, longest: int = 512
 ) -> tuple[nn.Module, Examples, dict[str, Any]]:
-    """The sizes of a small sentence encoder, 12 layers of 384, such as MiniLM-L12's; examples of up to 64 tokens."""
+    """Make a sentence encoder of MiniLM-L12's size, with examples of up to 64 tokens."""
     model = SentenceEncoder(layers, width, heads, words, longest)
     mask = (torch.arange(64) < torch.randint(1, 65, (64, 1))).long()
     examples = {"input_ids": torch.randint(words, (64, 64)), "attention_mask": mask}
@@ -84,29 +84,29 @@ class Residual(nn.Module):
         self.conv1, self.conv2 = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
         self.time = nn.Linear(time, after)
         self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
-        self.own, self.other = Attention(after, heads), Attention(after, heads, text)
+        self.self_attention, self.cross_attention = Attention(after, heads), Attention(after, heads, text)
 
     def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
         inner = self.conv1(F.silu(self.norm1(x))) + self.time(F.silu(time))[:, :, None, None]
         x = self.skip(x) + self.conv2(F.silu(self.norm2(inner)))
         pixels = self.norm3(x).flatten(2).transpose(1, 2)
-        pixels = pixels + self.own(pixels)
-        pixels = pixels + self.other(pixels, text)
+        pixels = pixels + self.self_attention(pixels)
+        pixels = pixels + self.cross_attention(pixels, text)
         return x + pixels.transpose(1, 2).unflatten(2, x.shape[2:])
 
 
 class UNetStep(nn.Module):
-    """One step of a latent diffusion model: noisy latents, a time step an item and a text's vectors to the noise."""
+    """Map noisy latents, a time step per item and a text's vectors to the noise, as a step of latent diffusion."""
 
     def __init__(self, widths: list[int], text: int, heads: int) -> None:
         super().__init__()
         self.first, self.time = nn.Conv2d(4, widths[0], 3, padding=1), nn.Linear(widths[0], 4 * widths[0])
-        more = (4 * widths[0], text, heads)
+        sizes = (4 * widths[0], text, heads)
         pairs = list(zip([widths[0], *widths], widths, strict=False))
-        self.down = nn.ModuleList(Residual(before, after, *more) for before, after in pairs)
+        self.down = nn.ModuleList(Residual(before, after, *sizes) for before, after in pairs)
         self.pools = nn.ModuleList(nn.Conv2d(width, width, 3, 2, 1) for width in widths[:-1])
-        self.middle = Residual(widths[-1], widths[-1], *more)
-        self.up = nn.ModuleList(Residual(2 * after, before, *more) for before, after in reversed(pairs))
+        self.middle = Residual(widths[-1], widths[-1], *sizes)
+        self.up = nn.ModuleList(Residual(2 * after, before, *sizes) for before, after in reversed(pairs))
         self.last = nn.Conv2d(widths[0], 4, 3, padding=1)
 
     def forward(self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor) -> Tensor:
@@ -131,14 +131,14 @@ class UNetStep(nn.Module):
 def unet_step(
     widths: tuple[int, ...] = (320, 640, 1280), text: int = 768, heads: int = 8, side: int = 64
 ) -> tuple[nn.Module, Examples]:
-    """The widths of Stable Diffusion 1's U-Net (https://arxiv.org/abs/2112.10752), with fewer blocks."""
+    """Make Stable Diffusion 1's U-Net (https://arxiv.org/abs/2112.10752) with fewer blocks."""
     model, words = UNetStep(list(widths), text, heads), torch.randn(8, 77, text)
     sample, timestep = torch.randn(8, 4, side, side), torch.randint(1000, (8,))
     return model, {"sample": sample, "timestep": timestep, "encoder_hidden_states": words}
 
 
 class UNet3d(nn.Module):
-    """A U-Net of volumes (https://arxiv.org/abs/1606.06650): (batch, 1, depth, height, width) to a class a voxel."""
+    """A U-Net of volumes (https://arxiv.org/abs/1606.06650): (batch, 1, depth, height, width) to classes by voxel."""
 
     def __init__(self, widths: list[int], classes: int) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def unet_3d(levels: int = 4, width: int = 32, classes: int = 4) -> nn.Module:
 
 
 class Lstm(nn.Module):
-    """Frames of a signal, (batch, frames, features), to a class a frame."""
+    """Map frames of a signal, (batch, frames, features), to classes by frame."""
 
     def __init__(self, features: int, width: int, layers: int, classes: int) -> None:
         super().__init__()
@@ -186,14 +186,14 @@ def lstm(features: int = 80, width: int = 1024, layers: int = 3, classes: int = 
 
 
 class Recommender(nn.Module):
-    """A recommender after DLRM (https://arxiv.org/abs/1906.00091): dense features, and an id of each table."""
+    """A recommender after DLRM (https://arxiv.org/abs/1906.00091) of dense features and one id per table."""
 
     pairs: Tensor
     starts: Tensor
 
     def __init__(self, tables: int, rows: int, width: int, dense: int) -> None:
         super().__init__()
-        # All tables in one, each from a row of its own on: one lookup for all of them.
+        # One table holds all, so one lookup serves all ids.
         self.tables = nn.Embedding(tables * rows, width)
         self.register_buffer("starts", torch.arange(tables) * rows)
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
@@ -201,10 +201,10 @@ class Recommender(nn.Module):
         self.top = _mlp([width + self.pairs.shape[1], 1024, 512, 256, 1])
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
-        found = self.bottom(dense)
-        every = torch.cat([found[:, None], self.tables(ids + self.starts)], 1)
-        products = torch.bmm(every, every.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
-        return torch.sigmoid(self.top(torch.cat([found, products], 1)))
+        bottom = self.bottom(dense)
+        vectors = torch.cat([bottom[:, None], self.tables(ids + self.starts)], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return torch.sigmoid(self.top(torch.cat([bottom, products], 1)))
 
 
 def _mlp(widths: list[int]) -> nn.Sequential:
@@ -217,13 +217,13 @@ def _mlp(widths: list[int]) -> nn.Sequential:
 def recommender(
     tables: int = 26, rows: int = 100_000, width: int = 64, dense: int = 13, items: int = 2048
 ) -> tuple[nn.Module, Examples]:
-    """26 tables and 13 dense features, as Criteo's data have: 0.7 GB of embeddings."""
+    """Make a recommender for Criteo's 26 tables and 13 dense features: 0.7 GB of embeddings."""
     model = Recommender(tables, rows, width, dense)
     return model, {"dense": torch.randn(items, dense), "ids": torch.randint(rows, (items, tables))}
 
 
 class Stack(nn.Module):
-    """A transformer's layers over vectors, (batch, tokens, width) in and out."""
+    """Transformer layers over vectors: (batch, tokens, width) in and out."""
 
     def __init__(self, layers: int, width: int, heads: int) -> None:
         super().__init__()
@@ -237,6 +237,5 @@ class Stack(nn.Module):
 
 
 def large(layers: int = 12, width: int = 2048, heads: int = 16) -> nn.Module:
-    """2.4 GB in fp32: more than the 2 GB that one protobuf may have, so that an ONNX graph keeps its weights beside
-    it."""
+    """Make a model of 2.4 GB in fp32. A protobuf holds 2 GB, so its ONNX graph keeps the weights in another file."""
     return Stack(layers, width, heads)
