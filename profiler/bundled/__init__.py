@@ -42,6 +42,8 @@ def job_file(word: str) -> Path | None:
         return bundled("bench.yaml")
     if is_model(word):
         return None
+    if word and path.is_dir():
+        raise ConfigError(f"{word} is a folder; give hf:{word} for its Transformers model, or --resume {word} for a run")
     if word and (path.suffix in _YAML or named_files.exists(path)):
         return path
     files = [str(each) for each in path.parent.glob("*") if each.suffix in (*_YAML, ".onnx")]

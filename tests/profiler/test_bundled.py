@@ -20,6 +20,11 @@ def test_the_default_job_has_a_name_and_a_suite_a_command(tmp_path: Path, monkey
         job_file("gpu-study")
     Path("gpu-study").write_text("models: [alexnet]\n")
     assert job_file("gpu-study") == Path("gpu-study"), "a file of the user's own comes first"
+    Path("resnet18").mkdir()
+    assert job_file("resnet18") is None, "a network's name means the network"
+    Path("bert").mkdir()
+    with pytest.raises(ConfigError, match=r"bert is a folder; give hf:bert .* or --resume bert for a run"):
+        job_file("bert")
 
 
 def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
