@@ -11,13 +11,13 @@ from exporters.source import ModelSource
 
 Shapes = Mapping[str, Sequence[int | str]]
 """Sizes and symbols of inputs, by name."""
-_ALONE = re.compile(r"unk__\d+|unk_\d+|dim_\d+|[a-z]?\d+", re.IGNORECASE)
-"""Symbols that converters number, such as tf2onnx's unk__10: they name no meaning."""
+_NUMBERED = re.compile(r"unk__\d+|unk_\d+|dim_\d+|[a-z]?\d+", re.IGNORECASE)
+"""Symbols that converters number, such as tf2onnx's unk__10: they have no meaning."""
 _BATCH_WORDS = ("batch", "batch_size", "batchsize")
 
 
 def batch_axes(source: ModelSource, shapes: Shapes) -> dict[str, int | None]:
-    """Return the batch axes that the job names, for the inputs with these shapes.
+    """Return the job's batch axes for the inputs with these shapes.
 
     Raises ModelError for an input or an axis that an ONNX file lacks; a module's graph may give inputs other names.
     """
@@ -36,10 +36,10 @@ def check_batch(source: ModelSource, shapes: Shapes) -> None:
 
 
 def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyType({})) -> set[str]:
-    """Return the symbols that stand for the batch in the shapes of a model's inputs; none where it is fixed.
+    """Return the symbols for the batch in the shapes of a model's inputs; a fixed batch has none.
 
     They are the symbols at the job's `axes`, and "batch"; if the first input has neither, its leading symbol; then all
-    leading symbols without a meaning. Other axes of the inputs in `axes` never are the batch.
+    leading symbols without a meaning. Other axes of the inputs in `axes` are never the batch.
     """
     at = {shapes[name][axis] for name, axis in axes.items() if axis is not None}
     others = {size for name, item_axis in axes.items() for axis, size in enumerate(shapes[name]) if axis != item_axis}
@@ -49,8 +49,8 @@ def batch_symbols(shapes: Shapes, axes: Mapping[str, int | None] = MappingProxyT
     first = next((name for name in shapes if axes.get(name, 0) is not None), None)
     if first in leading.keys() - axes.keys() and not symbols.intersection(shapes[first]):
         symbols |= {leading[first]} - others
-    alone = {size for size in leading.values() if size.endswith("[0]") or _ALONE.fullmatch(size)}
-    return symbols | (alone - others) if symbols else symbols
+    meaningless = {size for size in leading.values() if size.endswith("[0]") or _NUMBERED.fullmatch(size)}
+    return symbols | (meaningless - others) if symbols else symbols
 
 
 def batch_hint(shapes: Shapes, batch: Collection[str], names: Collection[str]) -> str:

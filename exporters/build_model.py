@@ -19,26 +19,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from exporters.calls import call, cast, in_eval_mode
-from exporters.catalog import network_of
 from exporters.errors import text_of
 from exporters.factories import SEED, make
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
 from exporters.libraries import folder_of
 from exporters.networks import BUILDERS
 from exporters.onnx_files import refuse_pointer
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, network_of
 
 CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
 _FAULT_CHARACTERS = 400
 """Longest quotation of torch's list of keys."""
 _SMALL = 0.01
-"""Largest constant scale that hides its branch, as layer scale of deep networks does, which starts at 1e-5 or 1e-6
-(https://arxiv.org/abs/2103.17239); the 0.1 of shallow ones does not."""
+"""Largest constant scale that hides its branch: layer scale of deep networks starts at 1e-5 or 1e-6, of shallow ones at
+0.1, which shows (https://arxiv.org/abs/2103.17239)."""
 # erfinv_ turns uniform draws into truncated normals, and is as slow as drawing.
 _DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "erfinv_")
 _HELD: dict[Path, tuple[nn.Module, float]] = {}
-"""Models of `hold` and the seconds that each took, by the file of their state."""
+"""Models of `hold` and the seconds that they took, by the file of their state."""
 spared_seconds = 0.0
 """Seconds that holding the model saved in `restore`."""
 _SHIFT = 0.5
@@ -46,7 +45,7 @@ _SHIFT = 0.5
 
 
 def build(source: ModelSource) -> nn.Module:
-    """Make a network without its weights. Raises ModelError."""
+    """Build the module as its code makes it. Raises ModelError."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = make(source) if source.factory else structure(source)
@@ -54,7 +53,7 @@ def build(source: ModelSource) -> nn.Module:
 
 
 def load(source: ModelSource) -> nn.Module:
-    """Make the model with weights from `source.weights`, else the factory's own, else seeded. Raises ModelError."""
+    """Build the model with weights from `source.weights`, else the factory's, else seeded. Raises ModelError."""
     model = build(source) if source.factory else empty(source).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(SEED)
     if source.weights is not None:
@@ -66,14 +65,15 @@ def load(source: ModelSource) -> nn.Module:
             calibrate(model, lambda: model(items))
     elif source.library is not None and folder_of(source.factory) is None:
         vary_constants(model, generator)
-        _calibrate_as_known(model, source)
+        _calibrate_on_own_inputs(model, source)
     return model
 
 
-def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
-    """Calibrate with the library's own inputs, so that weights do not depend on a job's.
+def _calibrate_on_own_inputs(model: nn.Module, source: ModelSource) -> None:
+    """Calibrate with the library's inputs, so that weights do not depend on the job.
 
-    A model that cannot run on them stays uncalibrated; its reference outputs then say why."""
+    A model that cannot run on them stays uncalibrated; its reference outputs then say why.
+    """
     try:
         specs = input_specs(replace(source, dimensions={}, varied={}, specs=None))
         inputs = seeded_inputs(specs, fixed_batch(specs) or CALIBRATION_ITEMS)
@@ -85,7 +85,7 @@ def _calibrate_as_known(model: nn.Module, source: ModelSource) -> None:
 
 
 def structure(source: ModelSource) -> nn.Module:
-    """Make a canonical network or a single layer, on torch's current default device."""
+    """Build a canonical network or a single layer on torch's default device."""
     if layer := source.layer:
         return nn.Conv2d(layer.input_shape[0], layer.out_channels, layer.kernel)
     network = network_of(source)
@@ -97,13 +97,13 @@ def structure(source: ModelSource) -> nn.Module:
 
 
 def empty(source: ModelSource) -> nn.Module:
-    """Make a canonical network or a layer on the meta device, without data, in eval mode."""
+    """Build a canonical network or a layer on the meta device, without data, in eval mode."""
     with torch.device("meta"):
         return structure(source).eval()
 
 
 def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """Read a state dict from a .safetensors or a .pt file: its content under `key`, without its keys' `prefix`.
+    """Read a state dict from a .safetensors or .pt file, at `key`, and strip `prefix` from its names.
 
     Raises ModelError.
     """
@@ -134,20 +134,16 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
 
 
 def _opened(path: Path) -> Any:
-    """Open a file of tensors, mapped where its format allows, so that nothing is read before it is used."""
+    """Open a file of tensors, mapped if its format allows, so that nothing is read before it is used."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file  # Only needed for these files.
 
         return load_file(path)
-    return torch.load(path, map_location="cpu", mmap=_is_mappable(path), weights_only=True)
-
-
-def _is_mappable(path: Path) -> bool:
-    """Return whether the file's tensors are stored uncompressed: torch silently maps compressed ones (2.13)."""
-    if not zipfile.is_zipfile(path):  # Written by torch before 1.6.
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+    is_mappable = zipfile.is_zipfile(path)  # torch before 1.6 wrote none.
+    if is_mappable:
+        with zipfile.ZipFile(path) as archive:  # torch maps compressed tensors in silence (2.13).
+            is_mappable = all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+    return torch.load(path, map_location="cpu", mmap=is_mappable, weights_only=True)
 
 
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
@@ -157,7 +153,7 @@ def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
 
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a state dict into the model. Raises ModelError, which names the keys that do not fit."""
+    """Copy a state dict into the model. Raises ModelError, which names misfits."""
     expected = model.state_dict()
     for key in (key for key in expected if key in state):
         if (dtype := state[key].dtype).is_floating_point != expected[key].dtype.is_floating_point:
@@ -173,9 +169,9 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def restore(source: ModelSource, state_path: Path) -> nn.Module:
-    """Make the model with the state that `exporters.weights.cached_state` wrote: as `load` returns it, without seeding.
+    """Build the model with the state that `exporters.weights.cached_state` wrote, like `load` without seeding.
 
-    A canonical network's weights, and a layer's, are mapped from the file (copy on write). Raises ModelError.
+    Weights of canonical networks and layers are mapped from the file (copy on write). Raises ModelError.
     """
     global spared_seconds
     if entry := _HELD.pop(state_path, None):
@@ -193,24 +189,24 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
 
 
 def hold(source: ModelSource, state_path: Path) -> None:
-    """Keep what `restore` returns, for its first call in each process that is forked from this one."""
+    """Restore a model ahead of `restore`'s first call in every process forked from this one."""
     start = time.perf_counter()
     model = restore(source, state_path)
     _HELD[state_path] = model, time.perf_counter() - start
 
 
 def is_shared(state_path: Path) -> bool:
-    """Return whether a held model has tensors in shared memory, which forks would not copy."""
+    """Return True if a held model has tensors in shared memory, which forks would not copy."""
     model, _ = _HELD[state_path]
     tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.layout == torch.strided)
     return any(tensor.is_shared() for tensor in tensors)
 
 
 class _Undrawn(TorchFunctionMode):
-    """Skip random initialization, of 15 s for a small Qwen2: a state replaces all parameters."""
+    """Skip random initialization, which takes 15 s for a small Qwen2: a state replaces all parameters."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        drawn = args[0] if args else (kwargs or {}).get("tensor")  # So torch.nn.init names it.
+        drawn = args[0] if args else (kwargs or {}).get("tensor")  # torch.nn.init's name for it.
         if getattr(function, "__name__", "") in _DRAWS and isinstance(drawn, nn.Parameter):
             return drawn
         return function(*args, **(kwargs or {}))
@@ -266,14 +262,14 @@ def vary_constants(model: nn.Module, generator: torch.Generator) -> None:
 def _gain(owner: nn.Module | None) -> float:
     """Return the scale of a layer's output for inputs of scale 1; 1 for a layer that only scales."""
     weight = getattr(owner, "weight", None)
-    if not isinstance(weight, torch.Tensor) or weight.ndim < 2:
+    if not isinstance(weight, Tensor) or weight.ndim < 2:
         return 1.0
     return float(weight.square().mean().sqrt()) * math.sqrt(weight[0].numel())
 
 
 @torch.no_grad()
 def calibrate(model: nn.Module, run: Callable[[], object]) -> None:
-    """Set the running statistics of each new batch normalization from the batch that `run` gives to the model.
+    """Set the running statistics of every new batch normalization from the batch that `run` gives to the model.
 
     With the initial statistics (mean 0, variance 1) a seeded deep network in eval mode doubles its activations in every
     block and overflows fp16: ResNet-152 reaches 3e8.
@@ -283,7 +279,7 @@ def calibrate(model: nn.Module, run: Callable[[], object]) -> None:
         return
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
-        layer.momentum = None  # a cumulative average: of one batch it is that batch's
+        layer.momentum = None  # A cumulative average takes the statistics of the only batch.
         layer.train()
     try:
         run()

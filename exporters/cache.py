@@ -23,12 +23,11 @@ from exporters.whole_file import FULL
 
 _MOST_GIB = 20.0
 _USERS = "users.lock"
-_PROBE_BYTES = 2**20
-_READ_BYTES = 2**20
+_MIB = 2**20
 _HASHED_BYTES = 2**25
-"""Largest file that is hashed at every look-up: it takes 0.05 s, and VGG-16's weights would take 0.9 s."""
+"""Largest file to hash at every look-up: it takes 0.05 s; VGG-16's weights would take 0.9 s."""
 _COMPARED = ("reference", "gradients")
-"""Kinds that are hashed whatever their size: with a changed one every right figure would be called wrong."""
+"""Kinds to hash at any size: a changed file would make every right figure look wrong."""
 
 
 def default_root() -> Path:
@@ -39,7 +38,7 @@ def default_root() -> Path:
 
 
 def most_bytes() -> int:
-    """Return how large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ConfigError."""
+    """Return the cache's size limit after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ConfigError."""
     try:
         return int(min(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB), 2.0**30) * 2**30)
     except ValueError as error:
@@ -52,7 +51,7 @@ def code_of(*files: str) -> list[str]:
 
 
 class CacheError(ModelError):
-    """The cache cannot take a file: its disk is full, or it may only be read."""
+    """The cache cannot take a file: its disk is full or read-only."""
 
     def __init__(self, path: Path, why: str, full: bool = True) -> None:
         room = "make room, as `cache clear` does, or " if full else ""
@@ -61,15 +60,15 @@ class CacheError(ModelError):
 
 def check_root(root: Path) -> None:
     """Raise CacheError for an empty folder that cannot be written; a filled one may be read-only."""
-    with _kept(root):
+    with _writing(root):
         if not (root.is_dir() and any(root.iterdir())):
             root.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=root).close()
 
 
 @contextlib.contextmanager
-def held(root: Path) -> Iterator[None]:
-    """Keep others from clearing the cache meanwhile, if it is there and can be written."""
+def shared(root: Path) -> Iterator[None]:
+    """Keep others from clearing the cache meanwhile, if it exists and can be written."""
     with contextlib.ExitStack() as closing:
         with contextlib.suppress(OSError):
             file = closing.enter_context((root / _USERS).open("ab"))
@@ -78,8 +77,8 @@ def held(root: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Keep others from using the cache meanwhile. Raises ConfigError where one does."""
+def exclusive(root: Path) -> Iterator[None]:
+    """Keep others from using the cache meanwhile. Raises ConfigError while a run uses it."""
     with (root / _USERS).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +88,7 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def check_room(path: Path, size: float) -> None:
-    """Raise CacheError where the disk has no room for a file of that many bytes, before minutes are spent on it."""
+    """Raise CacheError if the disk has no room for `size` bytes, before minutes are spent on the file."""
     free = shutil.disk_usage(path.parent).free
     if size > free:
         figures = f"it takes at least {size / 2**30:.1f} GiB of the disk, and {free / 2**30:.1f} GiB are free"
@@ -114,23 +113,23 @@ class Cache:
         again: bool = False,
         damaged: Callable[[Path], None] = lambda path: None,
     ) -> tuple[Path, bool]:
-        """Return the entry's file, and whether it was there already.
+        """Return the entry's file, and True if the cache had it.
 
-        `produce` writes to the path it is given, whose file name is the final one; files it puts next to it (an ONNX
-        file's external data) belong to the entry. One run produces while others that need the same key wait. A damaged
-        file is produced again, after `damaged` has been called with it; with `again` an intact one is too, and stays
-        until the new one is complete. An error of `produce` is passed on.
+        `produce` writes to its path, which has the final file name; files beside it (an ONNX file's external data)
+        belong to the entry. One run produces while others that need the same key wait. A damaged file is produced
+        again, after `damaged` has been called with it; with `again` an intact one is too, and stays until the new one
+        is complete. Errors of `produce` pass through.
         """
         folder = self.root / kind
         path = folder / (key + suffix)
         manifest = path.with_name(path.name + ".json")
-        if not again and _is_there(manifest):  # Without a lock, which cannot be had where nothing may be written.
+        if not again and _is_intact(manifest):  # Without a lock, which a read-only cache cannot have.
             return path, True
         with contextlib.ExitStack() as locks:
-            with _kept(path):
+            with _writing(path):
                 folder.mkdir(parents=True, exist_ok=True)
                 locks.enter_context(FileLock(f"{path}.lock"))
-            intact = _is_there(manifest)
+            intact = _is_intact(manifest)
             if intact and not again:
                 return path, True
             if not intact and (path.exists() or manifest.exists()):
@@ -146,20 +145,20 @@ class Cache:
         return path, False
 
     def has(self, path: Path) -> bool:
-        """Return whether an entry's file is as produced; True of a file that is no entry."""
-        return not path.is_relative_to(self.root) or _is_there(path.with_name(f"{path.name}.json"))
+        """Return True if an entry's file is as produced; files outside the cache always are."""
+        return not path.is_relative_to(self.root) or _is_intact(path.with_name(f"{path.name}.json"))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache with those that belong to it: `size` in bytes, `used` in seconds since the epoch."""
+    """A file of the cache and its companions: `size` in bytes, `used` in seconds since the epoch."""
 
     path: Path
     size: int
     used: float
 
     def remove(self) -> bool:
-        """Delete its files unless a run is producing them; returns whether that was done."""
+        """Delete the files unless a run is producing them; return True if they are gone."""
         manifest = self.path.with_name(self.path.name + ".json")
         try:
             with FileLock(f"{self.path}.lock", timeout=0):
@@ -203,7 +202,7 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object])
     """Have `produce` write the entry's files, then put them and their manifest into place."""
     # A fixed name on the target's file system, so that the next run clears a killed one's files.
     scratch = path.with_name(f".{path.name}.tmp")
-    with _kept(path):
+    with _writing(path):
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
     try:
@@ -218,7 +217,7 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object])
             raise RuntimeError(f"{produce!r} did not write {scratch / path.name}")
         files = sorted(scratch.iterdir())
         record = {file.name: [file.stat().st_size, file.stat().st_mtime_ns, file_sha256(file)] for file in files}
-        with _kept(path):
+        with _writing(path):
             (scratch / manifest.name).write_text(json.dumps(record))
             manifest.unlink(missing_ok=True)
             for file in files:
@@ -230,7 +229,7 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], object])
 
 
 @contextlib.contextmanager
-def _kept(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """Raise an OSError as CacheError."""
     try:
         yield
@@ -241,7 +240,7 @@ def _kept(path: Path) -> Iterator[None]:
 def _no_room(folder: Path) -> str | None:
     """Return why the folder's disk is full, since libraries do not always say so."""
     try:
-        (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
+        (folder / "probe").write_bytes(bytes(_MIB))
     except OSError as full:
         return full.strerror
     return None
@@ -250,13 +249,13 @@ def _no_room(folder: Path) -> str | None:
 def file_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
+        while piece := file.read(_MIB):
             digest.update(piece)
     return digest.hexdigest()
 
 
-def _is_there(manifest: Path) -> bool:
-    """Tell whether every file is as produced, and note its use; a large one is hashed only if it was modified."""
+def _is_intact(manifest: Path) -> bool:
+    """Return True if every file is as produced, and note its use; hash a large one only if it was modified."""
     try:
         record = json.loads(manifest.read_text())
         for name, (size, modified, sha256) in record.items():

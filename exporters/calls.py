@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporters.errors import nearest
 from exporters.gradients import Array, positions
-from exporters.inputs import TensorSpec, arguments
+from exporters.inputs import arguments
 from exporters.settings import KEEPS_DOUBLES
-from exporters.source import ModelError
+from exporters.source import ModelError, TensorSpec
 
 Place = tuple[str | int, ...]
 """Path to a tensor in nested outputs: keys are words, positions numbers."""
@@ -43,7 +43,7 @@ def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast the model's floats; complex ones stay, and so do doubles at fp32 in a module that takes floats."""
+    """Cast the model's floats; complex numbers stay, and so do doubles at fp32 in a module that takes floats."""
     floats = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     mixes = torch.float32 in floats or KEEPS_DOUBLES in vars(model)
     unchanged = {torch.float64} if dtype == torch.float32 and mixes else set()
@@ -52,21 +52,22 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def in_eval_mode(model: nn.Module) -> nn.Module:
-    """Set the mode of inference; a module out of torch.export has one mode for good."""
+    """Set the mode of inference; a module from torch.export has one mode for good."""
     with contextlib.suppress(NotImplementedError):
         model.eval()
     return model
 
 
 def named_outputs(result: Any) -> dict[str, Tensor]:
-    """Name the tensors in a module's result: a tensor is "y", a tuple's are "y0", "y1", a dict's or a dataclass's go by
-    their keys, nested ones have a dot between; futures are awaited. What is no tensor (None, a cache) is left out."""
-    return {_name_of(place): tensor for place, tensor in tensors_in(result)}
+    """Name the tensors in a module's result, and skip everything else (None, a cache).
 
-
-def _name_of(place: Place) -> str:
-    first, *rest = place or ("y",)
-    return ".".join([f"y{first}" if isinstance(first, int) else first, *map(str, rest)])
+    A single tensor is "y", a tuple's are "y0", "y1"; keys name those in dicts and dataclasses; dots join the names of
+    nested ones. Futures are awaited.
+    """
+    outputs = {}
+    for (first, *rest), tensor in ((place or ("y",), tensor) for place, tensor in tensors_in(result)):
+        outputs[".".join([f"y{first}" if isinstance(first, int) else first, *map(str, rest)])] = tensor
+    return outputs
 
 
 def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
@@ -91,7 +92,7 @@ def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]
 
 
 def computes_when_read(result: Any) -> bool:
-    """Tell whether reading a result may compute it: a tensor subclass, a future, a container with its own iterator."""
+    """Return True if reading a result may compute it: a tensor subclass, a future, a container's own iterator."""
     if isinstance(result, Tensor):
         return type(result) not in (Tensor, nn.Parameter)
     if _wait_of(result):
@@ -120,18 +121,17 @@ def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:
 
     A dict's name selects all its tensors. Raises ModelError for an unknown one.
     """
-    valid = list(names)
     places: list[int] = []
     for word in requested:
-        matches = [place for place, name in enumerate(valid) if name == word or name.startswith(f"{word}.")]
+        matches = [place for place, name in enumerate(names) if name == word or name.startswith(f"{word}.")]
         if not matches:
-            raise ModelError(f"outputs: the model has no output {word!r}{nearest(word, valid)}")
+            raise ModelError(f"outputs: the model has no output {word!r}{nearest(word, names)}")
         places += matches
-    return places if requested else list(range(len(valid)))
+    return places if requested else list(range(len(names)))
 
 
 def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
-    """Return the first requested output, where the backward pass starts. Raises ModelError if it holds no floats."""
+    """Return the first requested output, the start of the backward pass. Raises ModelError if it holds no floats."""
     outputs = named_outputs(result)
     if not outputs:
         raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
@@ -144,9 +144,9 @@ def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
 
 
 class Flattened(nn.Module):
-    """Takes a module's inputs by position and returns a tuple of tensors, as exporters want it.
+    """Take a module's inputs by position and return a tuple of tensors, as exporters want it.
 
-    Parameters and submodules have the module's names, since both share them; hooks on the module see its own call.
+    Parameters and submodules keep the module's names, since both share them; hooks on the module see its own call.
     """
 
     def __init__(self, model: nn.Module, specs: Sequence[TensorSpec]) -> None:
@@ -160,14 +160,10 @@ class Flattened(nn.Module):
             names[:] = outputs
             return tuple(outputs.values())
 
-        # Functions, since torch.export puts lists and modules among the attributes back.
+        # Functions, since torch.export restores lists and modules among the attributes.
         self._run: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = run
-        self._names: Callable[[], list[str]] = lambda: names
-
-    @property
-    def names(self) -> list[str]:
-        """Name the outputs, once the module has run."""
-        return self._names()
+        self.names: Callable[[], list[str]] = lambda: names
+        """Names the outputs, once the module has run."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self._run(tensors)
@@ -202,10 +198,10 @@ def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
 
 
 def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, frozen: Sequence[str] = ()) -> None:
-    """Set training mode; without `dropout` its modules pass everything on, as do those that hold a probability in an
-    attribute with "drop" in its name (nn.LSTM.dropout, transformers' layerdrop, timm's drop_prob).
+    """Set training mode. Without `dropout`, set every probability in an attribute with "drop" in its name to 0
+    (nn.LSTM.dropout, transformers' layerdrop, timm's drop_prob).
 
-    Raises ModelError where there is nothing to train, unless the gradient of the input is asked for.
+    Raises ModelError if nothing can train, unless the gradient of the input is asked for.
     """
     freeze(model, frozen)
     parameters = list(model.parameters())
@@ -217,16 +213,16 @@ def prepare_to_train(model: nn.Module, dropout: bool, of_input: bool = False, fr
         for module in model.modules():
             if isinstance(module, _DropoutNd):
                 module.eval()
-                module.p = 0.0  # Attention passes it on in its own training mode.
+                module.p = 0.0  # Attention reads it in its own training mode.
             for name, value in vars(module).items():
                 if "drop" in name and isinstance(value, float):
                     setattr(module, name, 0.0)
 
 
 def sampled(gradient: Tensor) -> Tensor:
-    """Return the elements of a gradient at `positions`, also of one with sparse rows, as an embedding's may be."""
+    """Return the elements of a gradient at `positions`; an embedding's may have sparse rows."""
     where = torch.from_numpy(positions(gradient.numel())).to(gradient.device)
-    # Not flattened first: that would copy a gradient whose memory order is another one.
+    # Not flattened first: that would copy a gradient in another memory order.
     places = torch.unravel_index(where, gradient.shape)
     if not gradient.is_sparse:
         return gradient[places]

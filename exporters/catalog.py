@@ -7,9 +7,6 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from exporters.errors import nearest
-from exporters.source import ModelError, ModelSource
-
 # Larger numbers cannot be measured and would overflow tables and clocks. All bounds exclude infinity and NaN.
 LARGEST = 2**31 - 1
 """The largest index of 32 bits, as kernels use them."""
@@ -18,7 +15,7 @@ Replicates = Annotated[int, Interval(gt=0, le=1000)]
 Samples = Annotated[int, Interval(ge=3, le=1_000_000)]
 Seconds = Annotated[float, Interval(gt=0, le=1e6)]
 Repeats = Annotated[float, Interval(ge=0, le=1000)]
-"""Multiples of the time that the first measuring took."""
+"""Multiples of the first measurement's time."""
 Price = Annotated[float, Interval(gt=0, le=1e6)]
 """USD an hour."""
 CLASSES = 1000
@@ -39,7 +36,7 @@ class Architecture:
     """Per item: one multiplication and one addition count as 1; convolutions and linear layers, biases left out."""
     top1_error: float | None
     """Per cent on ImageNet 2012's validation set, single crop (VGG: dense), as cnn-benchmarks publishes it
-    (https://github.com/jcjohnson/cnn-benchmarks); None where it gives none."""
+    (https://github.com/jcjohnson/cnn-benchmarks); None if it publishes none."""
     top5_error: float | None
     citation: str
 
@@ -75,14 +72,6 @@ ARCHITECTURES = (
 )
 
 CATALOG: dict[str, Architecture] = {row.name: row for row in ARCHITECTURES}
-
-
-def network_of(source: ModelSource) -> Architecture | None:
-    """Return a canonical network's row, None for other models. Raises ModelError for an unknown name."""
-    name = source.catalog_name
-    if name is not None and name not in CATALOG:
-        raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")
-    return None if name is None else CATALOG[name]
 
 
 @dataclass(frozen=True)

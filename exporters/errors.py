@@ -25,7 +25,6 @@ _MESSAGE_CHARACTERS = 100_000
 """Some messages hold a tensor or a file: 48 MB took ten seconds to look through."""
 _TITLE_CHARACTERS = 40
 """A shorter paragraph is a title, such as "C++ compile error"."""
-Line = tuple[str, int]
 
 
 class ConfigError(Exception):
@@ -62,14 +61,14 @@ def printable(value: Any) -> Any:
 
 
 def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
-    """Return the nearest valid words, or else the shortest that the word is a part of, `count` at most."""
+    """Return up to `count` of the nearest valid words, else of the shortest ones that contain the word."""
     words = list(dict.fromkeys(valid))
     parts = sorted((candidate for candidate in words if word in candidate), key=len) if len(word) > 3 else []
     return difflib.get_close_matches(word, words, n=count, cutoff=0.7) or parts[:count]
 
 
 def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count: int = 1) -> str:
-    """Return a hint like "; did you mean 'eager'?"; else `otherwise`, or all of the valid words."""
+    """Return a hint like "; did you mean 'eager'?"; else `otherwise`, or all valid words."""
     words = list(valid)
     if near := closest(word, words, count):
         return f"; did you mean {' or '.join(map(repr, near))}?"
@@ -79,27 +78,25 @@ def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count
 def sentence(error: BaseException, characters: int = 300) -> str:
     """Describe the error that came first, like "ValueError: no luck at /home/me/stem.py:14 (`raise ValueError(text)`)".
 
-    Libraries wrap the helpful error into others. If the user's own code did so, its error comes first:
+    Libraries wrap the helpful error into others. If the user's code does so, its error comes first:
     "RuntimeError: no stem, after KeyError: 'width' at …".
     """
     errors = chain(error)
     ends = ((link, traceback.extract_tb(link.__traceback__)[-1:]) for link in errors)
     first, users = errors[-1], next((link for link, end in ends if end and _is_users(end[0].filename)), errors[-1])
     text, outer = _named(first, characters), _named(users, characters)
-    # Some wrap an error into another with the same text.
-    same = users is first or text_of(first, characters) in outer
-    return (text if users is first else outer if same else f"{outer}, after {text}") + place(error)
+    is_repeated = text_of(first, characters) in outer  # Some wrap an error into another with the same text.
+    return (outer if users is first or is_repeated else f"{outer}, after {text}") + place(error)
 
 
 def place(error: BaseException) -> str:
-    """Return the line of the user's own code, like " at /home/me/stem.py:14 (`raise ValueError(text)`)", or ""."""
+    """Return the line of the user's code, like " at /home/me/stem.py:14 (`raise ValueError(text)`)", or ""."""
     errors = chain(error)[::-1]
-    line = next(filter(None, map(_frame_of_user, errors)), None) or next(filter(None, map(_line_named, errors)), None)
-    return "" if line is None else _at(*line)
+    return next(filter(None, (*map(_place_of, errors), *map(_place_named, errors))), "")
 
 
 def place_in(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the deepest of these frames in the user's own code, as `place` does."""
+    """Return the deepest of these frames in the user's code, as `place` does."""
     lines = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
     return _at(*lines[-1]) if lines else ""
 
@@ -112,7 +109,7 @@ def _at(file: str, number: int) -> str:
 def text_of(error: BaseException, characters: int = 300) -> str:
     """Return an error's message on one line of at most `characters`, without terminal codes.
 
-    It is the first paragraph, or a title with the first error of a compiler's output.
+    It is the first paragraph, or a title and the first error of a compiler's output.
     """
     first, _, rest = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
     if len(first) < _TITLE_CHARACTERS and rest:
@@ -123,7 +120,7 @@ def text_of(error: BaseException, characters: int = 300) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Return the error's text, shortened; or why it has none."""
+    """Return the error's text, shortened, or why it has no text."""
     try:
         return str(error)[:_MESSAGE_CHARACTERS]
     except BaseException as why:
@@ -143,22 +140,20 @@ def _named(error: BaseException, characters: int) -> str:
     return ": ".join(filter(None, (type(error).__name__, text_of(error, characters).rstrip("."))))
 
 
-def _frame_of_user(error: BaseException) -> Line | None:
+def _place_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return error.filename, error.lineno
-    frames = traceback.extract_tb(error.__traceback__)
-    return next(((f.filename, f.lineno or 0) for f in reversed(frames) if _is_users(f.filename)), None)
+        return _at(error.filename, error.lineno)
+    return place_in(traceback.extract_tb(error.__traceback__))
 
 
-def _line_named(error: BaseException) -> Line | None:
-    """Return the last line of the user's own code in a message, or in a node that torch's exporter was converting."""
+def _place_named(error: BaseException) -> str:
+    """Return the last line of the user's code in a message, or in a node that torch's exporter was converting."""
     nodes = (frame.f_locals.get("node") for frame, _ in traceback.walk_tb(error.__traceback__))
     metas = (meta for node in nodes if isinstance(meta := getattr(node, "meta", None), dict))
     for text in (message(error), *(str(meta.get("stack_trace") or "") for meta in metas)):
-        matches = [match for match in _PLACE.finditer(text) if _is_users(match["file"])]
-        if matches:
-            return matches[-1]["file"], int(matches[-1]["line"])
-    return None
+        if matches := [match for match in _PLACE.finditer(text) if _is_users(match["file"])]:
+            return _at(matches[-1]["file"], int(matches[-1]["line"]))
+    return ""
 
 
 def _is_users(file: str) -> bool:

@@ -36,7 +36,7 @@ from exporters.packages import spec_of
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
-_KEPT: dict[str, tuple[nn.Module, list[Example]]] | None = None
+_REUSED: dict[str, tuple[nn.Module, list[Example]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Example:
     place: str | int
     array: NDArray[Any]
     axes: dict[int, str]
-    """Names of axes in `dynamic_shapes`, the batch's left out."""
+    """Names of axes in `dynamic_shapes`, except the batch."""
     batch_axis: int | None = 0
     """Axis of the items; None for an input that all items share."""
 
 
 def make(source: ModelSource) -> nn.Module:
-    """Return a factory's or a library's module as it was made. Raises ModelError."""
-    return _made(source)[0]
+    """Return the module of a factory or a library. Raises ModelError."""
+    return _make(source)[0]
 
 
 def examples(source: ModelSource) -> list[Example]:
-    """Return the example inputs of a factory. Raises ModelError where it returns none."""
-    inputs = _made(source)[1]
+    """Return the example inputs of a factory. Raises ModelError if it returns no inputs."""
+    inputs = _make(source)[1]
     if not inputs:
         raise source.error(
             "its inputs are not known: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or "
@@ -71,24 +71,18 @@ def examples(source: ModelSource) -> list[Example]:
 @contextlib.contextmanager
 def called_once() -> Iterator[None]:
     """Call each factory only once in this context, and reuse its module."""
-    global _KEPT
-    _KEPT = {}
+    global _REUSED
+    _REUSED = {}
     try:
         yield
     finally:
-        _KEPT = None
-
-
-def _made(source: ModelSource) -> tuple[nn.Module, list[Example]]:
-    key = f"{source.factory} {source.options} {source.batch}"
-    if _KEPT is None or source.library is not None:
-        return _make(source)
-    if key not in _KEPT:
-        _KEPT[key] = _make(source)
-    return _KEPT[key]
+        _REUSED = None
 
 
 def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
+    key = f"{source.factory} {source.options} {source.batch}"
+    if _REUSED is not None and key in _REUSED:
+        return _REUSED[key]
     states, before = (random.getstate(), np.random.get_state()), settings.read()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -100,30 +94,31 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         settings.put_back(before)
+    if _REUSED is not None and source.library is None:
+        _REUSED[key] = model, inputs
     return model, inputs
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """Take torch.compile's wrappers off the module and its parts, and give it tensors that may be changed.
+    """Take torch.compile's wrappers off the module and its parts, and give it mutable tensors.
 
     Compiled code would be timed as eager's; tensors made under inference_mode take no weights.
     """
     while hasattr(model, "_orig_mod"):
         model = model._orig_mod  # type: ignore[assignment]
     for module in model.modules():
-        module._compiled_call_impl = None  # Of module.compile().
+        module._compiled_call_impl = None  # module.compile() sets it.
         forward = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
         if forward is not None:
             module.forward = forward
         for name, part in list(module._modules.items()):
             if part is not None and hasattr(part, "_orig_mod"):
                 module._modules[name] = _plain(part)
-        for key, weight in module._parameters.items():
-            if weight is not None and not is_lazy(weight) and weight.is_inference():
-                module._parameters[key] = nn.Parameter(weight.clone(), weight.requires_grad)
-        for key, buffer in module._buffers.items():
-            if buffer is not None and not is_lazy(buffer) and buffer.is_inference():
-                module._buffers[key] = buffer.clone()
+        tensors: dict[str, Any]
+        for tensors, kind in ((module._parameters, nn.Parameter), (module._buffers, lambda copy, _: copy)):
+            for key, tensor in tensors.items():
+                if tensor is not None and not is_lazy(tensor) and tensor.is_inference():
+                    tensors[key] = kind(tensor.clone(), tensor.requires_grad)
     return model
 
 
@@ -131,10 +126,11 @@ def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example
     """Call a module with lazy layers once, which sets their sizes."""
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
-    arrays = [example.array for example in inputs] or [np.zeros((2, *(source.input_shape or ())), np.float32)]
+    tensors = {example.place: torch.from_numpy(example.array) for example in inputs}
+    tensors = tensors or {0: torch.zeros((2, *(source.input_shape or ())))}
+    keywords = {place: tensor for place, tensor in tensors.items() if isinstance(place, str)}
     with torch.no_grad():
-        named = {example.place: torch.from_numpy(example.array) for example in inputs if isinstance(example.place, str)}
-        model(*([] if named else map(torch.from_numpy, arrays)), **named)
+        model(*([] if keywords else tensors.values()), **keywords)
 
 
 def seed() -> None:
@@ -176,9 +172,9 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
 
 
 def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = None) -> list[Example]:
-    """Read example inputs, a tuple of positional arguments or a mapping of keyword arguments, with their axes' names.
+    """Read example inputs, a tuple of positional or a mapping of keyword arguments, with their axes' names.
 
-    A module whose arguments are nested, or hold more than tensors, takes the tensors alone from here on.
+    A module whose arguments are nested, or hold more than tensors, takes the tensors alone from now on.
     """
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     positional = () if keywords else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
@@ -192,7 +188,7 @@ def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = 
         raise source.error("no example is a tensor with a dimension; the first dimension of the first one is the batch")
     if not any(leaf.dtype == torch.float64 for _, leaf in tensors):
         vars(model)[settings.KEEPS_DOUBLES] = True
-    called = dict(enumerate(_taken_by_position(model)))
+    called = dict(enumerate(_positional_names(model)))
     is_nested = len(tensors) < len(leaves) or any(len(path) > 1 for path, _ in tensors)
     if is_nested:
         _flatten(model, positional, keywords)
@@ -215,7 +211,7 @@ def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = 
 
 
 def _with_batch(source: ModelSource, inputs: Sequence[Example]) -> list[Example]:
-    """Find each example's batch axis: the job's, or the one `dynamic_shapes` names, else a first axis of that size.
+    """Find each example's batch axis: the job's, or the `dynamic_shapes` name, else a first axis of that size.
 
     Raises ModelError for an axis of another size.
     """
@@ -242,10 +238,10 @@ def _with_batch(source: ModelSource, inputs: Sequence[Example]) -> list[Example]
     return result
 
 
-def _taken_by_position(model: nn.Module) -> list[str]:
+def _positional_names(model: nn.Module) -> list[str]:
     with contextlib.suppress(ValueError):  # Scripted modules have no signature.
-        asked = inspect.signature(model.forward).parameters.values()
-        return [parameter.name for parameter in asked if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        parameters = inspect.signature(model.forward).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     return []
 
 
@@ -257,7 +253,7 @@ def _axes(shape: Any) -> dict[int, str]:
 def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Make the module take its arguments' tensors by position, however they are nested.
 
-    It gets a new class, so that a deep copy of the module uses its own weights.
+    A new class does that, so that a deep copy of the module uses its own weights.
     """
     leaves, tree = tree_flatten((positional, keywords))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -303,14 +299,14 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
             f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
             "give a function in a file that makes it, or export it to ONNX and give the file's path"
         ) from error
-    # Named by content, so that the next run of the same module finds its cached files.
-    named = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt")
+    # A name by content, so that the next run of the same module finds its cached files.
+    file = path.rename(folder / f"module-{file_sha256(path)[:16]}.pt").name
     made_in = {} if isinstance(model, nn.Module) else {"made_in": model.__module__}
-    return {"factory": f"{__name__}:load_saved", "options": {"file": named.name, **made_in}}
+    return {"factory": f"{__name__}:load_saved", "options": {"file": file, **made_in}}
 
 
 def load_saved(file: str, made_in: str = "") -> Any:
-    """Return the module, with its inputs if it has some, that was saved in a file in a folder of Python's path.
+    """Load a saved module, with its inputs if it has some, from a file in a folder of Python's path.
 
     A function is saved by its name: its identity follows the code of its module, `made_in`.
     """

@@ -1,4 +1,4 @@
-"""Evaluate float32 graphs in float64, for references where fp32 runtimes disagree."""
+"""Evaluate float32 graphs in float64, for references on which fp32 runtimes disagree."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST_BYTES = 2**28
-"""Largest file that is evaluated: in doubles its weights take twice as much."""
+"""Largest file to evaluate: in doubles its weights take twice as much."""
+_SIGMOID = ("Sigmoid", "")
 
 
 def evaluate(
     path: Path, feeds: Mapping[str, NDArray[Any]], seconds: float, double: bool = True
 ) -> dict[str, NDArray[Any]] | None:
-    """Return the outputs by name, computed by onnx's reference evaluator in float64, or as the file says.
+    """Return the outputs by name from onnx's reference evaluator, in float64 or in the file's types.
 
-    None if that takes longer than `seconds`, if the evaluator lacks an operator, and for a file that is large or not
-    float32 throughout.
+    Returns None after `seconds`, for an operator that the evaluator lacks, and for a file that is large or not float32
+    throughout.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -45,52 +46,43 @@ def evaluate(
 
 
 def with_exact_sigmoids(path: Path, folder: Path) -> Path:
-    """Write the graph with 1 / (1 + exp(-x)) for each sigmoid; return `path` itself where that is not needed.
+    """Write the graph with 1 / (1 + exp(-x)) for every sigmoid; return `path` itself if nothing changes.
 
     ONNX Runtime's sigmoid is off by 2e-7 however small its result, which was 10 % of a text detector's output.
     """
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto
+    from onnx.helper import make_node, make_tensor
 
     if not is_float32(path) or path.stat().st_size > _MOST_BYTES or len(graph_files(path)) > 1:
         return path
     model = onnx.load(path)
-    nodes = [node for graph in every_graph(model.graph) for node in graph.node]
-    if any(a.i == TensorProto.DOUBLE for node in nodes if node.op_type == "Cast" for a in node.attribute):
-        return path  # A sigmoid may take doubles.
-    graphs = [graph for graph in every_graph(model.graph) if any(map(_is_sigmoid, graph.node))]
-    for number, graph in enumerate(graphs):
-        one = f"1 in sigmoids {number}"
-        nodes = [helper.make_node("Constant", [], [one], value=numpy_helper.from_array(np.array(1, np.float32)))]
-        for node in graph.node:
-            nodes += _sigmoid(node, one) if _is_sigmoid(node) else [node]
-        del graph.node[:]
-        graph.node.extend(nodes)
-    if not graphs:
+    graphs = list(every_graph(model.graph))
+    casts = (a.i for graph in graphs for node in graph.node if node.op_type == "Cast" for a in node.attribute)
+    sigmoids = [[n for n, node in enumerate(graph.node) if (node.op_type, node.domain) == _SIGMOID] for graph in graphs]
+    if not any(sigmoids) or TensorProto.DOUBLE in casts:  # A sigmoid may take doubles.
         return path
+    for graph, places in zip(graphs, sigmoids, strict=True):
+        for place in reversed(places):
+            node = graph.node[place]
+            minus, power, unit, total = (f"{node.output[0]} {word}" for word in ("minus", "power", "1", "total"))
+            parts = [
+                make_node("Neg", node.input, [minus]),
+                make_node("Exp", [minus], [power]),
+                make_node("Constant", [], [unit], value=make_tensor(unit, TensorProto.FLOAT, [], [1.0])),
+                make_node("Add", [power, unit], [total]),
+                make_node("Reciprocal", [total], node.output),
+            ]
+            del graph.node[place]
+            for number, part in enumerate(parts):
+                graph.node.insert(place + number, part)
     onnx.save(model, folder / path.name)
     return folder / path.name
 
 
-def _is_sigmoid(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Sigmoid" and not node.domain
-
-
-def _sigmoid(node: onnx.NodeProto, one: str) -> list[onnx.NodeProto]:
-    from onnx.helper import make_node
-
-    minus, power, total = (f"{node.output[0]} {step}" for step in ("minus", "power", "total"))
-    return [
-        make_node("Neg", node.input, [minus]),
-        make_node("Exp", [minus], [power]),
-        make_node("Add", [power, one], [total]),
-        make_node("Reciprocal", [total], node.output),
-    ]
-
-
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after `seconds`. Only a main thread can be interrupted."""
+    """Raise TimeoutError after `seconds`, or at once outside the main thread, which alone can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         raise TimeoutError("no main thread")
 
@@ -107,7 +99,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def _double(model: onnx.ModelProto) -> None:
-    """Make every float32 of the model a float64: tensors, declared types, and what casts and constants ask for."""
+    """Make every float32 of the model a float64: tensors, declared types, targets of casts and constants."""
     from onnx import TensorProto, numpy_helper
 
     def doubled(tensor: onnx.TensorProto) -> None:

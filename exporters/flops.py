@@ -1,8 +1,8 @@
-"""Count the FLOPs of one item of a model, and the weights that it reads; imports torch and onnx where it counts.
+"""Count the FLOPs of one item of a model, and the weights that it reads; torch and onnx are imported inside functions.
 
-Convolutions and matrix products are counted, two FLOPs a multiply-add; all else counts 0. That is the convention of the
-roofline and of the published counts (MAC counts, doubled). An ONNX graph is counted if there is one, without work that
-reaches no output, as engines leave it out, too; torch's own counter handles training, and modules without a graph.
+Convolutions and matrix products count two FLOPs a multiply-add; everything else counts 0, like the roofline and the
+published counts (MAC counts, doubled). An ONNX graph is counted if there is one, without work that reaches no output,
+which engines skip, too; torch's counter handles training, and modules without a graph.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, code_of
 from exporters.errors import sentence
-from exporters.inputs import TensorSpec, fixed_batch, seeded_inputs
+from exporters.inputs import fixed_batch, seeded_inputs
 from exporters.onnx_files import every_graph, graph_inputs, graphs_of, is_float32, read_onnx
 from exporters.packages import versions
-from exporters.source import ModelSource, digest
+from exporters.source import ModelSource, TensorSpec, digest
 from exporters.weights import checked, identified, source_key
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
     from torch import nn
 
-WEIGHT_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
-"""Bytes of a weight, at the precisions that do not hold it in four."""
 Shapes = dict[str, tuple[int, ...]]
-"""Shapes by tensor; 0 is a size that is unknown."""
+"""Shapes by tensor; 0 is an unknown size."""
 _ITEMS = 2
 """Items of a counted batch: batch normalization refuses one in training."""
 _COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Search|EPContext")
@@ -48,26 +46,28 @@ _SMALL = 1024
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work of one item, None where unknown. Weights are parameters and buffers that an inference reads, tables of
-    which it only looks up rows left out."""
+    """Least work of one item, None if unknown.
+
+    Weights are the parameters and buffers that an inference reads whole, without tables of embeddings.
+    """
 
     inference: int | None = None
     training: int | None = None
-    """Forward and backward pass, with the gradient of a layer's input, of a network's only where it is computed."""
+    """Forward and backward pass, with the gradient of a layer's input; of a network's only if it is computed."""
     float_weights: int | None = None
-    """Elements that are held in the precision's type."""
+    """Elements in the precision's type."""
     other_weight_bytes: int | None = None
-    """Weights whose type no precision changes: integers, and everything in a user's ONNX file that runs as it is."""
+    """Weights in a fixed type: integers, and everything in a user's ONNX file that keeps its types."""
 
     def flops(self, pass_: str) -> int | None:
         """Return the FLOPs of one item in that pass."""
         return self.training if pass_ == "training" else self.inference
 
-    def weight_bytes(self, precision: str) -> int | None:
-        """Return the bytes of weights that a call reads; under AMP they are fp32, in 8 bits all are quantized."""
+    def weight_bytes(self, bits: int) -> int | None:
+        """Return the bytes of weights that a call reads at a precision's bits; AMP holds weights in 32."""
         if self.float_weights is None or self.other_weight_bytes is None:
             return None
-        return self.float_weights * WEIGHT_BYTES.get(precision, 4) + self.other_weight_bytes
+        return self.float_weights * bits // 8 + self.other_weight_bytes
 
 
 def cached_cost(
@@ -79,9 +79,9 @@ def cached_cost(
     of_input: bool = False,
     frozen: Sequence[str] = (),
 ) -> Cost:
-    """Count each pass once for all runs; None for a pass that cannot be counted.
+    """Count the passes once for all runs; None for a pass that cannot be counted.
 
-    `of_input` counts the gradient of a network's input in training; parameters that `frozen` names have none.
+    `of_input` counts the gradient of a network's input in training; parameters in `frozen` have no gradient.
     """
     source, counted = identified(source), dict[str, int]()
 
@@ -119,7 +119,7 @@ def _count_module(
     wrt_input: bool = False,
     frozen: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
+    """Count the eager module on the meta device, which computes only shapes, else on the CPU."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -134,7 +134,7 @@ def _count_module(
         items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in arrays]
         freeze(model, frozen)
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops})
-        # Attention and LSTMs in parts, which torch would run as one kernel each.
+        # Attention and LSTMs run in parts; torch would take one kernel for either.
         parts = torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH)
         with warnings.catch_warnings(), parts[0], parts[1], counter:
             warnings.simplefilter("ignore")  # mkldnn warns of Intel's GPUs.
@@ -144,9 +144,9 @@ def _count_module(
         counted = {pass_: -(-counter.get_total_flops() // batch)}
         if trains:
             return counted
+        # An inference reads few rows of a table.
         tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
         tables -= {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear)}
-        # Of a table few rows are read, as in a graph's count.
         weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in tables]
         return counted | {
             "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
@@ -163,9 +163,9 @@ def _count_module(
 def _backward_flops(
     gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
 ) -> int:
-    """Count a convolution's gradients from its arguments' shapes; each takes the multiply-adds of the forward pass.
+    """Count a convolution's gradients from its arguments' shapes; either takes the multiply-adds of the forward pass.
 
-    torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
+    torch 2.13 counts the weights' gradient of a grouped convolution like one group's, AlexNet's twice too high
     (https://github.com/pytorch/pytorch/pull/183405).
     """
     transposed, output_mask = others[4], others[7]
@@ -174,7 +174,7 @@ def _backward_flops(
 
 
 def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
-    """Count an ONNX graph from the shapes in it. Its floats are of the row's precision, unless it `keeps_types`."""
+    """Count an ONNX graph from its shapes. Its floats take the row's precision, unless it `keeps_types`."""
     model, batch = read_onnx(path), fixed_batch(specs) or _ITEMS
     for tensor in model.graph.initializer:  # Shape inference copies the model, and needs only their shapes.
         if math.prod(tensor.dims) > _SMALL:
@@ -191,7 +191,7 @@ def _count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> 
 
 
 def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
-    """Count by type the elements of the initializers that are read as a whole, rather than gathered by row."""
+    """Count by type the elements of initializers that are read whole, rather than gathered by row."""
     import onnx
 
     read = set[str]()
@@ -205,13 +205,13 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
 
 
 def computes(node: NodeProto) -> bool:
-    """Return whether the node, or one in its branches or loops, may multiply matrices."""
+    """Return True if the node, or a node in its branches or loops, may multiply matrices."""
     inner = (child for outer in graphs_of(node) for graph in every_graph(outer) for child in graph.node)
     return any(n.domain not in _DOMAINS or _COMPUTES.search(n.op_type) for n in (node, *inner))
 
 
 def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[Sequence[NodeProto], Shapes]:
-    """Return the nodes, functions inlined, and the tensors' shapes as onnx infers them."""
+    """Return the nodes, functions inlined, and the tensors' inferred shapes."""
     import onnx
     from onnx.inliner import inline_local_functions
 
@@ -235,47 +235,20 @@ def _sized(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> tuple[
 
 
 def node_flops(node: NodeProto, shapes: Shapes) -> int:
-    """Count two FLOPs per multiply-add of a node's products. Raises ValueError for an operator that computes and has no
-    formula, and for unknown shapes."""
+    """Count two FLOPs per multiply-add of a node's products; https://onnx.ai/onnx/operators has their inputs' order.
+
+    Raises ValueError for another operator that computes, and for unknown shapes.
+    """
     if not computes(node):
         return 0
-    formula = _FORMULAS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if formula is None:
-        raise ValueError(f"there is no count of {_named(node)}")
-    return formula(node, shapes)
-
-
-def _named(node: NodeProto) -> str:
-    return f"{node.domain or 'ai.onnx'}'s {node.op_type} {node.name!r}"
-
-
-def _shape(node: NodeProto, tensor: str, shapes: Shapes) -> tuple[int, ...]:
-    shape = shapes.get(tensor)
-    if shape is None or 0 in shape:
-        raise ValueError(f"the shapes of {_named(node)} are unknown")
-    return shape
-
-
-def _convolution(node: NodeProto, shapes: Shapes) -> int:
-    weight = _shape(node, node.input[1], shapes)
-    return 2 * math.prod(_shape(node, node.output[0], shapes)) * math.prod(weight[1:])
-
-
-def _transposed(node: NodeProto, shapes: Shapes) -> int:
-    """Each element of the input meets the weights of its channel."""
-    return 2 * math.prod(_shape(node, node.input[0], shapes)) * math.prod(_shape(node, node.input[1], shapes)[1:])
-
-
-def _product(node: NodeProto, shapes: Shapes) -> int:
-    x = _shape(node, node.input[0], shapes)
+    named = f"{node.domain or 'ai.onnx'}'s {node.op_type} {node.name!r}"
+    kind = node.op_type if node.domain in ("", "ai.onnx") else ""
+    if kind not in ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger"):
+        raise ValueError(f"there is no count of {named}")
+    x, weight, y = (shapes.get(tensor, (0,)) for tensor in (*node.input[:2], node.output[0]))
+    if 0 in (*x, *weight, *y):
+        raise ValueError(f"the shapes of {named} are unknown")
+    if kind.startswith("Conv"):  # Transposed, every element of the input meets the weights of its channel.
+        return 2 * math.prod(x if kind == "ConvTranspose" else y) * math.prod(weight[1:])
     is_transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-    summed = x[-2] if is_transposed else x[-1]
-    return 2 * math.prod(_shape(node, node.output[0], shapes)) * summed
-
-
-_FORMULAS: dict[str, Callable[[NodeProto, Shapes], int]] = {
-    **dict.fromkeys(("Conv", "ConvInteger"), _convolution),
-    "ConvTranspose": _transposed,
-    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger"), _product),
-}
-"""Counts of the operators that multiply matrices; https://onnx.ai/onnx/operators has the order of their inputs."""
+    return 2 * math.prod(y) * (x[-2] if is_transposed else x[-1])

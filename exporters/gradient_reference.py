@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
 from exporters.cache import Cache, code_of
-from exporters.calls import (
-    call,
-    prepare_to_train,
-    sampled,
-    stored,
-    typed,
-)
+from exporters.calls import call, prepare_to_train, sampled, stored, typed
 from exporters.gradients import (
     NOTABLE,
     Array,
@@ -38,15 +33,15 @@ from exporters.gradients import (
     Gradients,
     corner,
     deviation,
+    deviation_name,
     input_names,
     is_input,
     largest,
-    own_name,
 )
-from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
+from exporters.inputs import arguments, fixed_batch, seeded_inputs
 from exporters.losses import Objective
 from exporters.packages import versions
-from exporters.source import ModelSource, digest
+from exporters.source import ModelSource, TensorSpec, digest
 from exporters.weights import checked, code, identified, source_key
 
 Round = Callable[[Tensor], Tensor]
@@ -57,14 +52,14 @@ _SCALES = [2.0**power for power in range(16, -17, -1)]
 """Scales of the loss under amp-fp16, tried until nothing overflows; the first is torch's GradScaler's."""
 
 _BLUR = 1e-6
-"""Standard deviation, relative: sums of some thousand products in fp32 by another library differ by about that much. It
-flips nearly undecided ReLUs and maxima; each flip moves the gradient by far more."""
+"""Relative standard deviation: sums of some thousand products in fp32 differ by about this between libraries. It flips
+nearly undecided ReLUs and maxima, and every flip moves the gradient by far more."""
 
 _VERSIONS = 4
-"""Repetitions of the step in fp32; the largest deviation counts. One alone depends on luck: AlexNet's is 1e-6, or
-1e-2 once an undecided maximum flips. At narrower precisions so many flip that one step suffices."""
+"""Repetitions of the step in fp32; the largest deviation counts. A single one depends on luck: AlexNet's is 1e-6, or
+1e-2 once an undecided maximum flips. At narrower precisions enough maxima flip in one step."""
 _DRAWS = 8
-"""Steps with other random numbers: blocks dropped by chance may be the same ones twice."""
+"""Steps with other random numbers: chance may drop the same blocks twice."""
 _AGAIN = 1e-3
 """Largest error between two steps that are equal in exact arithmetic; some modules compute parts in fp32."""
 _CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py", "losses.py")
@@ -87,54 +82,40 @@ def cached_gradients(
     A random model gets only the fp64 step. Raises the model's own errors.
     """
     source = identified(source)
-    common: list[Any] = [
-        source_key(source),
-        head,
-        items,
-        of_input,
-        frozen,
-        source.outputs,
-        code_of(*_CODE),
-        versions("torch"),
-    ]
-    if ":" in head:
-        common.append(code([head.partition(":")[0]]))
+    common: list[Any] = [source_key(source), head, items, of_input, frozen, source.outputs, code_of(*_CODE)]
+    common += [versions("torch"), code([head.partition(":")[0]]) if ":" in head else None]
     arrays = seeded_inputs(specs, items)
+    take = partial(step, source, state, head=head, of_input=of_input, specs=specs, frozen=frozen)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
         return cache.entry("gradients", digest([*common, name]), suffix, checked(source, produce))[0]
 
-    def on(
-        arrays: Sequence[Array], precision: str, target: Array | None = None, batch: int | None = None, blur: int = 0
-    ) -> Gradients:
-        return step(source, state, arrays, head, precision, target, batch, blur, of_input, specs, frozen)
-
     def examined() -> Gradients:
         """Take the step, and check that it repeats and that doubling a free batch changes nothing."""
-        before, first = _generators(), on(arrays, "fp64")
+        before, first = _generators(), take(arrays, precision="fp64")
         # Random numbers may have no effect (a layer drop of 0), or drop the same blocks twice by chance.
-        again = (on(arrays, "fp64", first.target) for _ in range(_DRAWS))
-        if before != _generators() and not all(_is_again(repeat, first) for repeat in again):
+        repeats = (take(arrays, precision="fp64", target=first.target) for _ in range(_DRAWS))
+        if before != _generators() and not all(_is_same(repeat, first) for repeat in repeats):
             return replace(first, is_random=True)
         doubled = seeded_inputs(specs, items if fixed_batch(specs) else 2 * items, items)
-        larger = on(doubled, "fp64", first.target)
-        return replace(first, is_dependent=not _is_again(larger, first))
+        larger = take(doubled, precision="fp64", target=first.target)
+        return replace(first, is_dependent=not _is_same(larger, first))
 
     path = entry("fp64", ".npz", lambda path: examined().save(path))
     truth = Gradients.read(path)
     if truth.is_random:
         return GradientReference(path, {})
 
-    def own(precision: str, batch: int) -> Deviation:
+    def deviation_at(precision: str, batch: int) -> Deviation:
         def produce(path: Path) -> None:
-            versions = range(_VERSIONS if precision == "fp32" else 1)
-            steps = (on(arrays, precision, truth.target, batch, blur) for blur in versions)
+            blurs = range(_VERSIONS if precision == "fp32" else 1)
+            steps = [take(arrays, precision=precision, target=truth.target, batch=batch, blur=blur) for blur in blurs]
             path.write_text(json.dumps(asdict(largest([deviation(s.result, s.samples, truth) for s in steps]))))
 
-        return Deviation(**json.loads(entry(own_name(precision, batch), ".json", produce).read_text()))
+        return Deviation(**json.loads(entry(deviation_name(precision, batch), ".json", produce).read_text()))
 
-    named = {own_name(*key): key for key in product(precisions, batches or (items,))}
-    return GradientReference(path, {name: own(*key) for name, key in named.items()})
+    named = {deviation_name(*key): key for key in product(precisions, batches or (items,))}
+    return GradientReference(path, {name: deviation_at(*key) for name, key in named.items()})
 
 
 def _generators() -> tuple[Any, ...]:
@@ -142,14 +123,12 @@ def _generators() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
 
 
-def _is_again(again: Gradients, first: Gradients) -> bool:
-    """Return whether two steps agree in the result and in the large gradients of parameters."""
+def _is_same(repeat: Gradients, first: Gradients) -> bool:
+    """Return True if two steps agree in the result and in the large gradients of parameters."""
     norms = {name: norm for name, norm in first.norms.items() if not is_input(name)}
     large = NOTABLE * float(np.linalg.norm(list(norms.values())))
-    samples = {name: first.samples[name] for name in norms}
-    error = deviation(
-        corner(again.result, first.result.shape), again.samples, replace(first, norms=norms, samples=samples)
-    )
+    parameters = replace(first, norms=norms, samples={name: first.samples[name] for name in norms})
+    error = deviation(corner(repeat.result, first.result.shape), repeat.samples, parameters)
     errors = [error.result, *(error.tensors[name] for name, norm in norms.items() if norm >= large)]
     return not any(value > _AGAIN for value in errors)
 
@@ -169,9 +148,9 @@ def step(
 ) -> Gradients:
     """Take one step of the model in training mode, without dropout, on these items.
 
-    Precisions are those of training, or "fp64". A `target` of None is drawn; a smaller batch's is repeated. At fp16 the
-    gradients of activations are scaled as in a mean loss over `batch` items. `blur` is the version of fp32; 0 is plain.
-    `of_input` adds the gradients of the inputs, as a layer always does. Without `specs` all inputs are positional.
+    `precision` may also be "fp64". A missing `target` is drawn; a smaller batch's is repeated. At fp16 the gradients of
+    activations are scaled like those of a mean loss over `batch` items. `blur` is the version of fp32; 0 is plain.
+    `of_input` adds the gradients of the inputs, which a layer always has. Without `specs` all inputs are positional.
     Raises exporters.source.ModelError and the model's own errors.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
@@ -182,11 +161,15 @@ def step(
     if of_input or source.layer is not None:
         floats = {name: x for name, x in zip(input_names(len(inputs)), inputs, strict=True) if x.is_floating_point()}
         trained |= {name: x.requires_grad_() for name, x in floats.items()}
-    items = _items(specs, inputs)
+    axes = zip(inputs, [spec.batch_axis for spec in specs] or [0], strict=False)
+    items = next((x.shape[axis] for x, axis in axes if axis is not None), fixed_batch(specs) or 1)
     objective = Objective(head, source.outputs, [spec.name for spec in specs], target)
     for scale in _SCALES if precision == "amp-fp16" else [items / (batch or items) if precision == "fp16" else 1.0]:
-        result = _forward(model, specs, inputs, precision, scale)
-        root, gradients = _backward(*objective.start(result, inputs), trained, scale)
+        root, gradient = objective.start(_forward(model, specs, inputs, precision, scale), inputs)
+        for tensor in trained.values():
+            tensor.grad = None
+        root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
+        gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
         if all(stored(g)[0].isfinite().all() for g in gradients.values()):
             break
     return Gradients(
@@ -197,28 +180,12 @@ def step(
     )
 
 
-def _backward(
-    root: Tensor, gradient: Tensor | None, trained: Mapping[str, Tensor], scale: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    for tensor in trained.values():
-        tensor.grad = None
-    root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
-    return root, {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
-
-
-def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:
-    if not specs:
-        return len(inputs[0])
-    axes = ((x, spec.batch_axis) for x, spec in zip(inputs, specs, strict=True))
-    return next((x.shape[axis] for x, axis in axes if axis is not None), fixed_batch(specs) or 1)
-
-
 def _forward(
     model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], precision: str, scale: float
 ) -> Any:
-    """Call the model with inputs and weights rounded; AMP and TF32 round only weights of convolutions and products.
+    """Call the model with rounded inputs and weights; AMP and TF32 round only weights of convolutions and products.
 
-    Gradients come back times `scale`; weights' are rounded without it, unless it is a loss scale.
+    Gradients come back times `scale`; weights' gradients are rounded without it, unless it is a loss scale.
     """
     every = precision in ("fp16", "bf16")
     if precision == "tf32":

@@ -1,7 +1,4 @@
-"""Measure how far arrays, and gradients of a training step, are from a reference; imports no torch.
-
-exporters.gradient_reference makes the reference of gradients and keeps enough elements to tell the error.
-"""
+"""Measure how far arrays, and gradients of a training step, are from a reference; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,18 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.inputs import BATCH, TensorSpec, first_items
+from exporters.inputs import first_items
+from exporters.source import BATCH, TensorSpec
 
 Array = NDArray[Any]
 _WHOLE = 4096
 _SAMPLED = 4093
 """A prime, so that the spacing is no multiple of a tensor's dimensions; otherwise all samples could share a column."""
 NOTABLE = 0.01
-"""Share of the total norm above which a parameter's gradient is judged on its own; an input's always is."""
+"""Share of the total norm above which a parameter's gradient is judged alone; an input's always is."""
 
 
 def is_exact(reference: Array) -> bool:
-    """Return whether values are names, such as token ids or classes: a close one is wrong, too.
+    """Return True for names, such as token ids or classes: a close value is wrong, too.
 
     8-bit integers are quantities: images, quantized tensors.
     """
@@ -32,14 +30,13 @@ def is_exact(reference: Array) -> bool:
 
 
 def unlike(ours: Array, reference: Array) -> int:
-    """Count the places where one side is not finite and the other is not the same."""
+    """Count the places where one side is not finite and the other differs."""
     beyond = ~(np.isfinite(ours) & np.isfinite(reference))
     return int(np.count_nonzero(beyond & (ours != reference) & ~(np.isnan(ours) & np.isnan(reference))))
 
 
 def relative_l2(ours: Array, reference: Array) -> float:
-    """Return the L2 distance over the reference's norm; the distance itself where the norm is 0, and NaN where one side
-    is not finite and the other is not the same."""
+    """Return the L2 distance over the reference's norm: the distance itself for a norm of 0, NaN for `unlike` sides."""
     if unlike(ours, reference):
         return float("nan")
     ours, reference = finite(ours, reference)
@@ -48,7 +45,7 @@ def relative_l2(ours: Array, reference: Array) -> float:
 
 
 def finite(ours: Array, reference: Array) -> tuple[Array, Array]:
-    """Return both in fp64, flattened, without the places where one of them is not finite."""
+    """Return both in fp64, flattened, without the places where either is not finite."""
     ours, reference = (side.astype(np.float64).ravel() for side in (ours, reference))
     keep = np.isfinite(ours) & np.isfinite(reference)
     return (ours, reference) if keep.all() else (ours[keep], reference[keep])
@@ -56,9 +53,9 @@ def finite(ours: Array, reference: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Result of one step: the loss, or with the head "logits" the output, and its objective's `target`.
+    """Result of one step: the loss, or with the head "logits" the output, and the objective's `target`.
 
-    By parameter, and by input if asked for: elements of the gradient, at `positions`, and the norm of all of it.
+    `samples` has elements of every gradient at `positions`, `norms` the whole gradient's norm, by parameter or input.
     """
 
     result: Array
@@ -66,9 +63,9 @@ class Gradients:
     samples: Mapping[str, Array]
     norms: Mapping[str, float]
     is_random: bool = False
-    """True if an equal step had other gradients."""
+    """An equal step had other gradients."""
     is_dependent: bool = False
-    """True if a larger batch of the same items had other gradients: it is no mean over them."""
+    """A larger batch of the same items had other gradients: the loss is no mean over them."""
 
     def save(self, path: Path) -> None:
         target = {} if self.target is None else {"target": self.target}
@@ -88,38 +85,42 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Relative L2 errors of a step's result, of all gradients, and of each."""
+    """Relative L2 errors of a step's result, of all gradients together, and by tensor."""
 
     result: float
     gradient: float
     tensors: Mapping[str, float]
     zeros: Sequence[str] = ()
-    """Tensors whose gradient is zeros, or missing, where the reference's is not."""
+    """Tensors whose gradient is zeros, or missing, unlike the reference's."""
 
 
 @dataclass(frozen=True)
 class GradientReference:
-    """The file of a step in fp64 on the CPU, and the deviation of the same step at each precision asked for."""
+    """The file of a step in fp64 on the CPU, and the deviations of the same step at the row's precisions."""
 
     path: Path
-    own: Mapping[str, Deviation]
-    """Keyed by `own_name`."""
+    deviations: Mapping[str, Deviation]
+    """Keyed by `deviation_name`."""
 
     def deviation_at(self, precision: str, batch: int) -> Deviation:
-        """Return that precision's deviation at the batch size; at one that was not prepared, the largest of any."""
-        same = [value for name, value in self.own.items() if name.startswith(f"{precision} ")]
-        return self.own.get(own_name(precision, batch)) or largest(same)
+        """Return the precision's deviation at the batch size, or the largest if that size was not prepared."""
+        same = [value for name, value in self.deviations.items() if name.startswith(f"{precision} ")]
+        return self.deviations.get(deviation_name(precision, batch)) or largest(same)
 
 
-def own_name(precision: str, batch: int) -> str:
-    """Name the deviation of a step at that precision and batch size. Only fp16, without a loss scale, depends on the
-    batch: a mean over it divides the activations' gradients by its size."""
+def deviation_name(precision: str, batch: int) -> str:
+    """Name the deviation of a step at a precision and batch size.
+
+    Only fp16, without a loss scale, depends on the batch: a mean over it divides gradients of activations by its size.
+    """
     return f"{precision} at batch {batch}" if precision == "fp16" else precision
 
 
 def reference_items(batch: int) -> int:
-    """Return how many items, repeated, fill a batch of that size: mean loss, batch normalization's statistics and
-    gradients are then the same in exact arithmetic."""
+    """Return how many items fill a batch of this size by repetition.
+
+    Mean loss, batch normalization's statistics and gradients are then the same in exact arithmetic.
+    """
     return 1 if batch % 2 else 2
 
 
@@ -135,7 +136,7 @@ def corner(array: Array, shape: Sequence[int]) -> Array:
 
 
 def input_names(count: int) -> list[str]:
-    """Name the inputs' gradients, to be kept with the parameters'."""
+    """Name the inputs' gradients among the parameters'."""
     return ["input"] if count == 1 else [f"input {number}" for number in range(1, count + 1)]
 
 
@@ -146,10 +147,9 @@ def is_input(name: str) -> bool:
 def of_reference_items(
     specs: Sequence[TensorSpec], gradients: Sequence[Any], batch: int, items: int
 ) -> Iterator[tuple[str, Any, float]]:
-    """Yield each input's gradient: its name, the part of the first `items`, and a factor: a batch of only these would
-    have the product.
+    """Yield every input's name, the gradient of its first `items`, and a factor.
 
-    Without `specs` each input's leading dimension is the batch. One without a batch dimension is of all items.
+    Their product is the gradient in a batch of only these items. Without `specs` the leading dimensions are the batch.
     """
     for number, (name, gradient) in enumerate(zip(input_names(len(gradients)), gradients, strict=True)):
         matching = specs[number : number + 1]
@@ -159,15 +159,17 @@ def of_reference_items(
 
 
 def positions(size: int) -> NDArray[np.int64]:
-    """Return which elements of a flattened tensor are kept: all of a small one, else evenly spaced ones."""
+    """Choose the elements of a flattened tensor to sample: all of a small tensor, else evenly spaced ones."""
     if size <= _WHOLE:
         return np.arange(size)
     return np.arange(_SAMPLED) * size // _SAMPLED
 
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
-    """Compare a step with the reference; a missing gradient counts as zeros. The error of all is estimated from the
-    sampled relative error and the full norm of each."""
+    """Compare a step with the reference; a missing gradient counts as zeros.
+
+    Every tensor's sampled relative error and full norm give the estimate for all gradients together.
+    """
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }
@@ -179,7 +181,7 @@ def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients)
 
 
 def largest(deviations: Sequence[Deviation]) -> Deviation:
-    """Return the largest of each error; NaN where one is."""
+    """Return the largest of every error; NaN wins."""
     return Deviation(
         float(np.max([d.result for d in deviations])),
         float(np.max([d.gradient for d in deviations])),

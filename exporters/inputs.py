@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,76 +19,26 @@ from numpy.typing import NDArray
 
 from exporters.batch import batch_axes, batch_hint, batch_symbols
 from exporters.cache import Cache
-from exporters.catalog import network_of
 from exporters.errors import nearest
-from exporters.libraries import Known, known_inputs
+from exporters.libraries import DeclaredInputs, library_inputs
 from exporters.onnx_files import file_inputs, graph_inputs, read_onnx, usual_range
-from exporters.source import ModelError, ModelSource
+from exporters.source import BATCH as BATCH
+from exporters.source import ModelError, ModelSource, NamedAxis, network_of
+from exporters.source import TensorSpec as TensorSpec
 
 if TYPE_CHECKING:
     import onnx
 
 SEED = 20240229
-BATCH = "batch"
 SPACE = ("depth", "height", "width")
 """Names of the last axes of an image or a volume."""
+_UNNAMED = ("", "?", "-1", "None", "none", "unk", "unknown")
+"""Words that converters write for every unknown size; they name no dimension."""
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class NamedAxis:
-    """An axis that a job measures at several sizes, from the least to the largest."""
-
-    axis: int
-    name: str
-    least: int
-    largest: int
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input. Its shape holds integers and, for the batch size, the word "batch"; `dtype` is numpy's name
-    ("float32", "int64", "bool"), or "bfloat16"."""
-
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: str
-    place: str | int = 0
-    """Keyword or position in the module's call; a graph takes it by name."""
-    range: tuple[float, float] | None = None
-    """Range of values, the end excluded."""
-    is_mask: bool = False
-    """Mark a mask of padding: ones up to a drawn length, then zeros."""
-    data: str = ""
-    """The sha256 of real values, items that repeat; the cache has them (`_kept`)."""
-    fixed_axis: int | None = 0
-    """Axis of the items where the batch is fixed; None for an input that all items share."""
-    named: tuple[NamedAxis, ...] = field(default=(), repr=False)
-    """Axes whose sizes differ between cases; in an export they stay free."""
-
-    @property
-    def free_axes(self) -> dict[int, str]:
-        """Names of the axes that stay free in an export: the batch's, and those that the job varies."""
-        batch = {} if self.batch_axis is None else {self.batch_axis: BATCH}
-        return batch | {named_axis.axis: named_axis.name for named_axis in self.named}
-
-    @property
-    def batch_axis(self) -> int | None:
-        """Axis of the items; None where the batch is not free."""
-        return self.shape.index(BATCH) if BATCH in self.shape else None
-
-    def at(self, batch: int) -> tuple[int, ...]:
-        """Return the shape at a batch size."""
-        return tuple(batch if size == BATCH else int(size) for size in self.shape)
-
-    def end(self, batch: int, largest: bool) -> tuple[int, ...]:
-        """Return the shape at a batch size and the least, or the largest, size of each named axis."""
-        ends = {named_axis.axis: named_axis.largest if largest else named_axis.least for named_axis in self.named}
-        return tuple(ends.get(axis, size) for axis, size in enumerate(self.at(batch)))
-
-
-def _kept(array: NDArray[Any]) -> str:
-    """Keep real values in the cache, since specs travel with every case; return their sha256."""
+def _store(array: NDArray[Any]) -> str:
+    """Put real values into the cache, since specs travel with every case; return their sha256."""
     file = io.BytesIO()
     np.save(file, array)
     key = hashlib.sha256(file.getvalue()).hexdigest()
@@ -103,15 +53,16 @@ def _values(key: str) -> NDArray[Any]:
 
 
 def input_specs(source: ModelSource) -> list[TensorSpec]:
-    """Return the model's inputs, in its own order; in an ONNX file a static leading dimension fixes the batch.
+    """Return the model's inputs in its own order; in an ONNX file a static leading dimension fixes the batch.
 
-    Raises ModelError for an unknown network, an unreadable file, and sizes or values of integers that are unknown.
+    Raises ModelError for an unknown network, an unreadable file, and unknown sizes or integer values.
     """
     if source.specs is not None:
         return list(source.specs)
     if source.onnx is not None:
-        return _with_values(source, file_specs(source))
-    declared = _known(source)
+        values = ((spec, source.inputs.get(spec.name)) for spec in file_specs(source))
+        return [_with_data(source, s, v) if isinstance(v, Path) else replace(s, range=v) for s, v in values]
+    declared = _declared(source)
     if strays := [name for name in source.dimensions if name not in declared.sizes]:
         raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], declared.sizes)}")
     sizes: dict[Any, int] = {**declared.sizes, **source.dimensions}
@@ -121,35 +72,35 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     ]
 
 
-def _known(source: ModelSource) -> Known:
+def _declared(source: ModelSource) -> DeclaredInputs:
     """Return the inputs of a torch module, with names and usual sizes of their axes. Raises ModelError."""
     if source.library is not None:
-        return known_inputs(source)
+        return library_inputs(source)
     if source.asks_code:
         return _of_examples(source)
     network = network_of(source)
     item = source.layer.input_shape if source.layer else network.input_shape if network else source.input_shape
     assert item is not None, "another factory is asked"
-    # A plain network's classifier takes features of one size, the others' takes averages.
+    # A plain network's classifier takes features of one size; other classifiers take averages.
     is_fixed = source.layer is not None or (network is not None and network.family == "plain")
     names = SPACE[-(len(item) - 1) :] if len(item) in (3, 4) and not is_fixed else ()
     fixed = len(item) - len(names)
     sizes = dict(zip(names, item[fixed:], strict=True))
-    return Known((TensorSpec("x", (BATCH, *item[:fixed], *names), "float32"),), sizes)
+    return DeclaredInputs((TensorSpec("x", (BATCH, *item[:fixed], *names), "float32"),), sizes)
 
 
-def _of_examples(source: ModelSource) -> Known:
+def _of_examples(source: ModelSource) -> DeclaredInputs:
     from exporters.factories import examples  # Imports torch and the user's code.
 
     specs, sizes = list[TensorSpec](), dict[str, int]()
     for example in examples(source):
-        axis_names = example.axes if example.batch_axis is None else {**example.axes, example.batch_axis: BATCH}
-        shape = tuple(axis_names.get(axis, size) for axis, size in enumerate(example.array.shape))
-        sizes |= {name: example.array.shape[axis] for axis, name in example.axes.items()}
-        data = _kept(items_first(example.array, example.batch_axis))
-        dtype = str(example.array.dtype)
-        specs.append(TensorSpec(example.name, shape, dtype, example.place, data=data, fixed_axis=example.batch_axis))
-    return Known(tuple(specs), sizes)
+        array, axis = example.array, example.batch_axis
+        axis_names = example.axes if axis is None else {**example.axes, axis: BATCH}
+        shape = tuple(axis_names.get(number, size) for number, size in enumerate(array.shape))
+        sizes |= {name: array.shape[number] for number, name in example.axes.items()}
+        data = _store(items_first(array, axis))
+        specs.append(TensorSpec(example.name, shape, str(array.dtype), example.place, data=data, fixed_axis=axis))
+    return DeclaredInputs(tuple(specs), sizes)
 
 
 def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, ...]:
@@ -158,7 +109,7 @@ def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, 
 
 
 def file_specs(source: ModelSource) -> list[TensorSpec]:
-    """Return the inputs of a user's ONNX file without their values. Raises ModelError where sizes or ranges lack."""
+    """Return the inputs of a user's ONNX file without values. Raises ModelError for missing sizes or ranges."""
     assert source.onnx is not None
     specs = graph_specs(source, source.onnx)
     names = [spec.name for spec in specs]
@@ -168,17 +119,8 @@ def file_specs(source: ModelSource) -> list[TensorSpec]:
     return specs
 
 
-def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Add the job's values to a graph's inputs. Raises ModelError for arrays that do not fit."""
-    result = []
-    for spec in specs:
-        value = source.inputs.get(spec.name)
-        result.append(_with_data(source, spec, value) if isinstance(value, Path) else replace(spec, range=value))
-    return result
-
-
 def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
-    """Add the array of a .npy file. Raises ModelError for one that does not fit."""
+    """Add the array of a .npy file. Raises ModelError if it does not fit."""
     try:
         array = np.load(path)
         items = tuple(size for axis, size in enumerate(array.shape) if axis != spec.batch_axis)
@@ -187,7 +129,7 @@ def _with_data(source: ModelSource, spec: TensorSpec, path: Path) -> TensorSpec:
     if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
         raise source.error(f"{described([spec])} does not fit the array of shape {array.shape} in {path}")
     axis = spec.fixed_axis if spec.batch_axis is None else spec.batch_axis
-    return replace(spec, data=_kept(items_first(array, axis)))
+    return replace(spec, data=_store(items_first(array, axis)))
 
 
 def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
@@ -196,15 +138,14 @@ def items_first(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
 
 
 def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> None:
-    """Raise ModelError for integers of an ONNX file whose values the job does not give."""
-    unknown = {spec.name: spec.dtype for spec in specs if spec.dtype.startswith(("int", "uint"))}
-    unknown = {name: dtype for name, dtype in unknown.items() if name not in source.inputs}
-    if not unknown:
+    """Raise ModelError for integer inputs of an ONNX file without values in the job."""
+    is_open = [s for s in specs if s.dtype.startswith(("int", "uint")) and s.name not in source.inputs]
+    if not is_open:
         return
     assert source.onnx is not None, "only a file leaves values open"
     graph = read_onnx(source.onnx).graph
-    ranges = {name: usual_range(graph, name) for name in unknown}
-    named = ", ".join(f"{name!r} ({dtype})" for name, dtype in unknown.items())
+    ranges = {spec.name: usual_range(graph, spec.name) for spec in is_open}
+    named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in is_open)
     written = ", ".join(f"{_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
     raise source.error(
         f"nothing says which values {'input' if len(ranges) == 1 else 'inputs'} {named} may have: give "
@@ -213,7 +154,7 @@ def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> N
 
 
 def open_options(source: ModelSource) -> str:
-    """Return usual sizes and values for an ONNX file's inputs that lack them, as options of the command line."""
+    """Return usual sizes and values for an ONNX file's open inputs, as options of the command line."""
     assert source.onnx is not None, "only a file leaves sizes open"
     graph = read_onnx(source.onnx).graph
     inputs = graph_inputs(graph)
@@ -260,23 +201,19 @@ def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tup
 
 
 def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int, start: int = 0) -> list[Any]:
-    """Return views of each input's first items from `start` on; one without a batch dimension stays as it is."""
+    """Return views of each input's first items from `start` on; inputs without a batch dimension stay whole."""
+    axes = [spec.batch_axis for spec in specs] or [0] * len(values)
     part = slice(start, start + items)
-    if not specs:
-        return [value[part] for value in values]
-    return [
-        value if spec.batch_axis is None else value[(slice(None),) * spec.batch_axis + (part,)]
-        for spec, value in zip(specs, values, strict=True)
-    ]
+    return [v if axis is None else v[(slice(None),) * axis + (part,)] for axis, v in zip(axes, values, strict=True)]
 
 
 def drawn_inputs(specs: Sequence[TensorSpec]) -> list[str]:
-    """Name the inputs without given values."""
+    """Name the inputs that are drawn at random."""
     return [spec.name for spec in specs if not spec.data]
 
 
 def how_drawn(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
-    """Return a hint like "; x is drawn at random: …" for inputs without values; "" if all have some."""
+    """Return a hint like "; x is drawn at random: …", or "" if no input is drawn."""
     names = drawn_inputs(specs)
     return f"; {how_to_give(names, source.kind)}" if names else ""
 
@@ -293,12 +230,12 @@ def how_to_give(names: Sequence[str], kind: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return the name as a key of YAML."""
+    """Write the name as a YAML key."""
     return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) else json.dumps(name)
 
 
 def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
-    """Return the only batch size that the model can run at, or None if the batch is free."""
+    """Return the model's only batch size, or None if the batch is free."""
     if any(BATCH in spec.shape for spec in specs) or not specs:
         return None
     axes = ((spec.shape, spec.fixed_axis) for spec in specs if spec.fixed_axis is not None)
@@ -306,7 +243,7 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
 
 
 def item_axes(specs: Sequence[TensorSpec]) -> list[int | None]:
-    """Return each input's axis of items, of a free or a fixed batch; None for an input that all items share."""
+    """Return each input's axis of items; None for an input that all items share."""
     if (fixed := fixed_batch(specs)) is None:
         return [spec.batch_axis for spec in specs]
     axes = ((spec.shape, spec.fixed_axis) for spec in specs)
@@ -316,11 +253,11 @@ def item_axes(specs: Sequence[TensorSpec]) -> list[int | None]:
 def seeded_inputs(
     specs: Sequence[TensorSpec], batch: int, distinct: int | None = None, first: int = 0
 ) -> list[NDArray[Any]]:
-    """Draw one C-contiguous array per input, of the items from `first` on.
+    """Draw one C-contiguous array per input, with the items from `first` on.
 
     Item i holds the same values in every batch size and floating-point type. Floats are standard normal, bools 0 or 1,
-    integers in their range; real values are as they are. With a free batch item i is item i modulo `distinct`, if
-    given: drawing 10,000 images takes half a minute. Raises ModelError for another than a fixed batch.
+    integers in their range; real values stay. In a free batch item i repeats item i modulo `distinct`, if that is set:
+    drawing 10,000 images takes half a minute. Raises ModelError if the model's batch is fixed to another size.
     """
     fixed = fixed_batch(specs)
     if fixed is not None and batch != fixed:
@@ -373,7 +310,7 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
 
 
 def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.bool_]:
-    """Tell which tokens of an output [items, tokens, ...] all masks leave out."""
+    """Return True for the tokens of an output [items, tokens, ...] that all masks leave out."""
     masks = [
         np.stack([seeded_item(spec, shape[1:2], index, item) == 0 for item in range(shape[0])])
         for index, spec in enumerate(specs)
@@ -383,7 +320,7 @@ def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.boo
 
 
 def described(specs: Sequence[TensorSpec]) -> str:
-    """Return the inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
+    """Describe the inputs, like "input x float32 [batch, 3, 224, 224]"."""
     inputs = [f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs]
     return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
 
@@ -395,7 +332,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
-    """Return the inputs of a user's ONNX file or of an export, without values. Raises ModelError."""
+    """Return the inputs of a user's ONNX file or an export, without values. Raises ModelError."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     inputs = file_inputs(path)
@@ -437,7 +374,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
 
 def _free(shapes: Mapping[str, Sequence[int | str]], batch: Collection[str]) -> list[str]:
-    """Return the symbols in the shapes of a graph's inputs, the batch's left out."""
+    """Return the symbols in the shapes of a graph's inputs, except the batch."""
     return list(dict.fromkeys(s for shape in shapes.values() for s in shape if isinstance(s, str) and s not in batch))
 
 
@@ -445,33 +382,30 @@ def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int
     """Return sizes and symbols of a graph's inputs, by name; a dimension without either is called "input[axis]"."""
     return {
         value.name: [
-            int(dim.dim_value) if dim.dim_value > 0 else _symbol(dim.dim_param) or f"{value.name}[{axis}]"
+            int(dim.dim_value)
+            if dim.dim_value > 0
+            else (f"{value.name}[{axis}]" if dim.dim_param.strip() in _UNNAMED else dim.dim_param)
             for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         ]
         for value in inputs
     }
 
 
-def _symbol(word: str) -> str:
-    """Return a symbol that stands for one size; "" for a word that converters write for every unknown size."""
-    return "" if word.strip() in ("?", "-1", "None", "none", "unk", "unknown") else word
-
-
 def dimensions_of(source: ModelSource) -> list[str]:
-    """Return the names of sizes in the model's inputs, the batch's left out. Raises ModelError."""
+    """Return the names of sizes in the model's inputs, except the batch. Raises ModelError."""
     if source.onnx is not None:
         shapes = symbolic_shapes(file_inputs(source.onnx))
         return _free(shapes, batch_symbols(shapes, batch_axes(source, shapes)))
     if source.library is None and source.asks_code:
         from exporters.factories import examples
 
-        # Not `_known`, which caches values: a dry run writes nothing.
+        # Not `_declared`, which caches values: a dry run writes nothing.
         return list(dict.fromkeys(name for example in examples(source) for name in example.axes.values()))
-    return list(_known(source).sizes)
+    return list(_declared(source).sizes)
 
 
 def why_fixed(source: ModelSource) -> str:
-    """Say why no dimension of the model may have another size."""
+    """Say why no dimension of the model can have another size."""
     mend = (
         f"export {source.onnx.name} with free dimensions" if source.onnx else "return dynamic_shapes from its factory"
     )

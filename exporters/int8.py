@@ -1,7 +1,7 @@
 """Quantize a model: its fp32 graph, exported or the user's, with int8 Q/DQ pairs, an ONNX file in the cache.
 
-int8 is a property of the graph, not a mode of an engine. There are two such graphs, and an engine takes one: they
-differ in where the quantize and dequantize pairs are.
+int8 is a property of the graph, not a mode of an engine. Two graphs differ in the places of the quantize and dequantize
+pairs, and an engine takes one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.inputs import TensorSpec, fixed_batch, input_specs, items_first, seeded_inputs
+from exporters.inputs import fixed_batch, input_specs, items_first, seeded_inputs
 from exporters.onnx_export import Export, export_key, fp32_graph, note
 from exporters.onnx_files import external_tensors, file_inputs, graph_files, read_onnx
-from exporters.source import ModelError, ModelSource, digest
+from exporters.source import ModelError, ModelSource, TensorSpec, digest
 from exporters.weights import identified
 
 if TYPE_CHECKING:
@@ -53,31 +53,31 @@ class Placement:
     options: Mapping[str, object] = field(default_factory=lambda: _OPTIONS)
     operands_only: bool = False
     """Keep only pairs on operands of WEIGHTED, and on residuals added to their results."""
-    made_for: str = ""
+    suffix: str = ""
     """Suffix of the graph's origin."""
 
 
 PLACEMENTS: Mapping[str, Placement] = {
-    # Runtimes that look for an operator between pairs, and for a chain of them: ONNX Runtime's CPU provider. Of pairs
-    # around sums of embeddings OpenVINO (2026.4) makes a node that lacks an input.
+    # For runtimes that look for operators between pairs, in chains: ONNX Runtime's CPU provider. OpenVINO (2026.4)
+    # turns pairs around sums of embeddings into a node that lacks an input.
     # No softmax: onnxruntime gives it a zero point other than 0 whatever the options say.
     "int8": Placement(
         (*WEIGHTED, "Relu", "Clip", "Add", "Concat", "MaxPool", "AveragePool", "Reshape", "Flatten", "Transpose")
     ),
-    # TensorRT, whose convolutions have the bias, a residual, an activation and the next one's quantizing as epilogue:
+    # For TensorRT, whose convolutions have the bias, a residual, an activation and the next quantizing as epilogue:
     # https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/quantized-types-explicit-quantization.html
     "int8-operands": Placement(
         _OPERANDS,
         {**_OPTIONS, "OpTypesToExcludeOutputQuantization": list(_OPERANDS)},
         operands_only=True,
-        made_for=", operands only",
+        suffix=", operands only",
     ),
 }
 """Placements by graph name; engines/catalog.py assigns one to each engine."""
 DYNAMIC = "int8-dynamic"
-"""The graph of products in int8 whose activations get their ranges at every call: it needs no calibration."""
+"""The graph of int8 products whose activations get their ranges at every call: it needs no calibration."""
 SEEDED_ITEMS = 8
-"""Drawn where the user gives no calibration data: they fill the ranges, and no number of them would mean more."""
+"""Items to draw without calibration data: they fill the ranges, and more would not mean more."""
 
 
 def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
@@ -95,17 +95,18 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
         write_quantized(source, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
-        how = f"{fp32.how}, quantized by ONNX Runtime{placement.made_for}"
-        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, how)
+        origin = f"{fp32.origin}, quantized by ONNX Runtime{placement.suffix}"
+        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, origin)
 
     return Export.read(*cache.entry("onnx", quantized_key(source, files, placement), ".onnx", produce))
 
 
 def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
-    """Quantize the weights of products per channel; activations are quantized as they come, so nothing is calibrated.
+    """Quantize the weights of products per channel; activations are quantized at every call, without calibration.
 
     Raises ModelError for a model that cannot be exported or quantized, or has no product.
     """
+    import onnx
     import onnxruntime
 
     source = identified(source)
@@ -117,7 +118,12 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
         with _simplified(source, fp32.path, path) as (simplified, external):
-            _without_shapes_of_weights(simplified)
+            model = onnx.load(simplified, load_external_data=False)
+            weights = {tensor.name for tensor in model.graph.initializer}
+            infos = [value for value in model.graph.value_info if value.name not in weights]
+            del model.graph.value_info[:]
+            model.graph.value_info.extend(infos)  # The quantizer transposes a Gemm's weights, and not their shapes.
+            onnx.save(model, simplified)
             quantize_products(
                 *(simplified, path),
                 op_types_to_quantize=["MatMul", "Gemm"],
@@ -128,26 +134,14 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
             )
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_onnx(path).graph.node):
             raise source.error("it has no product with weights, which alone are computed in int8 here")
-        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, f"{fp32.how}, products quantized")
+        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, f"{fp32.origin}, products quantized")
 
     key = digest([DYNAMIC, export_key(source, "fp32"), code_of("int8.py"), onnxruntime.__version__])
     return Export.read(*cache.entry("onnx", key, ".onnx", produce))
 
 
-def _without_shapes_of_weights(path: Path) -> None:
-    """Remove the declared shapes of weights, since the quantizer transposes a Gemm's."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    weights = {tensor.name for tensor in model.graph.initializer}
-    infos = [value for value in model.graph.value_info if value.name not in weights]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(infos)
-    onnx.save(model, path)
-
-
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Return the model's inputs under the names in its graph, which may be a user's own."""
+    """Return the model's inputs under the names in its graph, which may be the user's."""
     names = [value.name for value in file_inputs(graph)]
     declared = {spec.name for spec in specs}
     if source.own_graph is None or declared == set(names):
@@ -164,7 +158,7 @@ def quantized_key(source: ModelSource, files: list[Path], placement: Placement) 
 
 
 def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
-    """Return the folder's .npy files, each one item or a batch of items. Raises ModelError if one does not fit."""
+    """Return the folder's .npy files of an item or a batch of items. Raises ModelError for a misfit."""
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ModelError(
@@ -194,7 +188,7 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
 
 
 def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield batches of one item, by input, so that calibration needs the memory of one item."""
+    """Yield batches of one item, by input, so that calibration needs little memory."""
     for file in files:
         for item in opened(file, specs[0]):
             if not np.isfinite(item).all():
@@ -236,7 +230,7 @@ def write_quantized(
 
 
 def _has_wide_bias(path: Path) -> bool:
-    """Return whether a product's bias has more than one dimension, as scikit-learn's have, or one value for all."""
+    """Return True if a product's bias has several dimensions, like scikit-learn's, or one value for all."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -247,7 +241,7 @@ def _has_wide_bias(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[Path, bool]]:
-    """Give the graph as ONNX Runtime's quantizer asks for it, simplified, and whether its weights lie next to it.
+    """Simplify the graph for ONNX Runtime's quantizer; yield it, and True if its weights lie next to it.
 
     Symbolic shape inference is left out: the exporter wrote all shapes, the batch symbolic.
     """
@@ -266,10 +260,10 @@ def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[P
 
 
 def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return by name of each Add that can be the epilogue of a product the other input; and the names of other Adds.
+    """Map each Add that can be a product's epilogue to its other input, by name; and name the other Adds.
 
-    Of two products the one with more nodes ahead of it has the epilogue: a projection of the shortcut comes earlier.
-    Nodes without a name get one, in the file.
+    Of two products the deeper one has the epilogue: a projection of the shortcut comes earlier. Unnamed nodes in the
+    file get a name.
     """
     import onnx
 
@@ -296,7 +290,7 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
-    """Remove all pairs except on operands of WEIGHTED and on each Add's `residual` input.
+    """Remove all pairs except on operands of WEIGHTED and on every Add's `residual` input.
 
     The quantizer also adds pairs at an Add's other input, and for other readers of a tensor.
     """
@@ -317,5 +311,5 @@ def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
             source = pairs.get(name)
             if source is not None and node.op_type not in WEIGHTED and residual.get(node.name) != source:
                 node.input[place] = source
-    # Of the pairs that nothing reads now, the constants go, too.
+    # Unread pairs go with their constants.
     onnx.save(ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model), path)

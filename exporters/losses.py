@@ -20,7 +20,7 @@ from exporters.gradients import Array, tiled
 from exporters.source import ModelError
 
 SEED = 0
-OWN = "own"
+MODEL_LOSS = "own"
 """The head of a module that returns its loss under the name "loss"."""
 Loss = Callable[[Any, Sequence[Tensor]], Tensor]
 """Takes a module's result and its inputs."""
@@ -36,7 +36,7 @@ _DRAWN = 2
 
 
 def form(head: str, shape: Sequence[int]) -> str:
-    """Name what `head` is for an output of this shape: cross entropy has forms, and needs two classes."""
+    """Name the head's form for an output of this shape: cross entropy has several, and needs two classes."""
     if head != "cross-entropy":
         return head
     name, axis = _FORMS.get(len(shape), ("mean-square", 0))
@@ -44,7 +44,7 @@ def form(head: str, shape: Sequence[int]) -> str:
 
 
 def draw(name: str, shape: Sequence[int]) -> Tensor | None:
-    """Draw the target of a form for an output of this shape: classes, a gradient for "logits", none for "mean-square".
+    """Draw a form's target for an output of this shape: classes, a gradient for "logits", None for "mean-square".
 
     The gradient has norm 1 over axis 1, divided by the rows as a mean loss would.
     """
@@ -65,8 +65,8 @@ def draw(name: str, shape: Sequence[int]) -> Tensor | None:
 class Objective:
     """Start the backward pass of results of one shape.
 
-    The first result sets `name`, the form of the head, and `target`: drawn, or repeated from `small_target`, a smaller
-    batch's.
+    The first result sets `name`, the form of the head, and `target`: drawn, or repeated from a smaller batch's
+    `small_target`.
     """
 
     def __init__(
@@ -82,9 +82,10 @@ class Objective:
         if self._loss is not None:
             self.name = self.head
             return self._loss(result, inputs), None
-        if not self.name and self._is_own(result):
-            self.name = OWN
-        if self.name == OWN:
+        if not self.name and self.head == "cross-entropy" and self.outputs[:1] in ((), ("loss",)):
+            loss = named_outputs(result).get("loss")
+            self.name = MODEL_LOSS if loss is not None and loss.is_floating_point() else ""
+        if self.name == MODEL_LOSS:
             return named_outputs(result)["loss"].mean(), None
         first = trained_output(result, self.outputs)
         if not self.name:
@@ -98,14 +99,9 @@ class Objective:
             return cross_entropy(first.flatten(0, 1), self.target.flatten()), None
         return cross_entropy(first, self.target), None
 
-    def _is_own(self, result: Any) -> bool:
-        own = named_outputs(result).get("loss")
-        asks = self.head == "cross-entropy" and self.outputs[:1] in ((), ("loss",))
-        return asks and own is not None and own.is_floating_point()
-
     @torch.no_grad()
     def refill(self, small_target: Array | None) -> None:
-        """Copy a smaller batch's target into the very tensor that iterations read, as a captured graph needs."""
+        """Copy a smaller batch's target into the tensor that iterations read, as a captured graph needs."""
         self.small_target = small_target
         if self.target is not None:
             assert small_target is not None
@@ -116,20 +112,17 @@ class Objective:
         target = draw(self.name, first.shape)
         if target is not None:
             dtype = first.dtype if self.name == "logits" else target.dtype
-            order = torch.channels_last if _is_channels_last(first, target) else torch.contiguous_format
+            is_nhwc = target.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
+            order = torch.channels_last if is_nhwc and not first.is_contiguous() else torch.contiguous_format
             self.target = target.to(first.device, dtype, memory_format=order)
             if self.small_target is not None:
                 self.refill(self.small_target)
 
 
-def _is_channels_last(first: Tensor, target: Tensor) -> bool:
-    return target.dim() == 4 and not first.is_contiguous() and first.is_contiguous(memory_format=torch.channels_last)
-
-
 def user_loss(word: str, names: Sequence[str]) -> Loss:
     """Import a loss, "package.module:function". Raises ModelError.
 
-    It takes the module's result, and then the inputs that its parameters name, or else the first ones.
+    It takes the module's result, then the inputs that its parameters name, else the first inputs.
     """
     module, _, name = word.partition(":")
     try:
@@ -137,12 +130,12 @@ def user_loss(word: str, names: Sequence[str]) -> Loss:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except Exception as error:
         raise ModelError(f"loss {word!r} cannot be had: {sentence(error)}") from error
-    asked = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
 
     def loss(result: Any, inputs: Sequence[Tensor]) -> Tensor:
         named = dict(zip(names, inputs, strict=False))
-        is_named = all(parameter in named for parameter in asked)
-        value = function(result, *([named[parameter] for parameter in asked] if is_named else inputs[: len(asked)]))
+        arguments = [named[name] for name in required] if named.keys() >= set(required) else inputs[: len(required)]
+        value = function(result, *arguments)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ModelError(f"loss {word!r} returned {kind}: return one number, a tensor of floats")

@@ -1,4 +1,4 @@
-"""Look up and read the files that users name: regular ones of a bounded size."""
+"""Look up and read the files that users name: regular files of a bounded size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from pathlib import Path
 
 from exporters.errors import ConfigError, cut
 
-_LIMIT = 2**28
-_SHOWN = 200
-
 
 def is_file(path: Path) -> bool:
     """Return True for a regular file, False for a folder or a free name.
 
-    Raises ConfigError for a pipe or a device, and for a path that cannot be looked up.
+    Raises ConfigError for a pipe or a device, and for an unusable path.
     """
     mode = _mode(path)
     if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -24,7 +21,7 @@ def is_file(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Return whether something is there. Raises ConfigError for a path that cannot be looked up."""
+    """Return True if the path exists. Raises ConfigError for an unusable path."""
     return bool(_mode(path))
 
 
@@ -34,10 +31,11 @@ def _mode(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except (OSError, ValueError) as error:  # Too long, a loop of links, no permission; a null character.
-        raise ConfigError(f"{_short(path)}: {getattr(error, 'strerror', None) or error}; give another path") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{cut(str(path), 200)}: {why}; give another path") from None
 
 
-def read_bytes(path: Path, limit: int = _LIMIT) -> bytes:
+def read_bytes(path: Path, limit: int = 2**28) -> bytes:
     """Read a regular file of up to `limit` bytes. Raises ConfigError for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # A pipe must not be waited for.
@@ -49,8 +47,5 @@ def read_bytes(path: Path, limit: int = _LIMIT) -> bytes:
                 raise ConfigError(f"{path}: has {status.st_size:,} bytes, over the limit of {limit:,}")
             return file.read(limit)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{_short(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _short(path: Path) -> str:
-    return cut(str(path), _SHOWN)
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{cut(str(path), 200)}: cannot be read: {why}") from None

@@ -172,12 +172,12 @@ class Inception(nn.Module):
 
     def __init__(self, inputs: int, widths: tuple[int, ...]) -> None:
         super().__init__()
-        one, three_reduce, three, five_reduce, five, projection = widths
-        self.branch1 = conv_relu(inputs, one, 1)
+        single, three_reduce, three, five_reduce, five, projection = widths
+        self.branch1 = conv_relu(inputs, single, 1)
         self.branch3 = nn.Sequential(conv_relu(inputs, three_reduce, 1), conv_relu(three_reduce, three, 3))
         self.branch5 = nn.Sequential(conv_relu(inputs, five_reduce, 1), conv_relu(five_reduce, five, 5))
         self.branch_pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), conv_relu(inputs, projection, 1))
-        self.outputs = one + three + five + projection
+        self.outputs = single + three + five + projection
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.branch1(x), self.branch3(x), self.branch5(x), self.branch_pool(x)], dim=1)

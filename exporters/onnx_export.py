@@ -16,24 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, check_room, code_of
 from exporters.errors import sentence
-from exporters.inputs import (
-    BATCH,
-    TensorSpec,
-    fixed_batch,
-    input_specs,
-    seeded_inputs,
-    symbolic_shapes,
-)
+from exporters.inputs import fixed_batch, input_specs, seeded_inputs, symbolic_shapes
 from exporters.onnx_files import check_onnx, external_tensors, file_inputs, graph_files, read_onnx
 from exporters.packages import versions
-from exporters.source import ModelSource, digest
+from exporters.source import BATCH, ModelSource, TensorSpec, digest
 from exporters.weights import cached_state, checked, identified, source_key
 
 if TYPE_CHECKING:
     from torch import nn
 
-# Convolutions know bf16 from opset 22 on (https://onnx.ai/onnx/operators/onnx__Conv.html). The others stay at the
-# version that the dynamo exporter generates itself: older runtimes read it, and nothing has to be converted.
+# Convolutions take bf16 from opset 22 on (https://onnx.ai/onnx/operators/onnx__Conv.html). The others stay at the
+# version that the dynamo exporter generates: older runtimes read it, and nothing has to be converted.
 OPSETS = {"fp32": 20, "fp16": 20, "bf16": 22}
 MAX_BATCH = 1024
 # protobuf's limit is 2 GiB for the whole file; the rest is room for the graph.
@@ -42,33 +35,33 @@ INLINE_BYTES = 1_900_000_000
 
 @dataclass(frozen=True)
 class Export:
-    """An exported graph, whose inputs and outputs are called as the model's."""
+    """A graph whose inputs and outputs have the model's names."""
 
     path: Path
     seconds: float | None = None
-    """Seconds that exporting and checking took when the graph was made, in this call or in an earlier one."""
+    """Seconds that exporting and checking took when the graph was made, in this call or an earlier one."""
     cached: bool = True
-    kept: str = ""
-    """Operators that stay float32 in a graph of fewer bits, as in "Resize (2×)"."""
-    how: str = "the file"
+    in_float32: str = ""
+    """Operators that stay float32 in a graph of fewer bits, like "Resize (2×)"."""
+    origin: str = "the file"
     """Maker and batches, such as "torch.export, any batch"; "the file" is the user's own."""
 
     @classmethod
     def read(cls, path: Path, cached: bool) -> Export:
-        """Read what `note` wrote next to a graph in the cache."""
+        """Read the facts that `note` wrote next to a graph in the cache."""
         return cls(path, cached=cached, **json.loads(path.with_suffix(".json").read_text()))
 
 
-def note(path: Path, seconds: float, how: str, kept: str = "") -> None:
-    """Write next to the graph what `Export.read` reads."""
-    path.with_suffix(".json").write_text(json.dumps({"seconds": seconds, "how": how, "kept": kept}))
+def note(path: Path, seconds: float, origin: str, in_float32: str = "") -> None:
+    """Write an export's facts next to the graph."""
+    path.with_suffix(".json").write_text(json.dumps({"seconds": seconds, "origin": origin, "in_float32": in_float32}))
 
 
 def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | None = None) -> Export:
-    """Export a canonical network or a factory's model in the type that `precision` names: fp32, fp16 or bf16.
+    """Export a canonical network or a factory's model in fp32, fp16 or bf16; tf32 is the fp32 graph.
 
-    Its batch is symbolic, and so are the dimensions that the job varies (`source.varied`); with `batch` the graph is
-    for that size only. tf32 is the fp32 graph. Raises ModelError for a model that cannot be loaded or exported.
+    The batch stays symbolic, and so do the dimensions in `source.varied`; with `batch` the graph is for that size
+    only. Raises ModelError for a model that cannot be loaded or exported.
     """
     assert source.onnx is None, "an ONNX file needs no export"
     precision, source = "fp32" if precision == "tf32" else precision, identified(source)
@@ -79,14 +72,14 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
         model = restore(source, cached_state(source, cache))
         start = time.perf_counter()
         with source.failing("the export to ONNX", "change that line, or give a graph of your own (`onnx: FILE`)"):
-            how = write_onnx(model, input_specs(source), precision, path, batch)
-        note(path, time.perf_counter() - start, how)
+            origin = write_onnx(model, input_specs(source), precision, path, batch)
+        note(path, time.perf_counter() - start, origin)
 
     return Export.read(*cache.entry("onnx", export_key(source, precision, batch), ".onnx", checked(source, produce)))
 
 
 def fp32_graph(source: ModelSource, cache: Cache) -> Export:
-    """Return the model's graph at fp32: the file that the job names, else an export. Raises ModelError."""
+    """Return the model's fp32 graph: the job's file, else an export. Raises ModelError."""
     if source.own_graph is None:
         return export_onnx(source, "fp32", cache)
     check_onnx(source.own_graph)
@@ -101,9 +94,9 @@ def export_key(source: ModelSource, precision: str, batch: int | None = None) ->
 def write_onnx(
     model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
 ) -> str:
-    """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
+    """Export the model and check the file: types, shapes and the operators' schemas. Return `Export.origin`.
 
-    Raises what torch and onnx raise.
+    Raises the errors of torch and onnx.
     """
     import onnx
     import torch
@@ -111,8 +104,7 @@ def write_onnx(
     from exporters.calls import Flattened, cast, typed
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    # Two items, since torch.export specializes dimensions of size 1.
-    only = batch or fixed_batch(specs)
+    only = batch or fixed_batch(specs)  # Else two items, since torch.export specializes dimensions of size 1.
     example = typed(seeded_inputs(specs, only or 2), dtype)
     shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in cast(model, dtype).state_dict().values())
     check_room(path, size)
@@ -127,10 +119,10 @@ def write_onnx(
             opset_version=OPSETS[precision],
             verbose=False,
         )
-        if len(flat.names) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
+        if len(flat.names()) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
             with torch.no_grad():
                 flat(*example)
-        name_outputs(program.model.graph, flat.names)
+        name_outputs(program.model.graph, flat.names())
         if precision == "bf16":
             restore_folded_types(program.model)
         if not batch:
@@ -140,21 +132,19 @@ def write_onnx(
         onnx.checker.check_model(str(path), full_check=True)
         if batch is None:
             check_free(specs, path)
-    named = dict.fromkeys(f"{axis.name} {axis.least} to {axis.largest}" for spec in specs for axis in spec.named)
+    named = dict.fromkeys(f"{axis.name} {axis.smallest} to {axis.largest}" for spec in specs for axis in spec.named)
     return f"torch.export, batch {only} only" if only else f"torch.export, {', '.join(['any batch', *named])}"
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
-    """Call torch.onnx.export, and again with plain attention where a fused kernel's memory order is in the way.
+    """Call torch.onnx.export, and again with plain attention if a fused kernel's memory order is in the way.
 
-    A fused kernel gives its result in another order than the products that the exporter makes of it (torch 2.13): what
-    views it fails then.
+    A fused kernel gives its result in another order than the exporter's products (torch 2.13), so views of it fail.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    # Of a parameter that takes gradients torch 2.11 can mistake the operator whose types it promotes (NFNet, fp16).
-    with torch.no_grad():
+    with torch.no_grad():  # torch 2.11 can promote types wrongly behind a parameter that takes gradients (NFNet, fp16).
         try:
             return torch.onnx.export(model, example, **options)
         except Exception as error:
@@ -167,14 +157,14 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
 def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
     import torch
 
-    named = {named_axis.name: (named_axis.least, named_axis.largest) for spec in specs for named_axis in spec.named}
-    ranges = {BATCH: (1, MAX_BATCH), **named}
-    sizes = {name: torch.export.Dim(name, min=smallest, max=largest) for name, (smallest, largest) in ranges.items()}
+    sizes = {BATCH: torch.export.Dim(BATCH, min=1, max=MAX_BATCH)}
+    for axis in (axis for spec in specs for axis in spec.named):
+        sizes[axis.name] = torch.export.Dim(axis.name, min=axis.smallest, max=axis.largest)
     return tuple({axis: sizes[name] for axis, name in spec.free_axes.items()} for spec in specs)
 
 
 def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
-    """Raise ValueError where a free size became the example's, as in code that loops over items."""
+    """Raise ValueError if a free size became the example's, as in code that loops over items."""
     shapes = symbolic_shapes(file_inputs(path))
     for spec in specs:
         for name in (name for axis, name in spec.free_axes.items() if isinstance(shapes[spec.name][axis], int)):
@@ -184,7 +174,7 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Name a graph's outputs as the model does. Inner values of that name are renamed, inputs and weights are not."""
+    """Give a graph's outputs the model's names. Inner values of that name are renamed, inputs and weights are not."""
     for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in names):
         value.name += ".inner"
     used = {value.name for value in graph.inputs} | set(graph.initializers)
@@ -194,8 +184,10 @@ def name_outputs(graph: Any, names: Sequence[str]) -> None:
 
 
 def restore_folded_types(model: Any) -> None:
-    """Cast weights that onnxscript folded a batch normalization into back to bf16. It folds in numpy, where bf16
-    becomes fp32, and leaves the result so: an invalid graph (onnxscript 0.7)."""
+    """Cast weights with a folded batch normalization back to bf16.
+
+    onnxscript 0.7 folds in numpy, where bf16 becomes fp32, and leaves an invalid graph.
+    """
     import onnx_ir as ir
 
     for node in model.graph:
@@ -209,7 +201,7 @@ def restore_folded_types(model: Any) -> None:
 
 
 def forget_shapes(graph: Any) -> None:
-    """Remove the shapes of inner values: behind an LSTM they are the example's (torch 2.13), which ORT believes."""
+    """Remove the shapes of inner values: behind an LSTM they are the example's (torch 2.13), and ORT trusts them."""
     outputs = set(graph.outputs)
     for value in (value for node in graph.all_nodes() for value in node.outputs if value not in outputs):
         value.shape = None
@@ -231,8 +223,8 @@ def quiet() -> Iterator[None]:
 def to_fp16(source: ModelSource, cache: Cache) -> Export:
     """Convert the model's own graph to half precision, inputs and outputs too, by ONNX Runtime's converter.
 
-    Operators that the converter's list says must stay float32 do, between casts; `Export.kept` names them. Raises
-    ModelError for a graph that cannot be converted.
+    Operators in the converter's list stay float32 between casts; `Export.in_float32` names them. Raises ModelError for
+    a graph that cannot be converted.
     """
     source = identified(source)
     assert source.own_graph is not None, "an export is made in its precision"
@@ -244,14 +236,14 @@ def to_fp16(source: ModelSource, cache: Cache) -> Export:
         check_room(path, sum(file.stat().st_size for file in graph_files(graph).values()) / 2)
         start = time.perf_counter()
         with source.failing(f"converting {graph.name} to fp16", "convert it yourself: variants: {fp16: FILE}"):
-            kept = _write_fp16(graph, path)
-        note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", kept)
+            in_float32 = _write_fp16(graph, path)
+        note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", in_float32)
 
     return Export.read(*cache.entry("onnx", key, ".onnx", produce))
 
 
 def _write_fp16(graph: Path, path: Path) -> str:
-    """Convert and check the file; returns the operators that stay float32, like "Resize (2×), TopK (1×)"."""
+    """Convert and check the file; return the operators that stay float32, like "Resize (2×), TopK (1×)"."""
     import onnx
     import onnx_ir as ir
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
@@ -261,15 +253,12 @@ def _write_fp16(graph: Path, path: Path) -> str:
     model = onnx.shape_inference.infer_shapes(read_onnx(graph))
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     floats = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
-    kept = Counter(
-        node.op_type
-        for node in model.graph.node
-        if node.op_type in DEFAULT_OP_BLOCK_LIST and floats & {*node.input, *node.output}
-    )
+    blocked = (node for node in model.graph.node if node.op_type in DEFAULT_OP_BLOCK_LIST)
+    in_float32 = Counter(node.op_type for node in blocked if floats & {*node.input, *node.output})
     onnx.load_external_data_for_model(model, str(graph.parent))
     # The converter appends its casts at the end (onnxruntime 1.31).
     converted = ir.from_proto(convert_float_to_float16(model, disable_shape_infer=True))
     converted.graph.sort()
     ir.save(converted, path, external_data=f"{path.name}.data" if is_large else None)
     onnx.checker.check_model(str(path), full_check=True)
-    return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(kept.items()))
+    return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(in_float32.items()))

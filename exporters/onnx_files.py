@@ -25,12 +25,12 @@ _MOST_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)
 _EVERYWHERE_IR = 10
 """IR version of all opsets before 24 that every current runtime takes."""
 _KEEPS_INDICES = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Where", "Add", "Mul")
-"""Operators between an input and its table; the last three count negative indices from the end, as Keras does."""
+"""Operators between an input and its table; Keras counts negative indices from the end by the last three."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
-    """Read the file's graph, without data in other files. Raises ModelError for a missing or another file."""
+    """Read the file's graph without external data. Raises ModelError for a missing file and for other formats."""
     import onnx
 
     if not path.is_file():
@@ -64,15 +64,15 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
-    """Return the inputs of a file's graph. Raises ModelError where it cannot be read."""
+    """Return the inputs of a file's graph. Raises ModelError for an unreadable file."""
     return graph_inputs(read_onnx(path).graph)
 
 
 def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
-    """Return a range of values that an input of integers surely takes, the end excluded.
+    """Return a safe range of values for an integer input, the end excluded.
 
-    An input that indexes a table takes its rows; one that the graph compares with a number takes that number. Bytes
-    are taken for an image's.
+    An index takes the rows of its table; an input that the graph compares with a number takes that number; bytes are
+    pixels.
     """
     import onnx
     from onnx.numpy_helper import to_array
@@ -90,12 +90,12 @@ def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
         if node.op_type in _KEEPS_INDICES:
             names.update(node.output)
         elif node.op_type == "Gather" and names.intersection(node.input[1:]):
-            if maker := makers.get(node.input[0]):  # A table may be stored in fewer bits and widened here.
+            if maker := makers.get(node.input[0]):  # A table may be stored in fewer bits and widened first.
                 sources += [tensors[source] for source in maker.input if source in tensors]
             if rows := max((tensor.dims[0] for tensor in sources if len(tensor.dims) > 1), default=0):
                 return 0, rows
         elif node.op_type == "Equal" and sources and math.prod(sources[0].dims) == 1 and not sources[0].data_location:
-            with contextlib.suppress(TypeError, ValueError):  # A damaged one is left to the checker.
+            with contextlib.suppress(TypeError, ValueError):  # The checker reports a damaged tensor.
                 number = int(to_array(sources[0]).item())
                 return number, number + 1
     images = (value.name for value in graph.input if value.type.tensor_type.elem_type == onnx.TensorProto.UINT8)
@@ -127,7 +127,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[Any]:
 
 
 def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInfo]]:
-    """Return the tensors whose data are in other files of the folder, and where.
+    """Return the tensors with data in other files of the folder, and the places of the data.
 
     Raises ModelError for an unreadable file, and for data outside the folder: a model must not read other files.
     """
@@ -153,17 +153,18 @@ def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInf
 
 
 def graph_files(path: Path) -> dict[str, Path]:
-    """Return an ONNX file and those with its data, present or not, by their places next to it. Raises ModelError."""
+    """Map locations to an ONNX file and its data files, present or not. Raises ModelError."""
     locations = sorted({place.location for _, place in external_tensors(path)})
     return {path.name: path, **{location: path.parent / location for location in locations}}
 
 
 def check_onnx(path: Path) -> None:
-    """Raise ModelError for a file that no runtime could load: missing, truncated or foreign, or with its data missing,
-    truncated or outside the file's folder."""
+    """Raise ModelError for a file that no runtime could load: missing, truncated or foreign, itself or its data."""
     import onnx
+    from onnx.external_data_helper import uses_external_data
 
-    for tensor, place in external_tensors(path):
+    external = external_tensors(path)
+    for tensor, place in external:
         data = path.parent / place.location
         where = f"{path}: tensor {tensor.name!r} keeps its data in {place.location!r}"
         if not data.is_file():
@@ -171,35 +172,26 @@ def check_onnx(path: Path) -> None:
         end, has = (place.offset or 0) + (place.length or min(math.prod(tensor.dims), 1)), data.stat().st_size
         if end > has:
             raise ModelError(f"{where} up to byte {end:,}, and that file has {has:,}: truncated; copy or save it again")
-    if (version := read_onnx(path).ir_version) > onnx.IR_VERSION:
-        raise ModelError(_lower_ir(path, version, f"onnx {onnx.__version__}", onnx.IR_VERSION, _EVERYWHERE_IR))
+    model = read_onnx(path)
+    if model.ir_version > onnx.IR_VERSION:
+        raise ModelError(_lower_ir(path, model.ir_version, f"onnx {onnx.__version__}", onnx.IR_VERSION, _EVERYWHERE_IR))
+    for tensor in filter(uses_external_data, _tensors(model)):  # onnx refuses linked data, which are checked above.
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        tensor.dims[:] = [0]
     try:
-        # onnx refuses linked data; the loop above has checked them.
-        onnx.checker.check_model(_without_data(read_onnx(path)) if external_tensors(path) else str(path))
+        onnx.checker.check_model(model if external else str(path))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
 
 
-def _without_data(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Empty the tensors whose data lie in other files, for a check of everything else."""
-    import onnx
-    from onnx.external_data_helper import uses_external_data
-
-    for tensor in filter(uses_external_data, _tensors(model)):
-        tensor.ClearField("external_data")
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.dims[:]
-        tensor.dims.append(0)
-    return model
-
-
-def how_to_lower(path: Path, said: str) -> str | None:
-    """Explain how to lower the file's IR version or opset, by the limit that ONNX Runtime `said`; None without one."""
+def how_to_lower(path: Path, message: str) -> str | None:
+    """Explain how to lower the file's IR version or opset to the limit in ONNX Runtime's message; None without one."""
     import onnx
 
-    if limit := _MOST_IR.search(said):
+    if limit := _MOST_IR.search(message):
         return _lower_ir(path, read_onnx(path).ir_version, "ONNX Runtime", *[int(limit[1])] * 2)
-    if limit := _MOST_OPSET.search(said):
+    if limit := _MOST_OPSET.search(message):
         domain, newest = limit[1], int(limit[2])
         version = max((o.version for o in read_onnx(path).opset_import if (o.domain or "ai.onnx") == domain), default=0)
         text = f"{path} has opset {version} of {domain}, ONNX Runtime takes up to {newest}; "
@@ -223,56 +215,48 @@ def _lower_ir(path: Path, version: int, taker: str, limit: int, newest: int) -> 
 
 
 def is_float32(path: Path) -> bool:
-    """Tell whether all floats of a file are float32 and nothing is quantized; False where it cannot be read."""
+    """Return True if all floats of a file are float32 and nothing is quantized; False for an unreadable file."""
     try:
-        return _is_float32(path, path.stat().st_mtime_ns)
+        types = types_of(path)
     except Exception:  # Whoever prepares the model says why.
         return False
-
-
-@lru_cache(maxsize=64)
-def _is_float32(path: Path, changed: int) -> bool:
-    from onnx import TensorProto
-
-    model = read_onnx(path)
-    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
-    types |= {t.data_type for t in _tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
-    for node in (node for outer in (model.graph, *model.functions) for g in every_graph(outer) for node in g.node):
-        if node.op_type.startswith(_INTEGER_OPERATORS):
-            return False
-        types |= {a.i for a in node.attribute if node.op_type == "Cast" and a.name == "to"} - {TensorProto.DOUBLE}
-    exact = {getattr(TensorProto, name) for name in ("INT64", "INT32", "UINT8", "BOOL", "STRING", "UNDEFINED")}
-    return TensorProto.FLOAT in types and types <= {TensorProto.FLOAT, *exact}
+    return "float" in types and types <= {"float", "int64", "int32", "uint8", "bool", "string", "undefined"}
 
 
 def types_of(path: Path) -> frozenset[str]:
-    """Name the types of a graph's tensors as torch does; "int8" stands for a graph that quantizes.
+    """Name the types of a graph's tensors, casts included, as ONNX does; "int8" stands for a graph that quantizes.
 
-    Raises ModelError for a file that cannot be read.
+    Doubles count only as inputs, outputs and arrays: PyTorch's exporter leaves single ones. Raises ModelError for an
+    unreadable file.
     """
+    return _types_of(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _types_of(path: Path, changed: int) -> frozenset[str]:
     from onnx import TensorProto
 
     model = read_onnx(path)
-    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    types |= {tensor.data_type for tensor in _tensors(model)}
-    graphs = (graph for outer in (model.graph, *model.functions) for graph in every_graph(outer))
-    quantizes = any(node.op_type.startswith(_INTEGER_OPERATORS) for graph in graphs for node in graph.node)
+    inner = {t.data_type for t in _tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
+    nodes = [node for outer in (model.graph, *model.functions) for g in every_graph(outer) for node in g.node]
+    casts = {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    ends = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    types = ends | inner | (casts - {TensorProto.DOUBLE})
+    quantizes = any(node.op_type.startswith(_INTEGER_OPERATORS) for node in nodes)
     return frozenset([TensorProto.DataType.Name(kind).lower() for kind in types] + ["int8"] * quantizes)
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
-    """Return the precisions to measure: those requested, and those of the model's own files.
+    """Return the precisions to measure: the requested ones and those that the model has files for.
 
-    An .onnx file that is not float32 throughout, or cannot be read, has one of its own, `native`.
+    An .onnx file that is unreadable, or not float32 throughout, has the precision `native`.
     """
-    as_it_is = source.onnx is not None and not is_float32(source.onnx)
-    base = ["native"] if as_it_is else list(requested)
+    base = ["native"] if source.onnx and not is_float32(source.onnx) else list(requested)
     return [*base, *(precision for precision in source.graphs if precision not in ("fp32", *base))]
 
 
 def not_made(source: ModelSource, precision: str) -> str | None:
-    """Say why there is no graph of that precision of a model with a graph of its own; None if there is one."""
+    """Say why a model with its own graph has none at this precision; None if it has one."""
     if source.own_graph is None or precision in (*MADE, "native", *source.graphs):
         return None
     return f"of an .onnx file no {precision} graph can be made; give one: variants: {{{precision}: FILE}}"

@@ -20,23 +20,21 @@ if TYPE_CHECKING:
 
 OPSET = 17
 """Newest opset that TensorRT 8.5's parser reads (github.com/onnx/onnx-tensorrt, release/8.5-GA)."""
-_AXES = {
-    # Operators with their axes as an input since opset 18, and its place (https://onnx.ai/onnx/operators/).
-    **{f"Reduce{name}": 1 for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")},
-}
+_REDUCES = [f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")]
+"""Operators with their axes as the second input since opset 18 (https://onnx.ai/onnx/operators/)."""
 
 
 def lowered(path: Path, knows: Callable[[str], bool]) -> onnx.ModelProto:
     """Return the file's graph in operators of opset 17, its data in other files left there.
 
-    An operator that the parser does not know is replaced by its parts where ONNX defines it by such, as
-    LayerNormalization; one without parts stays, for the parser to refuse. Raises ModelError for axes that are computed.
+    An operator that the parser does not know, such as LayerNormalization, is replaced by its parts in ONNX's
+    definition; one without parts stays, for the parser to refuse. Raises ModelError for computed axes.
     """
     from onnx.inliner import inline_selected_functions
 
     model = read_onnx(path)
     tried: set[str] = set()
-    # The parts of one may be unknown, too, as CastLike.
+    # Parts may be unknown, too, such as CastLike.
     while unknown := {node.op_type for node in model.graph.node if not node.domain and not knows(node.op_type)} - tried:
         model = inline_selected_functions(_typed(model), [("", name) for name in unknown], inline_schema_functions=True)
         tried |= unknown
@@ -68,16 +66,15 @@ def _lower(graph: Any, path: Path) -> None:
     constant_nodes = [node for node in graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
     constants |= {node.output[0]: node.attribute[0].t for node in constant_nodes}
     for at, node in reversed(list(enumerate(graph.node))):
-        if node.op_type == "Split":  # Which of 17 divides evenly by its number of outputs.
+        if node.op_type == "Split":  # Opset 17's divides evenly by its number of outputs.
             _forget(node, "num_outputs")
         if node.op_type == "Shape":
             _slice_shape(graph, at)
-        axes_at = _AXES.get(node.op_type)
-        if axes_at is None or len(node.input) <= axes_at:
+        if node.op_type not in _REDUCES or len(node.input) < 2:
             continue
-        axes = node.input.pop(axes_at)
+        axes = node.input.pop(1)
         if axes not in constants:
-            raise ModelError(f"{path}: node '{node.name}' ({node.op_type}) computes its axes, as no opset 17 can")
+            raise ModelError(f"{path}: node '{node.name}' ({node.op_type}) computes its axes, which opset 17 cannot")
         values = numpy_helper.to_array(constants[axes], str(path.parent)).tolist()
         _forget(node, "noop_with_empty_axes")
         if values:
@@ -89,10 +86,10 @@ def _slice_shape(graph: Any, at: int) -> None:
     from onnx import helper, numpy_helper
 
     node = graph.node[at]
-    every = {"start": 0, "end": np.iinfo(np.int64).max}
-    ends = every | {attribute.name: attribute.i for attribute in node.attribute}
+    whole_range = {"start": 0, "end": np.iinfo(np.int64).max}
+    ends = whole_range | {attribute.name: attribute.i for attribute in node.attribute}
     del node.attribute[:]
-    if ends == every:
+    if ends == whole_range:
         return
     name = node.output[0]
     whole, named = f"{name}_whole", {f"{name}_{word}": end for word, end in ends.items()}

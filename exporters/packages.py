@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-_OWN = [str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")]
-_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OWN)
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(*site.getsitepackages(), site.getusersitepackages()),
+    *(str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")),
+)
 
 
 def installed_version(*distributions: str) -> str | None:
@@ -26,7 +28,7 @@ def installed_version(*distributions: str) -> str | None:
 
 
 def versions(*distributions: str) -> list[str]:
-    """Return words like "onnx 1.22.0" for each, installed or not."""
+    """Return words like "onnx 1.22.0", or "onnx None" if it is not installed."""
     return [f"{name} {installed_version(name)}" for name in distributions]
 
 
@@ -34,7 +36,7 @@ def versions(*distributions: str) -> list[str]:
 def _folders(path: tuple[str, ...]) -> frozenset[Path]:
     # An installer leaves its record next to the package, wherever PYTHONPATH or a .pth file points.
     installed = (folder for folder in path if next(Path(folder).glob("*.dist-info"), None))
-    return frozenset(Path(folder).resolve() for folder in (*_KNOWN, *installed))
+    return frozenset(Path(folder).resolve() for folder in (*_LIBRARIES, *installed))
 
 
 def library_folders() -> frozenset[Path]:
@@ -43,7 +45,7 @@ def library_folders() -> frozenset[Path]:
 
 
 def spec_of(module: str) -> ModuleSpec | None:
-    """Find a module without importing its packages, as importlib.util.find_spec would."""
+    """Find a module without importing its packages, unlike importlib.util.find_spec."""
     path: Sequence[str] | None = None
     spec, name = None, ""
     for part in module.split("."):

@@ -1,4 +1,4 @@
-"""Read and put back settings of torch and of the process, which a model's code may change for all that runs after."""
+"""Read and restore settings of torch and the process, since a model's code may change them for everything after it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def _set_cores(cores: Sequence[int]) -> None:
     os.sched_setaffinity(0, cores)
 
 
-_LIBRARIES = {
-    "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
-    "mkldnn": ("enabled", "deterministic"),
+_CUDA = torch.backends.cuda
+_REDUCTIONS = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+_FLAGS: Mapping[str, tuple[Any, Sequence[str]]] = {
+    "cudnn": (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    "mkldnn": (torch.backends.mkldnn, ("enabled", "deterministic")),
+    "cuda.matmul": (_CUDA.matmul, _REDUCTIONS),
 }
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "number of threads": (torch.get_num_threads, torch.set_num_threads),
@@ -43,22 +46,10 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         f"{device} autocast": (partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device))
         for device in ("cpu", "cuda")
     },
+    **{f"{kind}.{name}": _flag(owner, name) for kind, (owner, names) in _FLAGS.items() for name in names},
     **{
-        f"{library}.{name}": _flag(getattr(torch.backends, library), name)
-        for library, names in _LIBRARIES.items()
-        for name in names
-    },
-    **{
-        f"cuda.matmul.{name}": _flag(torch.backends.cuda.matmul, name)
-        for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    },
-    **{
-        f"{kind} attention": (getattr(torch.backends.cuda, f"{name}_sdp_enabled"), getattr(torch.backends.cuda, enable))
-        for kind, name, enable in (
-            ("flash", "flash", "enable_flash_sdp"),
-            ("memory-efficient", "mem_efficient", "enable_mem_efficient_sdp"),
-            ("plain", "math", "enable_math_sdp"),
-        )
+        f"{kind} attention": (getattr(_CUDA, f"{name}_sdp_enabled"), getattr(_CUDA, f"enable_{name}_sdp"))
+        for kind, name in (("flash", "flash"), ("memory-efficient", "mem_efficient"), ("plain", "math"))
     },
     "detection of anomalies": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
@@ -73,7 +64,7 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
 }
 UNDONE: dict[str, str] = {}
-"""Settings that models' code changed on import or in a factory, with the values that were undone."""
+"""Settings that models' code changed on import or in a factory, with the undone values."""
 
 
 def read() -> dict[str, Any]:
@@ -89,6 +80,6 @@ def changes(before: Mapping[str, Any]) -> dict[str, list[str]]:
 def put_back(before: Mapping[str, Any]) -> None:
     """Restore the changed settings, and note them."""
     for name, (_, now) in changes(before).items():
-        with contextlib.suppress(OSError):  # Who has made itself less urgent may not be as urgent again.
+        with contextlib.suppress(OSError):  # A process may not take back its lower priority.
             _SETTINGS[name][1](before[name])
         UNDONE[name] = now if _SETTINGS[name][0]() == before[name] else f"{now}, for good"

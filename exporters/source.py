@@ -1,4 +1,4 @@
-"""Define a model's origin, `ModelSource`, and its `Identity`, without torch."""
+"""Define a model's origin, `ModelSource`, its `Identity` and its inputs, without torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from exporters.errors import ConfigError, sentence
+from exporters.catalog import CATALOG, Architecture, Conv2d
+from exporters.errors import ConfigError, nearest, sentence
 
-if TYPE_CHECKING:
-    from exporters.catalog import Conv2d
-    from exporters.inputs import TensorSpec
-
+BATCH = "batch"
 WEIGHTS = (".pt", ".pth", ".safetensors")
 """Suffixes of PyTorch's files of weights."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]
@@ -25,7 +23,7 @@ COMPUTED = ("files", "graphs", "weights", "state", "options", "step", "inputs")
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that determines a model and its weights, as JSON holds it; two that agree are one network."""
+    """Everything that determines a model and its weights, as JSON holds it; equal identities are one network."""
 
     parts: dict[str, Any]
 
@@ -56,6 +54,58 @@ def _json(parts: Any) -> str:
 
 
 @dataclass(frozen=True)
+class NamedAxis:
+    """An axis that a job measures at several sizes."""
+
+    axis: int
+    name: str
+    smallest: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input. Its shape holds integers and, for the batch size, the word "batch"; `dtype` is numpy's name
+    ("float32", "int64", "bool"), or "bfloat16"."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    place: str | int = 0
+    """Keyword or position in the module's call; a graph takes it by name."""
+    range: tuple[float, float] | None = None
+    """Range of values, the end excluded."""
+    is_mask: bool = False
+    """Mark a mask of padding: ones up to a drawn length, then zeros."""
+    data: str = ""
+    """The sha256 of real values in the cache; their items repeat."""
+    fixed_axis: int | None = 0
+    """Axis of the items if the batch is fixed; None for an input that all items share."""
+    named: tuple[NamedAxis, ...] = field(default=(), repr=False)
+    """Axes whose sizes differ between cases; an export leaves them free."""
+
+    @property
+    def free_axes(self) -> dict[int, str]:
+        """Names of the axes that an export leaves free: the batch, and axes that the job varies."""
+        batch = {} if self.batch_axis is None else {self.batch_axis: BATCH}
+        return batch | {named_axis.axis: named_axis.name for named_axis in self.named}
+
+    @property
+    def batch_axis(self) -> int | None:
+        """Axis of the items; None if the batch is fixed."""
+        return self.shape.index(BATCH) if BATCH in self.shape else None
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """Return the shape at a batch size."""
+        return tuple(batch if size == BATCH else int(size) for size in self.shape)
+
+    def end(self, batch: int, largest: bool) -> tuple[int, ...]:
+        """Return the shape at a batch size with every named axis at its smallest, or largest, size."""
+        ends = {named_axis.axis: named_axis.largest if largest else named_axis.smallest for named_axis in self.named}
+        return tuple(ends.get(axis, size) for axis, size in enumerate(self.at(batch)))
+
+
+@dataclass(frozen=True)
 class ModelSource:
     """A canonical network of `exporters.catalog`, a user's `factory` ("package.module:function"), a `library`'s model,
     a user's ONNX file, or a single layer."""
@@ -65,7 +115,7 @@ class ModelSource:
     library: str | None = None
     """Row of exporters/libraries, where `factory` is a library's model such as "hf:BertModel"."""
     step: str | None = None
-    """Part of a library's model that is measured in place of the whole, such as "decode"."""
+    """Part of a library's model to measure in place of the whole, such as "decode"."""
     onnx: Path | None = None
     graphs: dict[str, Path] = field(default_factory=dict)
     """User's .onnx files by precision; next to a torch module, others are made from "fp32"."""
@@ -74,7 +124,7 @@ class ModelSource:
     key: str | None = None
     """Key of the state dict in a checkpoint."""
     prefix: str = ""
-    """Beginning of the state dict's keys that the model lacks, such as DataParallel's "module."."""
+    """Beginning of the state dict's keys to strip, such as DataParallel's "module."."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one item of a factory's only input, without the batch."""
     inputs: dict[str, tuple[float, float] | Path] = field(default_factory=dict)
@@ -84,20 +134,20 @@ class ModelSource:
     dimensions: dict[str, int] = field(default_factory=dict)
     """Sizes of named dimensions other than the batch."""
     batch: dict[str, int | None] = field(default_factory=dict)
-    """Axis of the items by input, where it is not the first; None for an input that all items share."""
+    """Axis of the items by input, if it is not the first; None for an input that all items share."""
     varied: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Least and largest size of each dimension that a job measures at several sizes: one graph is exported for all."""
+    """Smallest and largest size of every dimension that a job measures at several sizes: one export serves all."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the architecture or of the factory."""
     calibration: Path | None = None
     """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
     layer: Conv2d | None = None
     network: str | None = None
-    """The canonical network's name in the catalog, where `name` is another."""
+    """The canonical network's name in the catalog, if `name` is another."""
     identity: Identity | None = None
-    """The model's identity, once it was looked at: every stage of a run then uses the same key."""
+    """The model's identity, computed once: every stage of a run then uses the same key."""
     specs: tuple[TensorSpec, ...] | None = field(default=None, compare=False, repr=False)
-    """The inputs, once they are known."""
+    """The inputs, computed once."""
 
     @property
     def kind(self) -> Kind:
@@ -109,7 +159,7 @@ class ModelSource:
 
     @property
     def asks_code(self) -> bool:
-        """Tell whether only a library or the factory knows the inputs, so that finding them imports torch."""
+        """True if only a library or the factory knows the inputs, so that finding them imports torch."""
         return self.factory is not None and (self.library is not None or self.input_shape is None)
 
     @property
@@ -137,7 +187,7 @@ class ModelSource:
 
     @contextlib.contextmanager
     def failing(self, step: str, mend: str) -> Iterator[None]:
-        """Raise what fails in a step as a ModelError that says how to mend it."""
+        """Raise a step's errors as ModelError with the remedy."""
         try:
             yield
         except ModelError:
@@ -146,8 +196,16 @@ class ModelSource:
             raise self.error(f"{step} failed: {sentence(error)}; {mend}") from error
 
 
+def network_of(source: ModelSource) -> Architecture | None:
+    """Return a canonical network's row, None for other models. Raises ModelError for an unknown name."""
+    name = source.catalog_name
+    if name is not None and name not in CATALOG:
+        raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")
+    return None if name is None else CATALOG[name]
+
+
 def shape_words(shape: Mapping[str, int]) -> list[str]:
-    """Return words like ["height=224", "width=224"], as ids have them."""
+    """Write a shape as ids do, like ["height=224", "width=224"]."""
     return [f"{name}={size}" for name, size in shape.items()]
 
 

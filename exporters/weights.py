@@ -11,23 +11,19 @@ import pprint
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.catalog import network_of
 from exporters.inputs import input_specs
 from exporters.libraries import LIBRARIES, files_of, folder_of
 from exporters.onnx_files import graph_files
 from exporters.packages import installed_version, library_folders, spec_of
-from exporters.source import Identity, ModelError, ModelSource, digest
+from exporters.source import Identity, ModelError, ModelSource, digest, network_of
 
 if TYPE_CHECKING:
     from torch import nn
-
-_UNREAD = (SyntaxError, ValueError, RecursionError)
-"""Errors of text that is not Python, or nests too deeply."""
-_DRAWING = ("build_model.py", "factories.py", "inputs.py")
 
 
 def source_key(source: ModelSource) -> str:
@@ -36,19 +32,19 @@ def source_key(source: ModelSource) -> str:
 
 
 def identified(source: ModelSource) -> ModelSource:
-    """Return the source with its identity and inputs, which it keeps from now on. Raises ModelError."""
+    """Return the source with its identity and inputs, computed once. Raises ModelError."""
     source = replace(source, specs=tuple(input_specs(source)))
     return replace(source, identity=identify(source))
 
 
 def identify(source: ModelSource) -> Identity:
-    """Return the model's identity: the source's if it has one. Calls a user's factory.
+    """Return the source's identity, or compute it. Calls a user's factory.
 
     Raises ModelError if the model or one of its files is missing.
     """
     if source.identity is not None:
         return source.identity
-    parts = given(source)
+    parts = static_parts(source)
     if source.factory is None or source.library is not None:
         return Identity(parts)
     from exporters.factories import make
@@ -56,13 +52,13 @@ def identify(source: ModelSource) -> Identity:
     model = make(source)
     classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
     modules = {source.factory.partition(":")[0], *(cls.__module__ for cls in classes)}
-    modules.add(str(source.options.get("made_in", "")))  # Of a function that was saved with its inputs.
+    modules.add(str(source.options.get("made_in", "")))  # A function saved with its inputs.
     return Identity(parts | {"state": _state_digest(model), "code": code(modules)})
 
 
-def given(source: ModelSource) -> dict[str, Any]:
+def static_parts(source: ModelSource) -> dict[str, Any]:
     """Return the parts of the identity that do not need the model itself."""
-    # As texts: JSON has neither sets nor numbers as keys, and pprint orders sets only in values wider than a line.
+    # Texts, since JSON has neither sets nor numbers as keys; pprint orders sets only in values wider than a line.
     options = {name: pprint.pformat(value, width=1) for name, value in source.options.items()}
     parts: dict[str, Any] = {"kind": source.kind, "options": options, "inputs": repr(input_specs(source))}
     if source.graphs:
@@ -88,7 +84,7 @@ def given(source: ModelSource) -> dict[str, Any]:
 
 
 def has_own_weights(source: ModelSource) -> bool:
-    """Return whether the weights are from a file, so that predictions may mean something."""
+    """Return True if the weights are from a file, so that predictions may mean something."""
     in_folder = source.library is not None and folder_of(source.factory or "") is not None
     return source.onnx is not None or source.weights is not None or in_folder
 
@@ -107,14 +103,13 @@ def _library_parts(source: ModelSource) -> list[str]:
     """
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
-    files = files_of(folder) if folder else []
-    code = code_of(*_DRAWING), _file(library.module)
-    hashes = [*code[0], *map(file_sha256, filter(None, [code[1], *files]))]
+    files = [_file(library.module), *(files_of(folder) if folder else [])]
+    hashes = [*code_of("build_model.py", "factories.py", "inputs.py"), *map(file_sha256, filter(None, files))]
     return [f"{library.package} {installed_version(library.package)}", *hashes]
 
 
 def _state_digest(model: nn.Module) -> str:
-    """Return the sha256 of parameters and buffers, and of other state, by name."""
+    """Return the sha256 of the model's state by name."""
     import torch
 
     total = hashlib.sha256()
@@ -123,7 +118,7 @@ def _state_digest(model: nn.Module) -> str:
             total.update(repr((name, value)).encode())
             continue
         total.update(repr((name, f"{value.dtype} {tuple(value.shape)}")).encode())
-        # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
+        # Bytes, since NumPy has no bfloat16; uncopied, since a table of embeddings has gigabytes.
         value = value.detach().cpu()
         value = value.to_dense() if value.layout != torch.strided else value
         value = torch.view_as_real(value) if value.is_complex() else value
@@ -133,17 +128,17 @@ def _state_digest(model: nn.Module) -> str:
 
 
 def code(modules: Iterable[str]) -> dict[str, str]:
-    """Return by module the sha256 of the files of these modules and of all that they import, directly or not.
+    """Hash the files of these modules and of everything that they import, by module.
 
-    Imported libraries are left out. Imports by a computed name are not found.
+    Imported libraries are left out, and so are imports by a computed name.
     """
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
     while waiting:
-        name, is_asked = waiting.pop()
+        name, is_root = waiting.pop()
         path = None if name in files else _file(name)
         is_library = path is not None and not libraries.isdisjoint(path.parents)
-        if path is None or (is_library and not is_asked):
+        if path is None or (is_library and not is_root):
             continue
         files[name] = path
         if not is_library and path.suffix == ".py":
@@ -153,36 +148,28 @@ def code(modules: Iterable[str]) -> dict[str, str]:
 
 def _file(module: str) -> Path | None:
     """Find the module's file without importing it."""
-    try:
-        if module in sys.modules:
-            file: str | None = inspect.getfile(sys.modules[module])
-        else:
-            spec = spec_of(module)
-            file = spec.origin if spec else None
-    except (ImportError, AttributeError, KeyError, ValueError, TypeError):  # built in, or a namespace
-        return None
-    return Path(file).resolve() if file and Path(file).is_file() else None
+    with contextlib.suppress(ImportError, AttributeError, KeyError, ValueError, TypeError):  # Built in, or a namespace.
+        spec = None if module in sys.modules else spec_of(module)
+        file = inspect.getfile(sys.modules[module]) if module in sys.modules else spec.origin if spec else None
+        return Path(file).resolve() if file and Path(file).is_file() else None
+    return None
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:
-    """Yield the modules that a source file's import statements name, wherever they are in it, with their packages."""
+    """Yield the modules that import statements anywhere in a source file name, and their packages."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    try:
-        statements = list(ast.walk(ast.parse(path.read_bytes())))
-    except _UNREAD:
-        return
-    for statement in statements:
-        names: list[str] = []
-        if isinstance(statement, ast.Import):
-            names = [alias.name for alias in statement.names]
-        elif isinstance(statement, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # Relative to a parent that there is not.
-                base = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
-                names = [base, *(f"{base}.{alias.name}" for alias in statement.names)]
-        for name in names:
-            if name and name.partition(".")[0] not in sys.stdlib_module_names:
-                parts = name.split(".")
-                yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    names: list[str] = []
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # No Python, or nested too deeply.
+        for statement in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(statement, ast.Import):
+                names += [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom):
+                with contextlib.suppress(ImportError):  # Relative to a missing parent.
+                    base = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+                    names += [base, *(f"{base}.{alias.name}" for alias in statement.names)]
+    for name in names:
+        if name and name.partition(".")[0] not in sys.stdlib_module_names:
+            yield from accumulate(name.split("."), "{}.{}".format)
 
 
 def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -195,7 +182,7 @@ def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[
         produce(path)
         if source.identity is None:
             return
-        parts = given(source)
+        parts = static_parts(source)
         if source.factory is not None and source.library is None:
             parts["code"] = code(source.identity.parts["code"])
         if changes := source.identity.changes(Identity(source.identity.parts | parts)):
@@ -207,14 +194,15 @@ def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[
 
 
 def cached_state(source: ModelSource, cache: Cache) -> Path:
-    """Keep the state dict of `exporters.build_model.load`, made once for all shapes of the inputs, for `restore`.
-    Raises ModelError."""
+    """Cache the state dict of `exporters.build_model.load` for `restore`, once for all shapes of the inputs.
+
+    Raises ModelError.
+    """
     import torch
 
     from exporters.build_model import load
 
-    identity = identify(source)
-    key = digest({name: part for name, part in identity.parts.items() if name != "inputs"})
+    key = digest({name: part for name, part in identify(source).parts.items() if name != "inputs"})
 
     def produce(path: Path) -> None:
         model = load(source)

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all, so that a kill or a full disk leaves the old one."""
+"""Write files atomically, so that a kill or a full disk leaves the old one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
 """Error numbers of a disk that takes no more: full, over quota or its largest file; read-only, broken."""
-_LEFT_SECONDS = 60
-"""Age of a scratch file that nobody writes, on another host either."""
+_STALE_SECONDS = 60
+"""Age of a scratch file that nobody writes any more, even on another host."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file; its content is on the disk before its name is, so that a reader finds the old or the new one.
+    """Replace the file; its content reaches the disk before its name, so that readers see the old or the new file.
 
-    Links stay links; other than regular files, such as /dev/stdout, are written to. Raises OSError, which names `path`.
+    Links stay links; special files, such as /dev/stdout, are written in place. Raises OSError, which names `path`.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     target = path.resolve()
     scratch = scratch_beside(target)
     try:
-        if path.exists() and not path.is_file():  # Not of `target`: a pipe behind /dev/stdout has no path of its own.
+        if path.exists() and not path.is_file():  # Not `target`: a pipe behind /dev/stdout has no path.
             path.write_bytes(data)
             return
         with scratch.open("wb") as file:
@@ -42,18 +42,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def scratch_beside(target: Path) -> Path:
-    """Name this process's scratch file beside the target; remove those that killed processes left a minute ago."""
+    """Name this process's scratch file beside the target; remove old ones of killed processes."""
     stem = f".{target.name[:200]}."
     for old in target.parent.glob(f"{glob.escape(stem)}*.tmp"):
         pid = old.name.removeprefix(stem).removesuffix(".tmp")
         with contextlib.suppress(OSError):
-            if pid.isdigit() and not Path("/proc", pid).exists() and time.time() - old.stat().st_mtime > _LEFT_SECONDS:
+            if pid.isdigit() and not Path("/proc", pid).exists() and time.time() - old.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
     return target.with_name(f"{stem}{os.getpid()}.tmp")
 
 
 def whole_lines(path: Path, at: int) -> bytes:
-    """Return the file from byte `at` on to its last line break: a line that is being written comes next time."""
+    """Return the file from byte `at` to its last line break: an unfinished line comes next time."""
     with path.open("rb") as file:
         file.seek(at)
         text = file.read()

@@ -8,7 +8,7 @@ from rich.text import Text
 from engines.catalog import ENGINES, PRESETS, Engine
 from engines.options import PASSES, PRECISIONS, Device
 from engines.requirements import explain, missing
-from exporters.cache import alone, check_root, default_root, entries, most_bytes
+from exporters.cache import check_root, default_root, entries, exclusive, most_bytes
 from exporters.catalog import CATALOG
 from profiler.bundled import suites
 from profiler.doctor import lacks
@@ -95,7 +95,7 @@ def cache(options: Cache, console: Console) -> int:
     check_root(default_root())
     found, done = list(entries(default_root())), "in"
     if options.action == "clear":
-        with alone(default_root()):
+        with exclusive(default_root()):
             found, done = [entry for entry in found if entry.remove()], "removed from"
     total = f"{counted(len(found), 'artifact')}, {_gib(sum(entry.size for entry in found))} GiB"
     limit = f"a run leaves at most {_gib(most_bytes())} GiB there (PROFILER_CACHE_GIB)"

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.errors import nearest, sentence
 from exporters.named_files import is_file
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, TensorSpec
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from exporters.inputs import TensorSpec
 
 
 @dataclass(frozen=True)
 class Library:
     """A source of models by name, whose `module` has `build_PREFIX(name, options)` for a torch.nn.Module and
-    `inputs_PREFIX(name, options)` for a `Known`. Both work offline, and may raise ModelError."""
+    `inputs_PREFIX(name, options)` for a `DeclaredInputs`. Both work offline, and may raise ModelError."""
 
     prefix: str
     """Name also of the extra of this project that installs it."""
@@ -38,8 +36,8 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Known:
-    """Inputs of a model, and the usual sizes of their named axes, where a job's `dimensions` give no other."""
+class DeclaredInputs:
+    """Inputs of a model, and the usual sizes of their named axes; a job's `dimensions` override them."""
 
     inputs: tuple[TensorSpec, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -62,22 +60,21 @@ LIBRARIES = {
 
 
 def library_of(word: str) -> Library | None:
-    """Return the library of a name such as timm:NAME; None for any other name."""
+    """Return the library of a name such as timm:NAME, or None."""
     prefix, colon, name = word.partition(":")
     return LIBRARIES.get(prefix) if colon and name else None
 
 
 def folder_of(word: str, base: Path | None = None) -> Path | None:
-    """Return the local folder that a name such as hf:bert stands for, relative to `base`; None for any other name."""
+    """Return the local folder of a name such as hf:bert, relative to `base`, or None."""
     library, folder = library_of(word), (base or Path()) / word.partition(":")[2]
     return folder if library and library.folders and is_file(folder / "config.json") else None
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files that a folder's model is read from: its configuration and weights, with all that an index names.
+    """List the files of a folder's model: configuration, weights and all files in an index of weights.
 
-    Raises ModelError for an index that names files outside the folder; links, which the Hugging Face cache is made of,
-    may lead there.
+    Raises ModelError for an index that names files outside the folder; links may lead there, like Hugging Face's.
     """
     files = {folder / "config.json", *folder.glob("*.safetensors")}
     for index in folder.glob("*.safetensors.index.json"):
@@ -99,28 +96,28 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def model_entry(word: str, step: str | None = None) -> dict[str, str]:
-    """Return a job's entry for a word: a canonical network, a library's model or a `step` of it, an .onnx file or
+    """Return a job's entry for a canonical network, a library's model (or a `step` of it), an .onnx file or
     package.module:function."""
     if library_of(word):
         name = Path(word.partition(":")[2]).name
-        return {"name": name, "network": word} if step is None else {"name": f"{name}-{step}", "network": word}
+        return {"name": f"{name}-{step}" if step else name, "network": word}
     if word.endswith(".onnx"):
         return {"name": Path(word).stem.replace(",", "-"), "onnx": word}
-    if ":" in word:  # With the module, since functions of several files are called alike.
+    if ":" in word:  # With the module's name, since files may have functions of one name.
         module, _, function = word.rpartition(":")
         return {"name": f"{module.rpartition('.')[2]}.{function}", "factory": word}
     return {"name": word}
 
 
 def build_from_library(source: ModelSource) -> nn.Module:
-    """Return the model with random weights, of torch's current seed. Raises ModelError."""
-    model: nn.Module = _asked(source, "build")
+    """Build the model with random weights from torch's current seed. Raises ModelError."""
+    model: nn.Module = _call_library(source, "build")
     return model
 
 
-def known_inputs(source: ModelSource) -> Known:
+def library_inputs(source: ModelSource) -> DeclaredInputs:
     """Return the inputs that the library declares for the model. Raises ModelError."""
-    declared: Known = _asked(source, "inputs")
+    declared: DeclaredInputs = _call_library(source, "inputs")
     if not declared.inputs:
         raise source.error(
             f"the inputs of {source.factory} are not known; let a factory return (module, example_inputs)"
@@ -128,7 +125,7 @@ def known_inputs(source: ModelSource) -> Known:
     return declared
 
 
-def _asked(source: ModelSource, function: str) -> Any:
+def _call_library(source: ModelSource, function: str) -> Any:
     assert source.library is not None
     library = LIBRARIES[source.library]
     name = (source.factory or "").partition(":")[2]
@@ -144,12 +141,12 @@ def _asked(source: ModelSource, function: str) -> Any:
 
 
 def not_installed(library: Library) -> str | None:
-    """Say how to install a library that is missing; None where it is there."""
+    """Say how to install a missing library; None if it is installed."""
     if importlib.util.find_spec(library.package) is not None:
         return None
     return f"needs {library.package}, which is not installed: pip install 'runtime-profiler[{library.prefix}]'"
 
 
 def similar(name: str, names: list[str], things: str = "models") -> str:
-    """Return a hint at the names of a library that were probably meant."""
+    """Suggest names of a library that were probably meant."""
     return nearest(name, names, f"it has {len(names)} {things}, {names[0]} for one", count=3)

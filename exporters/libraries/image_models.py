@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from exporters.inputs import BATCH, TensorSpec
-from exporters.libraries import Known, similar
-from exporters.source import ModelError
+from exporters.libraries import DeclaredInputs, similar
+from exporters.source import BATCH, ModelError, TensorSpec
 
 _IMAGE = 224
 _OTHER_IMAGES = {"inception_v3": 299}
@@ -22,13 +21,13 @@ def build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def inputs_timm(name: str, options: Mapping[str, Any]) -> Known:
+def inputs_timm(name: str, options: Mapping[str, Any]) -> DeclaredInputs:
     """Return an image of the size that the model was made for, or of `img_size`."""
     channels, height, width = _timm(name).get_pretrained_cfg(name).input_size
     size = options.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
     image = TensorSpec("x", (BATCH, options.get("in_chans", channels), "height", "width"), "float32")
-    return Known((image,), {"height": height, "width": width})
+    return DeclaredInputs((image,), {"height": height, "width": width})
 
 
 def _timm(name: str) -> Any:
@@ -48,14 +47,14 @@ def build_torchvision(name: str, options: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def inputs_torchvision(name: str, options: Mapping[str, Any]) -> Known:
+def inputs_torchvision(name: str, options: Mapping[str, Any]) -> DeclaredInputs:
     """Return an image of the model's usual size."""
     module = _builder(name).__module__
     side = options.get("image_size", _OTHER_IMAGES.get(name, _IMAGE))
     # Detectors scale pixels from 0 to 1.
     span = (0.0, 1.0) if ".detection" in module else None
     image = TensorSpec("x", (BATCH, 3, "height", "width"), "float32", range=span)
-    return Known((image,), {"height": side, "width": side})
+    return DeclaredInputs((image,), {"height": side, "width": side})
 
 
 def _builder(name: str) -> Any:

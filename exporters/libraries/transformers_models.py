@@ -1,9 +1,7 @@
-"""Make transformers' models: of a class with random weights, or of a local folder with its own. Nothing is downloaded.
+"""Build transformers' models from a class with random weights or a local folder with weights; download nothing.
 
-A model's configuration knows its vocabulary and its image, and the signature of `forward` which of these it takes.
-
-A step of one is the prompt, or a further token with the cache of the others. The cache is plain tensors with the names
-of optimum's exports: past_key_values.0.key goes in, present.0.key comes out; with an encoder
+A step of a model is the prompt, or a further token with the cache of the earlier ones. The cache is plain tensors with
+the names of optimum's exports: past_key_values.0.key goes in, present.0.key comes out; with an encoder
 past_key_values.0.decoder.key and past_key_values.0.encoder.key go in
 (https://github.com/huggingface/optimum-onnx, optimum/exporters/onnx/base.py).
 """
@@ -29,29 +27,27 @@ from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from exporters.calls import Place, tensors_in
 from exporters.errors import nearest
-from exporters.inputs import BATCH, TensorSpec
-from exporters.libraries import Known, files_of, folder_of, similar
-from exporters.source import ModelError
+from exporters.libraries import DeclaredInputs, files_of, folder_of, similar
+from exporters.source import BATCH, ModelError, TensorSpec
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
 _PAST = "past_key_values."
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 _OWN_CODE_ONLY = {"local_files_only": True, "trust_remote_code": False}
 Part = Mapping[str, Any]
-"""A layer's "key" and "value", each [batch, heads, length, width]; with an encoder one such for "decoder", the layer's
-own tokens, and one for "encoder"."""
+"""A layer's "key" and "value", [batch, heads, length, width]; with an encoder a Part for "decoder", the layer's own
+tokens, and one for "encoder"."""
 _PROMPT, _STATES = 2, 3
-"""Lengths of a prompt and of the encoder's states; they differ, so a cached tensor's length says which it holds."""
-_KNOWN: dict[tuple[Any, str], tuple[TensorSpec, ...]] = {}
-"""Cache inputs by model class and configuration."""
+"""Lengths of a prompt and of the encoder's states; they differ, so that they tell cached tensors apart."""
+_CACHE_INPUTS: dict[tuple[Any, str], tuple[TensorSpec, ...]] = {}
+"""Inputs of `cached_inputs` by model class and configuration."""
 
 
 def build_hf(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
     """Build a model; `options` go into its configuration, such as num_hidden_layers or attn_implementation."""
-    model = _whole(name, options)
+    model: nn.Module = _whole(name, options)
     if step == "encode":
-        encoder: nn.Module = model.get_encoder()
-        return encoder
+        return model.get_encoder()  # type: ignore[no-any-return, operator]
     return Step(model) if step else model
 
 
@@ -69,8 +65,8 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
     return model
 
 
-def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
-    """Return the inputs of `forward` that the configuration determines, or those of a step.
+def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> DeclaredInputs:
+    """Return the inputs of `forward` that the configuration determines, or a step's.
 
     A step has no mask: all items of a batch are equally long.
     """
@@ -92,7 +88,7 @@ def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> Known:
         accepted = [row for key, row in rows.items() if key in parameters]
         specs = [row for row in accepted if not (step and str(row.place).startswith("decoder_"))]
     used = {size for spec in specs for size in spec.shape}
-    return Known(tuple(specs), {name: size for name, size in sizes.items() if name in used})
+    return DeclaredInputs(tuple(specs), {name: size for name, size in sizes.items() if name in used})
 
 
 def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int]]:
@@ -135,8 +131,10 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int
 
 
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The configuration with these options, and the model's class; None where the configuration alone says it. One call
-    needs no cache of keys and values, so a decoder makes none unless it is asked to."""
+    """Return the configuration with these options, and the model's class if the configuration does not determine it.
+
+    A single call needs no cache of keys and values, so a decoder makes none unless asked.
+    """
     if folder_of(f"hf:{name}"):
         cls = _architecture(name)
         config = transformers.AutoConfig.from_pretrained(name, **_OWN_CODE_ONLY)
@@ -154,7 +152,7 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _classes(name: str) -> tuple[Any, Any]:
-    """The model's class, None for a configuration's name, and the configuration's."""
+    """Return the classes of the model, None for a configuration's name, and of the configuration."""
     attribute = getattr(transformers, name, None)
     if inspect.isclass(attribute) and issubclass(attribute, transformers.PreTrainedConfig):
         return None, attribute
@@ -166,7 +164,7 @@ def _classes(name: str) -> tuple[Any, Any]:
 
 
 def _architecture(name: str) -> Any:
-    """Return the class that a folder's config.json names, None where it names none. Raises ModelError."""
+    """Return the class in a folder's config.json, if it has one. Raises ModelError."""
     config, _ = transformers.PreTrainedConfig.get_config_dict(name, local_files_only=True)
     named = config.get("architectures") or [None]
     word = named[0] if isinstance(named, list) else named
@@ -183,11 +181,10 @@ def _architecture(name: str) -> Any:
 
 
 class Step(nn.Module):
-    """A model that takes its cache as tensors and gives it back one step longer.
+    """A model that takes its cache as tensors and returns it one step longer.
 
-    Without a cache it is the prompt's step. Of the prompt's logits only the last token's are computed, as transformers'
-    generate() does, where the model's forward can do so. Keys and values of an encoder are given back by the prompt's
-    step only, since they stay the same.
+    Without a cache it is the prompt's step. It computes only the last token's logits, like transformers' generate(), if
+    the model's forward can. Only the prompt's step returns an encoder's keys and values, since they stay the same.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -202,7 +199,7 @@ class Step(nn.Module):
         if self.last_only:
             arguments["logits_to_keep"] = 1
         if self.has_encoder:
-            # If its keys and values are cached, only the length of the encoder's states is read: any view will do.
+            # With cached keys and values, only the length of the encoder's states is read: any view will do.
             cached = past_key_values[0]["encoder"]["key"][:, 0] if past_key_values else None
             arguments["encoder_outputs"] = (encoder_hidden_states if cached is None else cached,)
         cache = _cache([part.get("decoder", part) for part in past_key_values])
@@ -225,7 +222,7 @@ def _nested(tensors: Mapping[str, Tensor]) -> list[Part]:
 
 
 def _cache(parts: Sequence[Part]) -> Any:
-    """Keys and values as transformers' object, without a copy, as its own constructor would make one."""
+    """Wrap keys and values in transformers' object; its constructor would copy them."""
     cache = DynamicCache()
     for part in parts:
         layer = DynamicLayer()
@@ -250,17 +247,17 @@ def _part(layer: Any) -> Part:
 
 
 def cached_inputs(cls: Any, config: Any) -> tuple[TensorSpec, ...]:
-    """Return the tensors of the model's cache, found by running it on fake tensors.
+    """Run the model on fake tensors and return the tensors of its cache.
 
-    Raises ModelError for a model whose cache is not one pair of keys and values a layer.
+    Raises ModelError for a model whose cache is not a pair of keys and values a layer.
     """
     key = cls, config.to_json_string()
-    if key not in _KNOWN:
-        _KNOWN[key] = tuple(_declared(place, tensor) for place, tensor in tensors_in(_made(cls, config)))
-    return _KNOWN[key]
+    if key not in _CACHE_INPUTS:
+        _CACHE_INPUTS[key] = tuple(_declared(place, tensor) for place, tensor in tensors_in(_fake_cache(cls, config)))
+    return _CACHE_INPUTS[key]
 
 
-def _made(cls: Any, config: Any) -> list[Part]:
+def _fake_cache(cls: Any, config: Any) -> list[Part]:
     with FakeTensorMode(), torch.no_grad():
         ids = torch.zeros((1, _PROMPT), dtype=torch.int64)
         arguments: dict[str, Any] = {"input_ids": ids}

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from exporters.cache import default_root, held
+from exporters.cache import default_root, shared
 from profiler.errors import ConfigError
 from profiler.processes.process import LOG, PRELOADED, Call, adopt_orphans, run_all, start_forkserver
 
@@ -37,7 +37,7 @@ def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(sorted(modules))
     sweep()
-    with own_folder() as folder, _sockets_in(folder), held(default_root()):
+    with own_folder() as folder, _sockets_in(folder), shared(default_root()):
         log, users = folder / "forkserver.log", os.environ.get(_CACHE)
         # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
         os.environ[_CACHE] = users or str(folder / "inductor")

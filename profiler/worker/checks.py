@@ -90,8 +90,8 @@ def verify(
     if task.gpu:
         proof.details = {**proof.details, "gpu_uuid": task.gpu}
     result.warnings += [*remarks(case, proof), *_exported(task)]
-    if (graph := model.onnx.get(graph_of(case))) and graph.kept:
-        result.warnings.append(Warning("kept-float", f"{graph.kept} stayed float32 between casts"))
+    if (graph := model.onnx.get(graph_of(case))) and graph.in_float32:
+        result.warnings.append(Warning("kept-float", f"{graph.in_float32} stayed float32 between casts"))
     result.take(mismatch(case, proof))
 
 

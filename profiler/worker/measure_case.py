@@ -15,7 +15,7 @@ import engines
 from engines.base import Array, Job, Phase, Renewable, Session, Warning, ignore
 from engines.catalog import ENGINES
 from engines.device import new_stream
-from engines.options import Options, float_part
+from engines.options import PRECISION_TABLE, Options, float_part
 from exporters import build_model
 from exporters.errors import sentence
 from exporters.inputs import seeded_inputs
@@ -191,7 +191,7 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
         result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
     bench.keep(result, Stage.FITTED)  # Whether or not there is memory for the checks next to it.
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
-    result.graph = graph.how if graph else None
+    result.graph = graph.origin if graph else None
     if isinstance(session, Renewable) and vars(bench.clock).pop("renew", None):
         _run_own_inputs(session, bench, expected_ms)
     outputs = session.outputs()
@@ -202,7 +202,7 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
         result.samples |= bench.clock.time_copies(*copied)
     cost, built = task.prepared.cost, result.proof.build if result.proof else None
     if (flops := cost.flops(case.pass_)) is not None:
-        weights = cost.weight_bytes(case.precision)
+        weights = cost.weight_bytes(PRECISION_TABLE[case.precision].bits)
         moved_mib = None if weights is None else (weights + sum(copied)) / MIB
         result.figures |= {"flops_per_item": flops, "moved_mib": moved_mib}
     result.figures |= {

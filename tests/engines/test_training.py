@@ -17,7 +17,7 @@ from engines.base import Job, Trainable
 from engines.options import EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Deviation, Gradients, corner, deviation, own_name, reference_items
+from exporters.gradients import Deviation, Gradients, corner, deviation, deviation_name, reference_items
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
@@ -126,7 +126,9 @@ def compared(
     truth = Gradients.read(reference.path)
     output, found = session.gradients(seeded_inputs(specs, batch, items), truth.target)
     assert all(sample.dtype == np.float32 for sample in found.values())
-    return deviation(corner(output, truth.result.shape), found, truth), reference.own[own_name(precision, batch)]
+    return deviation(corner(output, truth.result.shape), found, truth), reference.deviations[
+        deviation_name(precision, batch)
+    ]
 
 
 def weights(session: Any) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import pytest
 from read_only import read_only
 from rich.console import Console
 
-from exporters.cache import Cache, CacheError, check_room, check_root, default_root, entries, held, trim
+from exporters.cache import Cache, CacheError, check_room, check_root, default_root, entries, shared, trim
 from profiler.errors import ConfigError
 from profiler.listings import cache
 from profiler.options import Cache as ClearedCache
@@ -52,7 +52,7 @@ def test_a_cache_in_use_is_not_cleared(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
     path, _ = Cache().entry("kind", "key", ".txt", produce)
     clear = ClearedCache(action="clear")
-    with held(default_root()), held(default_root()), pytest.raises(ConfigError, match="a run uses"):
+    with shared(default_root()), shared(default_root()), pytest.raises(ConfigError, match="a run uses"):
         cache(clear, Console(quiet=True))
     assert path.exists()
     cache(clear, Console(quiet=True))

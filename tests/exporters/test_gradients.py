@@ -154,7 +154,7 @@ def test_a_step_that_no_row_can_repeat_says_why(cache: Cache, tmp_path: Path, ho
     reference = cached_gradients(*given)
     found = Gradients.read(reference.path)
     assert (found.is_random, found.is_dependent) == (doubt == "random", doubt == "dependent")
-    assert bool(reference.own) == (doubt != "random"), "another draw says nothing of what is usual"
+    assert bool(reference.deviations) == (doubt != "random"), "another draw says nothing of what is usual"
 
 
 @pytest.mark.parametrize("mode", ["off", "on"])
@@ -274,7 +274,7 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     assert (steps, second.path) == (["bf16"], first.path), "only what is new"
     third, steps = take("cross-entropy", 2, "fp32", "fp16", batches=[2, 8])
     assert steps == ["fp16", "fp16"], "one for each batch size"
-    assert set(third.own) == {"fp32", "fp16 at batch 2", "fp16 at batch 8"}
+    assert set(third.deviations) == {"fp32", "fp16 at batch 2", "fp16 at batch 8"}
     others = [take("logits", 2, "bf16"), take("cross-entropy", 1, "bf16")]
     others += [take("cross-entropy", 1, "bf16", of_input=True)]
     others += [take("cross-entropy", 2, "bf16", of=replace(model, outputs=("y",)))]

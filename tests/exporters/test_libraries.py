@@ -53,7 +53,7 @@ OWN = """
 from torch import nn
 
 from exporters.inputs import BATCH, TensorSpec
-from exporters.libraries import Known
+from exporters.libraries import DeclaredInputs
 
 
 def build_own(name, options):
@@ -63,7 +63,7 @@ def build_own(name, options):
 
 def inputs_own(name, options):
     ids = TensorSpec("input", (BATCH, "length"), "int64", range=(0, options.get("words", 10)))
-    return Known((ids,), {"length": 4})
+    return DeclaredInputs((ids,), {"length": 4})
 """
 
 

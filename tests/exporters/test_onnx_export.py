@@ -138,9 +138,9 @@ def test_the_row_knows_who_made_the_graph_or_which_line_kept_it(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     source = ModelSource("mine", factory="hard_exports:number", input_shape=(4,))
     export = export_onnx(source, "fp32", cache)
-    assert export.how == "torch.export, any batch"
+    assert export.origin == "torch.export, any batch"
     assert relative_error(source, export.path, cache, "float32") < 1e-5
-    assert export_onnx(source, "fp32", cache, 2).how == "torch.export, batch 2 only"
+    assert export_onnx(source, "fp32", cache, 2).origin == "torch.export, batch 2 only"
     for factory, line in (("branches", 17), ("bessel", 11)):
         with pytest.raises(ModelError, match=rf"to ONNX failed: .*hard_exports.py:{line} .*`onnx: FILE`"):
             export_onnx(replace(source, factory=f"hard_exports:{factory}"), "fp32", cache)
@@ -187,7 +187,7 @@ def test_a_file_of_floats_has_the_jobs_precisions_and_any_other_its_own(tmp_path
 def test_half_precision_names_what_stays_float(tmp_path: Path) -> None:
     source, cache = ModelSource("a", onnx=write(tmp_path / "a.onnx")), Cache(tmp_path / "cache")
     made = to_fp16(source, cache)
-    assert (made.kept, made.cached, to_fp16(source, cache).cached) == ("CumSum (1×)", False, True)
+    assert (made.in_float32, made.cached, to_fp16(source, cache).cached) == ("CumSum (1×)", False, True)
     graph = onnx.load(made.path).graph
     assert {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)} == {TensorProto.FLOAT16}
     (x,) = seeded_inputs(input_specs(source), 4)

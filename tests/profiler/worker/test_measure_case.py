@@ -876,7 +876,7 @@ def test_references_are_made_for_what_will_be_compared_and_nothing_else(
     both, one = made["net"].gradients["cross-entropy", 2], made["net"].gradients["logits", 1]
     assert set(made["net"].gradients) == {("cross-entropy", 2), ("logits", 1)}
     assert isinstance(both, GradientReference) and isinstance(one, GradientReference)
-    assert (set(both.own), set(one.own)) == ({"fp32", "bf16"}, {"fp32"})
+    assert (set(both.deviations), set(one.deviations)) == ({"fp32", "bf16"}, {"fp32"})
     of_input, cost = made["asked"].gradients["cross-entropy", 2], made["asked"].cost
     assert isinstance(of_input, GradientReference) and cost.inference is not None and cost.training is not None
     assert cost.training == 3 * cost.inference

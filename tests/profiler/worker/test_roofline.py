@@ -127,7 +127,7 @@ def test_branch_that_no_engine_computes_is_not_counted(prepared: Prepare) -> Non
     """Counted, it would put rows far above the roofline."""
     made = prepared("Auxiliary", ("ort", "inference"))
     assert made.cost.flops("inference") == CONVOLUTION
-    assert made.cost.weight_bytes("fp32") == 4 * (2 * 27 + 2)
+    assert made.cost.weight_bytes(32) == 4 * (2 * 27 + 2)
 
 
 def test_what_cannot_be_counted_in_time_is_told_apart_from_what_can(
