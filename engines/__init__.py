@@ -24,15 +24,15 @@ def open_session(engine: str, job: Job[Any]) -> Session:
 
 
 def build(engine: str, job: Job[Any]) -> BuiltAhead:
-    """Have an engine that builds (`Engine.builds`) do so, into its cache. Raises as `open_session` does."""
+    """Build with an engine of `Engine.builds` into its cache. Raises the errors of `open_session`."""
     built_ahead: BuiltAhead = import_module(ENGINES[engine].module).build(replace(job, engine=engine))
     return built_ahead
 
 
 def deploy(engine: str, job: Job[Any], folder: Path, built: Path | None) -> Deployed:
-    """Have an engine with a `deployment` write what `job` needs to run without this project.
+    """Write a folder that runs `job` without this project, by an engine with a `deployment`.
 
-    `built` is the file of an engine that builds. Raises exporters.source.ModelError where the model cannot be written.
+    `built` is the file of an engine that builds. Raises exporters.source.ModelError if the model cannot be written.
     """
     module = import_module(ENGINES[engine].module)
     deployed: Deployed = module.deploy(replace(job, engine=engine), folder, built)

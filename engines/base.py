@@ -10,9 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from numpy.typing import NDArray
 
 from engines.options import PLAIN, Device, Options, Pass, Training
-from exporters.inputs import TensorSpec
 from exporters.python310 import StrEnum
-from exporters.source import ModelSource
+from exporters.source import ModelSource, TensorSpec
 
 Array = NDArray[Any]
 Mark = Callable[[str], None]
@@ -27,7 +26,7 @@ OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
 
 
 class Phase(StrEnum):
-    """Phase of a case's process; END closes the session, EXIT lasts until the process is gone. SERVE is a holder's."""
+    """Phase of a case's process; END closes the session, EXIT lasts until the process ends, SERVE is a holder's."""
 
     FORK = "fork"
     OPEN = "open"
@@ -68,13 +67,13 @@ class Warning:
 
 @dataclass(frozen=True)
 class Memory:
-    """An engine's own device memory in bytes; None where it cannot know."""
+    """An engine's own device memory in bytes; None if it cannot know."""
 
     weights: int | None = None
     activations: int | None = None
     """Activations and workspace, at their peak."""
     slack: int | None = None
-    """Held by the engine's allocator beyond both: cached blocks, rounding, copies of weights."""
+    """Further memory of the engine's allocator: cached blocks, rounding, copies of weights."""
     torch_allocated: int | None = None
     torch_reserved: int | None = None
     gradients: int | None = None
@@ -83,7 +82,7 @@ class Memory:
 
 @dataclass(kw_only=True)
 class Building:
-    """An engine's build: its seconds, and whether the engine now came from the cache."""
+    """An engine's build: its seconds, and True if the engine now came from the cache."""
 
     seconds: float
     cached: bool
@@ -99,23 +98,23 @@ class BuiltAhead:
 
 @dataclass(kw_only=True)
 class Proof:
-    """Record of what ran; None where the engine cannot say. `details` is kept and never judged."""
+    """Record of a run; None if the engine cannot say. `details` are stored and never judged."""
 
     library: str | None = None
     device: str | None = None
     provider: str | None = None
-    """The execution provider that was asked for."""
+    """The requested execution provider."""
     providers: Mapping[str, int] | None = None
     """Nodes by execution provider."""
     compute_providers: Mapping[str, int] | None = None
     """Convolutions and matrix products by execution provider."""
     compute_types: Mapping[str, int] | None = None
-    """Convolutions and matrix products by the type they were computed in."""
+    """Convolutions and matrix products by computed type."""
     tf32: bool | None = None
     cudnn: bool | None = None
     cuda_graph: bool | None = None
     cuda_graph_fallback: str | None = None
-    """Why there is no CUDA graph, though one was asked for."""
+    """Why the requested CUDA graph is missing."""
     cuda_graph_wanted: bool | None = None
     cuda_graph_skips: int | None = None
     """CUDA graphs that torch.compile tried to record and did not."""
@@ -124,7 +123,7 @@ class Proof:
     recompilations: Sequence[str] = ()
     """Guards of torch.compile that failed, though every call has the same shapes."""
     settings_changed: Mapping[str, Sequence[str]] | None = None
-    """Settings of torch and of the process that the model changed while it ran, each before and after."""
+    """Settings of torch and the process that the model changed while it ran, before and after."""
     head: str | None = None
     """Start of the backward pass: the form of a loss."""
     dropout: bool | None = None
@@ -157,13 +156,13 @@ class Proof:
 
 @dataclass(frozen=True)
 class Layer:
-    """One step of an iteration as the runtime runs it: an operator, or several that it fused."""
+    """One step of an iteration in the runtime: an operator, or several fused ones."""
 
     name: str
     kind: str
-    """The runtime's own word: an ATen operator, an ONNX operator, TensorRT's layer type."""
+    """The runtime's word: an ATen operator, an ONNX operator, TensorRT's layer type."""
     nodes: tuple[str, ...]
-    """The ONNX nodes that it covers, where they are known."""
+    """The ONNX nodes that it covers, if they are known."""
     ms: float
     """Median (or mean, if the runtime gives no more) over the profiled iterations; on CUDA on the device."""
 
@@ -173,10 +172,10 @@ class Job(Generic[OptionsT]):
     """One model to be opened by one engine.
 
     `inputs` are the host arrays of one batch in the order of `specs` (without specs all are positional); floats are
-    float32, and the engine casts them. `state` is a file with the fp32 state dict, `onnx` the exported graph, each None
-    where the engine needs none. All work is enqueued on torch's current stream. The engine calls `phase` with
+    float32, and the engine casts them. `state` is a file with the fp32 state dict, `onnx` the exported graph; either is
+    None if the engine does not need it. All work is enqueued on torch's current stream. The engine calls `phase` with
     Phase.BUILD before it builds and Phase.LOAD after it, `progress` with a build's progress in words, and `at_peak`
-    before it gives back memory. `engine` is the catalog's key.
+    before it returns memory. `engine` is the catalog's key.
     """
 
     source: ModelSource
@@ -233,10 +232,10 @@ class Session(Protocol):
         """
 
     def memory(self) -> Memory:
-        """Return what this engine declares of its memory now."""
+        """Declare this engine's memory now."""
 
     def proof(self) -> Proof:
-        """Return what really ran; called once, after everything has been measured."""
+        """Prove what ran; called once, after all measurements."""
 
     def layers(self) -> list[Layer]:
         """Profile some iterations and return their layers in running order; called, if at all, after `proof`."""
@@ -252,7 +251,7 @@ class Trainable(Session, Protocol):
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
         """Run the measured iteration on `inputs` and `target`; return its output and the parameters' gradients.
 
-        The target, a smaller batch's, is repeated. It starts from the prepared weights and is called before `proof`.
+        The target of a smaller batch is repeated. The iteration starts from the prepared weights, before `proof`.
         Gradients are unscaled, float32, at `exporters.gradients.positions`; parameters without one are left out.
         """
 

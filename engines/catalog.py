@@ -42,7 +42,7 @@ class Requirement:
     install: str
     kind: Literal["module", "program", "file"] = "module"
     devices: tuple[Device, ...] = DEVICES
-    least: str = ""
+    minimum: str = ""
     """Oldest module version that this code works with."""
     packages: tuple[str, ...] = ()
     """Distributions that provide it, if their names differ."""
@@ -54,21 +54,21 @@ class LibraryVersion:
 
     column: str
     packages: tuple[str, ...]
-    """The distributions that may hold it; environment.json has the version of the first that is installed."""
+    """Distributions that may hold it; environment.json has the version of the first installed one."""
     from_proof: bool = False
     """Take the version from the proof: several libraries share the column, or a vendor's build may be installed."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """How an engine computes the reference outputs for parity."""
+    """An engine's settings for the reference outputs of parity."""
 
     name: str
     """Value of the results' column `reference`."""
     precision: str
     options: Options
     module: str
-    """Module whose `__version__` they depend on."""
+    """Module whose `__version__` the outputs depend on."""
     requirement: Requirement
 
 
@@ -86,7 +86,7 @@ class Engine:
     precisions: Mapping[tuple[Pass, Device], frozenset[str]]
     """Supported precisions; anything missing here becomes an `unsupported` row."""
     reasons: Mapping[tuple[Device, str], str] = field(default_factory=dict)
-    """Why it is unsupported, by device and precision or pass, where the general message says too little."""
+    """Reasons that replace the general message, by device and precision or pass."""
     requirements: tuple[Requirement, ...] = ()
     options: type[Options] = Options
     spellings: tuple[str, ...] = ()
@@ -95,22 +95,22 @@ class Engine:
     packages: tuple[str, ...] = ()
     """Further distributions whose versions environment.json records."""
     compiles: bool = False
-    """It compiles in the process that measures, for up to a minute."""
+    """Compiles in the measuring process, for up to a minute."""
     shares_kernels: bool = False
-    """Compiled code is cached by content, so several cases can compile in parallel before they run."""
+    """Caches compiled code by content, so several cases can compile in parallel before they run."""
     uses_cudnn: bool = False
     quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ANY_ORT})
-    """Quantizer of its modules, by precision; graphs are always quantized by ONNX Runtime."""
+    """Quantizer of its modules, by precision; ONNX Runtime always quantizes graphs."""
     int8_graph: Literal["int8", "int8-operands", "int8-dynamic"] = "int8"
-    """The graph of exporters/int8.py that it runs at int8."""
+    """Graph of exporters/int8.py that it runs at int8."""
     switches: tuple[str, ...] = ("tf32",)
-    """Precisions that are a switch of the engine, which runs the fp32 graph at them."""
+    """Precisions that switch the engine, which then runs the fp32 graph."""
     layers_are_modules: bool = False
-    """Its profiled layers are named by the paths of PyTorch's modules."""
+    """Names profiled layers by the paths of PyTorch's modules."""
     capabilities: tuple[str, ...] = ()
-    """Compute capabilities of GPUs that it runs on; empty where the library decides."""
+    """Supported compute capabilities; empty if the library decides."""
     uses_pycuda: bool = False
-    """Its stream and buffers are pycuda's where that is installed."""
+    """Takes its stream and buffers from pycuda if that is installed."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Machine on which `python -m profiler build` can build an engine ahead of time."""
     deployment: Mapping[Device, tuple[str, ...]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of options of one engine: its options on each device, or why it does not run there."""
+    """A named set of options of one engine: its options by device, or why it does not run there."""
 
     name: str
     engine: str
@@ -129,9 +129,9 @@ class Preset:
     cpu: Mapping[str, object] | str
     cuda: Mapping[str, object] | str
     usual: bool = False
-    """Measured where a model is named without engines."""
+    """Measured if a model is named without engines."""
     base_at: tuple[str, ...] = ()
-    """Precisions whose speed-ups are relative to this preset."""
+    """Precisions whose factors are relative to this preset."""
     first: tuple[Device, ...] = ()
     """Devices on which it often wins, so that a model's run measures it before others."""
 
@@ -147,20 +147,21 @@ class Preset:
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
 _NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
+_NO_OPENVINO_FP16 = "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has"
 _DYNAMIC_ON_CUDA = "ONNX Runtime's CUDA provider has no int8 products"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
-_OPENVINO_REASONS: Mapping[tuple[Device, str], str] = {
-    ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
-    **dict.fromkeys((("cuda", pass_) for pass_ in PASSES), _NO_OPENVINO_ON_CUDA),
-}
-_TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", pass_) for pass_ in PASSES), _TRT_NEEDS_A_GPU)
 
-_TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", least="2.11")
+
+def _never(device: Device, reason: str) -> dict[tuple[Device, str], str]:
+    return dict.fromkeys(((device, pass_) for pass_ in PASSES), reason)
+
+
+_TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", minimum="2.11")
 _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
-# Since 1.24 it says where each node runs; 1.23 is Python 3.10's last, and makes graphs and references.
+# Since 1.24 it tells every node's provider; 1.23 is Python 3.10's last, and makes graphs and references.
 _INSTALL_ORT = "pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
-_ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT, least="1.24", packages=_ORT_PACKAGES)
-_ANY_ORT: Requirement = replace(_ORT, install="pip install 'onnxruntime>=1.22'", least="1.22")
+_ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT, minimum="1.24", packages=_ORT_PACKAGES)
+_ANY_ORT: Requirement = replace(_ORT, install="pip install 'onnxruntime>=1.22'", minimum="1.22")
 _INSTALL_ORT_GPU = "pip install 'onnxruntime-gpu>=1.31'"
 _ORT_ON_CUDA = replace(_ORT, install=_INSTALL_ORT_GPU, devices=CUDA)
 
@@ -181,6 +182,8 @@ _INSTALL_TRT = (
 _INSTALL_RTX = (
     "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7' (-cu12- where torch is for CUDA 12)"
 )
+_TRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+_RTX_PACKAGES = ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs")
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
@@ -200,7 +203,7 @@ _torch_engine = partial(
         ("training", "cuda"): _can("fp32 tf32 fp16 bf16 amp-fp16 amp-bf16"),
     },
     reasons={("cpu", "fp8"): "torchao computes fp8 on GPUs only, from compute capability 8.9 on"},
-    quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)", least="0.18")),
+    quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)", minimum="0.18")),
     version=LibraryVersion("torch_version", ("torch",)),
     uses_cudnn=True,
     deployment={
@@ -220,7 +223,7 @@ _trt_engine = partial(
     module="engines.trt",
     needs="onnx",
     precisions={("inference", "cuda"): _can("fp32 tf32 fp16 bf16 int8 native")},
-    reasons=_TRT_REASONS,
+    reasons=_never("cpu", _TRT_NEEDS_A_GPU),
     options=TrtOptions,
     int8_graph="int8-operands",
     uses_pycuda=True,
@@ -277,7 +280,7 @@ ENGINES: dict[str, Engine] = {
             name="ort-dynamic",
             summary="ONNX Runtime on the CPU, products in int8 with ranges taken at every call",
             precisions={("inference", "cpu"): _can("int8")},
-            reasons=dict.fromkeys((("cuda", pass_) for pass_ in PASSES), _DYNAMIC_ON_CUDA),
+            reasons=_never("cuda", _DYNAMIC_ON_CUDA),
             requirements=(_ORT,),
             options=OrtOptions,
             int8_graph="int8-dynamic",
@@ -288,7 +291,7 @@ ENGINES: dict[str, Engine] = {
             summary="ONNX Runtime on TensorRT, its TensorRT provider",
             precisions={("inference", "cuda"): _can("fp32 tf32 fp16 bf16 int8")},
             reasons={
-                **_TRT_REASONS,
+                **_never("cpu", _TRT_NEEDS_A_GPU),
                 ("cuda", "native"): "ONNX Runtime's TensorRT provider does not take types from the file; trt does",
             },
             requirements=(
@@ -305,11 +308,7 @@ ENGINES: dict[str, Engine] = {
             name="trt",
             library="TensorRT",
             summary="TensorRT: an engine built for this GPU",
-            requirements=(
-                Requirement(
-                    "tensorrt", _INSTALL_TRT, least="8.5", packages=("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
-                ),
-            ),
+            requirements=(Requirement("tensorrt", _INSTALL_TRT, minimum="8.5", packages=_TRT_PACKAGES),),
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
             packages=("pycuda",),
@@ -324,19 +323,17 @@ ENGINES: dict[str, Engine] = {
                 Requirement(
                     "tensorrt_rtx|tensorrt_rtx_bindings",
                     _INSTALL_RTX,
-                    least="1.7",
-                    packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
+                    minimum="1.7",
+                    packages=(_RTX_PACKAGES[0], "tensorrt-rtx-cu12-bindings"),
                 ),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
             ),
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
-            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "pycuda"),
+            packages=(*_RTX_PACKAGES, "pycuda"),
             capabilities=_RTX_CARDS,
             builds="anywhere",
-            deployment={
-                "cuda": ("tensorrt-rtx-cu13-bindings{release}", "tensorrt-rtx-cu13-libs{release}", "cuda-python")
-            },
+            deployment={"cuda": (*(f"{package}{{release}}" for package in _RTX_PACKAGES), "cuda-python")},
         ),
         Engine(
             name="openvino",
@@ -345,7 +342,7 @@ ENGINES: dict[str, Engine] = {
             summary="OpenVINO on the CPU",
             needs="onnx",
             precisions={("inference", "cpu"): _can("fp32 bf16 int8 native")},
-            reasons=_OPENVINO_REASONS,
+            reasons={("cpu", "fp16"): _NO_OPENVINO_FP16, **_never("cuda", _NO_OPENVINO_ON_CUDA)},
             switches=("tf32", "bf16"),
             int8_graph="int8-operands",
             requirements=(Requirement("openvino", "pip install 'openvino>=2026.0'"),),
@@ -386,7 +383,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def is_base(variant: str, precision: str, kind: str) -> bool:
-    """Return whether the preset is the base of speed-ups for model sources of that kind."""
+    """Return True if factors of this kind of model source are relative to the preset."""
     preset = PRESETS.get(variant)
     return preset is not None and precision in preset.base_at and ENGINES[preset.engine].needs == _form(kind)
 
@@ -400,16 +397,16 @@ def _form(kind: str) -> str:
     return "onnx" if kind == "onnx" else "torch"
 
 
-def known(name: str) -> Engine:
-    """Return the engine of that name; an empty row for one that this version lacks, such as "jax" in published runs."""
-    nothing = Engine(name=name, module="", library=name.upper(), summary="", needs="onnx", precisions={})
-    return ENGINES.get(name, nothing)
+def engine_row(name: str) -> Engine:
+    """Return the engine's row, empty for an engine that this version lacks, such as "jax" in published runs."""
+    empty = Engine(name=name, module="", library=name.upper(), summary="", needs="onnx", precisions={})
+    return ENGINES.get(name, empty)
 
 
 def unsupported(
     engine: Engine, pass_: Pass, device: Device, precision: str, kind: str, hardware: str | None = None
 ) -> str | None:
-    """Return why `engine` cannot run this, according to the catalog; None if it can.
+    """Return why the catalog says that `engine` cannot run this; None if it can.
 
     `kind` is the model source's. `hardware` is the GPU's compute capability ("9.0"), if known.
     """
@@ -419,24 +416,24 @@ def unsupported(
         return f"AMP chooses types by operator; for a layer ask for {precision.removeprefix('amp-')}"
     if reason := foreign_hardware(engine, device, hardware):
         return reason
-    able = engine.precisions.get((pass_, device), frozenset())
-    if precision in able:
+    supported = engine.precisions.get((pass_, device), frozenset())
+    if precision in supported:
         minimum = PRECISION_TABLE[precision].least_capability
         if device == "cuda" and minimum and hardware and tuple(map(int, hardware.split("."))) < minimum:
             return f"{precision} needs compute capability {minimum[0]}.{minimum[1]} or more; this GPU has {hardware}"
         return None
-    if not able:
+    if not supported:
         return engine.reasons.get((device, pass_)) or f"{engine.name} has no {pass_} on {device}"
     reasons = {("cpu", "tf32"): _NO_TF32_ON_CPU, **engine.reasons}
     if engine.needs == "onnx":
         reasons[device, "fp8"] = _NO_FP8_GRAPH
-    general = f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"
+    general = f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(supported))}"
     return reasons.get((device, precision), general)
 
 
 def foreign_hardware(engine: Engine, device: Device, hardware: str | None) -> str | None:
     """Return why `engine` does not run on this compute capability; None if it does, or if that is unknown."""
-    able = engine.capabilities
-    if device == "cpu" or not able or hardware is None or hardware in able:
+    supported = engine.capabilities
+    if device == "cpu" or not supported or hardware is None or hardware in supported:
         return None
-    return f"{engine.name} does not support this GPU's compute capability {hardware}; it has {', '.join(able)}"
+    return f"{engine.name} does not support this GPU's compute capability {hardware}; it has {', '.join(supported)}"

@@ -22,13 +22,13 @@ from exporters.errors import place_in
 _RUNS_UNTIL_REPLAY = 3
 """Compile, record, replay: torch's CUDA-graph trees need a call for each."""
 _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
-"""Text of the error that torch's graph trees raise (torch 2.11)."""
+"""Words of an error of torch's graph trees (torch 2.11)."""
 _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrite"
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 
 
 def open_session(job: Job[CompiledOptions]) -> CompiledSession:
-    """Compile `job`'s model with torch.compile. Raises Unsupported where that compiles nothing, and its own errors."""
+    """Compile `job`'s model with torch.compile. Raises Unsupported if that compiles nothing, and torch's errors."""
     return CompiledSession(job)
 
 
@@ -43,7 +43,7 @@ class CompiledSession(EagerSession):
     """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
 
     def __init__(self, job: Job[CompiledOptions]) -> None:
-        self.keeps = False
+        self.keeps_tensor = False
         """True if the module keeps a tensor of its first call, which therefore runs in eager."""
         super().__init__(job)
         self.mode = job.options.mode
@@ -54,7 +54,7 @@ class CompiledSession(EagerSession):
         self.step(mark)
 
     def proof(self) -> Proof:
-        """Report the compiler's own counters, and the types of the operators that it was given to compile."""
+        """Report the compiler's counters, and the types of the operators that it had to compile."""
         breaks = _graph_breaks()
         types, _ = self.operators_seen()
         return replace(
@@ -65,7 +65,7 @@ class CompiledSession(EagerSession):
                 compiled_before=counters["aot_autograd"]["autograd_cache_hit"]
                 + counters["inductor"]["fxgraph_cache_hit"],
             ),
-            warnings=[Warning("eager-first", _KEPT)] if self.keeps else None,
+            warnings=[Warning("eager-first", _KEPT)] if self.keeps_tensor else None,
             graph_breaks=len(breaks),
             graph_break_reasons=breaks,
             recompilations=_recompilations(),
@@ -75,7 +75,7 @@ class CompiledSession(EagerSession):
         )
 
     def layers(self) -> list[Layer]:
-        """List kernels in running order, also of replayed graphs; none on the CPU."""
+        """List kernels in running order, those in replayed graphs too; none on the CPU."""
         if self.job.device == "cpu":
             return []
         iterations = record(lambda: self.run(ignore), "cuda").iterations
@@ -99,7 +99,7 @@ class CompiledSession(EagerSession):
         if isinstance(self.training, LayerStep):
             self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
         if self._kept_is_overwritten():
-            if self.keeps or self.job.pass_ == "training":
+            if self.keeps_tensor or self.job.pass_ == "training":
                 raise RuntimeError(
                     f"{_KEPT}: clone it where it is kept, or compile without graphs ({{name: compiled, mode: default}})"
                 )
@@ -111,7 +111,7 @@ class CompiledSession(EagerSession):
             torch.cuda.synchronize()
 
     def _kept_is_overwritten(self) -> bool:
-        """Run until the graph is replayed; tell whether that overwrites a tensor that the module keeps."""
+        """Run until the graph is replayed; return True if that overwrites a tensor that the module keeps."""
         try:
             for _ in range(_RUNS_UNTIL_REPLAY):
                 self.run(ignore)
@@ -122,8 +122,8 @@ class CompiledSession(EagerSession):
         return False
 
     def _begin_in_eager(self) -> None:
-        """Run a fresh module once in eager, then compile it: a tensor that it keeps then lies in no graph."""
-        self.keeps = True
+        """Run a fresh module once in eager, then compile it: the tensor that it keeps then lies in no graph."""
+        self.keeps_tensor = True
         _forget_compiled()
         self.result = None
         self.inputs.clear()
@@ -135,7 +135,7 @@ class CompiledSession(EagerSession):
 
 
 def _forget_compiled() -> None:
-    """Drop what this process has compiled: torch stops compiling a function after eight times."""
+    """Drop this process's compiled code: torch stops compiling a function after eight times."""
     torch._dynamo.reset()
     counters.clear()
     clear_compilation_metrics()

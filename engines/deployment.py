@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from engines.base import Array, Job
-from exporters.inputs import TensorSpec, first_items, fixed_batch, graph_specs, seeded_inputs
+from exporters.inputs import first_items, fixed_batch, graph_specs, seeded_inputs
 from exporters.onnx_files import check_onnx, every_graph, graph_files, read_onnx
+from exporters.source import TensorSpec
 
 _ITEMS = 8
 _TEMPLATES = Path(__file__).with_name("deployed")
@@ -25,7 +26,7 @@ class Deployed:
     config: dict[str, Any]
     """Its part of config.json: `inputs`, `settings` and, for a graph, `outputs`."""
     contents: str
-    """A sentence on the model's files for README.txt; {machine} is where they were measured."""
+    """A sentence on the model's files for README.txt; {machine} is the measuring machine."""
     usage: str = ""
     """Lines of Python that call the model; {feeds} maps inputs to variables, {variables} lists these."""
 
@@ -36,7 +37,7 @@ def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, 
 
 
 def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Mapping[str, Array], folder: Path) -> None:
-    """Save a few items' inputs as inputs.npz, and their outputs, NaN where nothing is expected, as expected.npz."""
+    """Save a few items' inputs as inputs.npz, and their outputs as expected.npz, with NaN for unknown values."""
     items = min([batch, _ITEMS, *map(len, expected.values())])
     drawn = first_items(specs, seeded_inputs(specs, batch), items)
     arrays = (array.astype("float32") if array.dtype.kind == "V" else array for array in drawn)  # bfloat16's

@@ -34,10 +34,10 @@ def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
         with recording:
             enqueue()
     except RuntimeError:
-        # If the driver has broken the recording off, torch's allocators go on as if it lasted: they keep a pointer to
-        # the graph, and memory would never be given back (CUDAGraph::capture_end, torch 2.11).
+        # If the driver broke the recording off, torch's allocators keep a pointer to the graph, and would never return
+        # memory (CUDAGraph::capture_end, torch 2.11).
         _ABANDONED.append(graph)
-        # Private names. Where the recording did end, the first raises, and the graph goes on owning the pool.
+        # Private names. If the recording did end, the first raises, and the graph still owns the pool.
         with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
@@ -47,7 +47,7 @@ def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 @functools.cache
 def pycuda() -> Any:
-    """Return pycuda's driver module, None where it is not installed or does not load."""
+    """Return pycuda's driver module, or None if it is missing or does not load."""
     try:
         driver = importlib.import_module("pycuda.driver")
     except ImportError:
@@ -58,9 +58,9 @@ def pycuda() -> Any:
 
 @contextlib.contextmanager
 def _primary_context(driver: Any) -> Iterator[None]:
-    """Make the GPU's primary context, which torch works in, pycuda's current one.
+    """Make the GPU's primary context, which torch uses, pycuda's current one.
 
-    pycuda ends a process that ends while one of its own is current.
+    pycuda aborts a process that exits while a context of its own is current.
     """
     _retained(driver, torch.cuda.current_device()).push()
     try:
@@ -75,7 +75,7 @@ def _retained(driver: Any, number: int) -> Any:
 
 
 def new_stream(by_pycuda: bool = False) -> torch.cuda.Stream:
-    """Make a stream, by pycuda if asked and installed."""
+    """Make a stream, by pycuda if requested and installed."""
     driver = pycuda() if by_pycuda else None
     if driver is None:
         return torch.cuda.Stream()
@@ -87,7 +87,7 @@ def new_stream(by_pycuda: bool = False) -> torch.cuda.Stream:
 
 
 class _Block:
-    """Device memory of pycuda's that torch takes for a tensor (numba.readthedocs.io, CUDA Array Interface)."""
+    """pycuda's device memory as a tensor for torch (numba.readthedocs.io, CUDA Array Interface)."""
 
     def __init__(self, driver: Any, size: int) -> None:
         try:
@@ -105,13 +105,13 @@ class _Block:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that an engine reads or writes, and its pinned twin on the host, through which it is copied."""
+    """A tensor that an engine reads or writes, and its pinned twin on the host, for copies."""
 
     bound: torch.Tensor
     twin: torch.Tensor
 
     def upload(self, array: Array) -> None:
-        """Enqueue a copy of the array, cast to the buffer's type. The last one must have ended."""
+        """Enqueue a copy of the array, cast to the buffer's type. The previous copy must have ended."""
         # torch reads neither bfloat16 nor float8 from numpy, whose ml_dtypes are of kind "V".
         self.twin.copy_(torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array))
         self.bound.copy_(self.twin, non_blocking=True)

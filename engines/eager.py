@@ -1,4 +1,4 @@
-"""Run a module in PyTorch eager, for inference or training, with or without a CUDA graph, and write what deploys it."""
+"""Run a module in PyTorch eager, for inference or training, with or without a CUDA graph, and deploy it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.type) for name, row i
 """torch types of weights and inputs, by precision."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory format by number of dimensions: images have 4, volumes and clips 5."""
-_COMPUTE = {"convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "bilinear", "convolution_backward"}
-# As inference mode has them.
-_COMPUTE |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {"lstm", "gru"}
-_COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of torchao; out_dtype is int8's on a GPU.
+_COMPUTE = {
+    *("convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "bilinear", "convolution_backward"),
+    # Inference mode's operators:
+    *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
+    *("lstm", "gru"),
+    # torchao's; int8 takes out_dtype on a GPU.
+    *("_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"),
+}
 _NEXT: dict[Any, Any] = {torch.inference_mode: torch.no_grad, torch.no_grad: torch.enable_grad}
-"""Modes of inference that allow more than the one before."""
+"""The next mode of inference, which allows more."""
 _OF_GRADIENTS = re.compile("requires? grad|[Ii]nference tensor|for backward")
 _DROPS = {"bernoulli", "bernoulli_", "native_dropout"}
 _MAY_DROP = ("_scaled_dot_product", "_cudnn_rnn")
@@ -50,9 +54,8 @@ _MAY_DROP = ("_scaled_dot_product", "_cudnn_rnn")
 _SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
 """Names in proofs: uint8 times int8 is int8 arithmetic."""
 _MULTIPLE_OF = {("int8", "cuda"): 8, ("fp8", "cuda"): 16}
-"""Both sizes of a layer must be multiples of it: else torchao 0.18 multiplies int8 as int32 on the CPU, and leaves
-what was to be fp8 as it is."""
-_LEAST_ROWS = {("int8", "cuda"): 17}
+"""Divisor of both sizes of a layer: else torchao 0.18 multiplies int8 as int32 on the CPU, and skips fp8."""
+_FEWEST_ROWS = {("int8", "cuda"): 17}
 """Fewest rows of a layer's input: torch._int_mm refuses fewer on a GPU, and torchao falls back to float32."""
 _WARM_UPS_BEFORE_CAPTURE = 3
 _PROOF_ITEMS = 2
@@ -60,24 +63,23 @@ _PROOF_ITEMS = 2
 
 
 def open_session(job: Job[EagerOptions]) -> EagerSession:
-    """Open `job` in PyTorch eager. Raises exporters.build_model.ModelError, or what the model itself raises."""
+    """Open `job` in PyTorch eager. Raises ModelError and the model's own errors."""
     return EagerSession(job)
 
 
 def set_switches(job: Job[TorchOptions]) -> None:
-    """Set TF32 and cuDNN as the job asks.
+    """Set TF32 and cuDNN.
 
-    Setting torch's older TF32 flags keeps the newer `fp32_precision` in step; setting that one would make reading these
-    an error, and torch.export and users' models read them.
+    Setting torch's older TF32 flags keeps the newer `fp32_precision` in step; setting the newer would make reading the
+    older an error, and torch.export and users' models read them.
     """
-    torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
     torch.backends.cudnn.enabled = job.options.cudnn
     torch.backends.cudnn.benchmark = job.options.cudnn_benchmark
 
 
 class EagerSession:
-    """A torch module, its inputs on the device, and how to run one iteration of it."""
+    """A torch module with its inputs on the device."""
 
     def __init__(self, job: Job[TorchOptions]) -> None:
         set_switches(job)
@@ -92,7 +94,7 @@ class EagerSession:
         self.renewal: Renewal
         self.call: Callable[..., Any]
         self.drops = False
-        """True once a dropout operator was seen."""
+        """True after a dropout operator ran."""
         self.quantized: dict[str, Any] = {}
         """torchao's part of the proof."""
         self.result: Any = None
@@ -129,7 +131,7 @@ class EagerSession:
             self.step(mark)
 
     def outputs(self) -> list[Array]:
-        # Copied at once, whatever the model does to them later.
+        # Copies, since the model may change the tensors later.
         return [_to_numpy(tensor, copy=True) for tensor in named_outputs(self.result).values()]
 
     def output_names(self) -> list[str]:
@@ -149,8 +151,8 @@ class EagerSession:
         return Memory(weights, activations, reserved - allocated, allocated, reserved, gradients, optimizer)
 
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
-        """Run the measured iteration: weights and items are copied to where it reads them."""
-        assert self.training is not None, "only of training sessions"
+        """Run the measured iteration on copied weights and items."""
+        assert self.training is not None, "only training sessions have gradients"
         assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
         state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
         self.training.start_again(state, inputs, target)
@@ -158,7 +160,7 @@ class EagerSession:
         return self.outputs()[0], gradients
 
     def proof(self) -> Proof:
-        """Run once more under a dispatch mode, which sees every operator with the types of its inputs."""
+        """Run again under a dispatch mode, which sees every operator with the types of its inputs."""
         types, operators = self.operators_seen()
         return self.facts(types, operators=operators)
 
@@ -177,19 +179,19 @@ class EagerSession:
             if self.training is not None:
                 self.training.few(_PROOF_ITEMS)
             else:
-                # A quantized layer's kernel depends on the batch. And on a GPU another batch takes a search of other
-                # algorithms, of seconds, where the batch itself has just run as it does here.
+                # A quantized layer's kernel depends on the batch. On a GPU another batch may search for algorithms for
+                # seconds; the measured batch has just run.
                 has_run = self.job.device == "cuda" and self.call is self.model and self.graph is None
                 items = self.job.batch_size if self.quantized or has_run else _PROOF_ITEMS
                 try:
-                    self._look(items)
+                    self._run_plainly(items)
                 except Exception:  # It runs at its own batch alone.
                     operators.clear()
                     types.clear()
-                    self._look(self.job.batch_size)
+                    self._run_plainly(self.job.batch_size)
         return types, len(operators)
 
-    def _look(self, items: int) -> None:
+    def _run_plainly(self, items: int) -> None:
         with self.guard():
             call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
 
@@ -239,14 +241,14 @@ class EagerSession:
         if job.pass_ == "training":
             iteration = TrainingStep if job.source.layer is None else LayerStep
             self.training = iteration(job, self.model, self.inputs, lambda *args, **kwargs: self.call(*args, **kwargs))
-        if job.precision in EIGHT_BITS:  # Which takes a call in float.
-            job.phase(Phase.BUILD)
+        if job.precision in EIGHT_BITS:
+            job.phase(Phase.BUILD)  # With a call in float.
             self.quantized = quantize(self.model, job.precision, job.device, lambda: self._infer(ignore))
             self.result = None
             job.phase(Phase.LOAD)
 
     def _infer(self, mark: Mark) -> None:
-        self.result = None  # Else a second output's memory would be in use while this one is computed.
+        self.result = None  # Else the next output would need memory beside this one.
         positional, keywords = next(self.renewal.turn)
         try:
             with self.guard():
@@ -260,7 +262,7 @@ class EagerSession:
             self._infer(mark)
 
     def _read(self) -> None:
-        """Read the result within the call, if only that computes it."""
+        """Read the result within the call, if only reading computes it."""
         if self.is_lazy is None:
             self.is_lazy = computes_when_read(self.result)
         if self.is_lazy:
@@ -273,11 +275,11 @@ class EagerSession:
         self.result = self.training(mark)
 
     def _capture(self, mark: Mark) -> None:
-        """Record one iteration, its marks included; one that cannot be recorded is enqueued at every call."""
+        """Record one iteration with its marks; an iteration that cannot be recorded is enqueued at every call."""
         for _ in range(_WARM_UPS_BEFORE_CAPTURE):
             self.step(ignore)
         torch.cuda.synchronize()
-        # Capturing begins with returning what the allocator had cached: up to 76 MiB more than is held ever after.
+        # Capturing first returns the allocator's cache: up to 76 MiB more than is in use later.
         self.job.at_peak()
         try:
             self.graph = capture(lambda: self.step(mark))
@@ -314,10 +316,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[], object]) -> dict[str, Any]:
-    """Quantize the linear layers of `model` in place by torchao; return how many, by what, for the proof.
+    """Quantize the linear layers of `model` in place by torchao; return their number and the method for the proof.
 
-    Weights have a scale a row, activations one a token and call: products are computed in 8 bits. `infer` runs the
-    model once. Raises Unsupported where no layer can be quantized.
+    Weights have a scale a row, activations a scale a token and call; products are computed in 8 bits. `infer` runs the
+    model once. Raises Unsupported if no layer can be quantized.
     """
     import torchao
     from torchao.quantization import quantize_
@@ -344,7 +346,7 @@ def _choose(
     """Choose the layers that torchao can compute in 8 bits on the device. Raises Unsupported if there are none."""
     if not layers:
         raise Unsupported(f"{precision}: torchao quantizes nn.Linear layers, and the model has none")
-    step, fewest = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
+    step, fewest = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _FEWEST_ROWS))
     chosen: set[nn.Module] = {part for part in layers if part.in_features % step == part.out_features % step == 0}
     if fewest > 1:
         chosen = {part for part, rows in _rows(chosen, infer).items() if rows >= fewest}
@@ -355,7 +357,7 @@ def _choose(
 
 
 def stored(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors that have memory: of a quantized weight its integers and scales."""
+    """Yield the tensors with memory: a quantized weight has integers and scales."""
     for tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):
             yield from stored(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
@@ -377,12 +379,12 @@ def _config(precision: str, device: Device) -> Any:
 
 
 def _is_linear(part: nn.Module) -> TypeGuard[nn.Linear]:
-    """Leave out the projection of nn.MultiheadAttention, which only lends its weights."""
+    """Return True for linear layers but nn.MultiheadAttention's projection, which only lends its weights."""
     return isinstance(part, nn.Linear) and not isinstance(part, NonDynamicallyQuantizableLinear)
 
 
 def _rows(layers: Iterable[nn.Module], infer: Callable[[], object]) -> dict[nn.Module, float]:
-    """Count the fewest rows of each layer's input in a call; a layer that is not called is left out."""
+    """Return the fewest rows of every layer's input in a call, without layers that are not called."""
     fewest: dict[nn.Module, float] = {}
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -422,7 +424,7 @@ def deploy(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed
     with failing, quiet(), torch.no_grad():
         program = torch.export.export(Flattened(model, specs), example)
         for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # It has the paths of the code that was traced.
+            node.meta.pop("stack_trace", None)  # It has paths of the traced code.
         torch.export.save(program, folder / "model.pt2")
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))

@@ -1,7 +1,7 @@
-"""Profile iterations with torch.profiler, and find the exported nodes that each layer of a runtime covers.
+"""Profile iterations with torch.profiler, and find the exported nodes that a runtime's layers cover.
 
-torch.profiler (Kineto) writes Chrome's trace format: operators and annotations with their host interval, each kernel
-with the call that launched it and the operator that was running then.
+torch.profiler (Kineto) writes Chrome's trace format: operators and annotations with their host intervals, kernels with
+the calls that launched them and the operators that were running then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from engines.base import Layer
 
 ITERATIONS = 5
-"""Profiled after one that is left out: the profiler itself starts up in it."""
+"""Profiled iterations, after a first one that starts the profiler."""
 _ITERATION, _CALL = "profiler: iteration", "profiler: call"
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -45,7 +45,7 @@ _SHAPES = ("Shape", "Size", "Constant")
 
 @dataclass(frozen=True)
 class Step:
-    """A node of a runtime's optimized graph, or a layer, with the names of its tensors if they still have them."""
+    """A node of a runtime's optimized graph, or a layer, with its tensors' names."""
 
     name: str
     kind: str
@@ -67,7 +67,7 @@ class Origin:
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """Return the node's name, or the first tensor that it gives if it has none."""
+    """Return the node's name, else its first output's."""
     return node.name or next(iter(node.output), "")
 
 
@@ -77,19 +77,19 @@ def steps_of(graph: onnx.GraphProto) -> list[Step]:
 
 
 def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[str, ...]]:
-    """Name for each step, in running order, the exported nodes that it covers, in the graph's order.
+    """Name the exported nodes that every step covers, both in running order.
 
-    A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be known. A step owns
-    nodes by what kept its name: node, result, or a constant that one node alone reads. Nodes that went into another (an
-    activation, a sum, parts of a normalization) belong to the step whose result they change, else to their reader's.
+    At most one step covers a node, and no step if the node was computed ahead of the run or cannot be matched. A step
+    owns a node if a name survives: the node's, its result's, or a constant's that only this node reads. Nodes that went
+    into another (an activation, a sum, parts of a normalization) belong to the step whose result they change, else to
+    their reader's.
     """
     nodes = list(graph.node)
     producer = {t: n for n, node in enumerate(nodes) for t in node.output if t}
     folded = _computed_ahead(graph)
     owner = _owners_by_name(nodes, producer, folded, steps)
-    # A step without nodes must have one of its kind somewhere: another step must not swallow it.
-    owning = set(owner.values())
-    lost = tuple({step.kind for n, step in enumerate(steps) if n not in owning} - _MOVES)
+    # A step without nodes must have a node of its kind somewhere, which no other step may swallow.
+    lost = {step.kind for n, step in enumerate(steps) if n not in set(owner.values())} - _MOVES
     is_open = [
         n not in owner and n not in folded and not any(kind.endswith(node.op_type) for kind in lost)
         for n, node in enumerate(nodes)
@@ -99,7 +99,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
         owners = [owner.get(n) for t in node.input if (n := producer.get(t)) is not None and n not in folded]
         hidden = [n for t in node.input if t not in visible and (n := owner.get(producer.get(t, -1))) is not None]
         if is_open[number] and hidden and None not in owners:
-            owner[number] = max(hidden)  # It changes a result before that is put out.
+            owner[number] = max(hidden)  # It changes a result before the step puts it out.
     readers: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
         for tensor in node.input:
@@ -117,7 +117,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
 def _owners_by_name(
     nodes: Sequence[onnx.NodeProto], producer: Mapping[str, int], folded: set[int], steps: Sequence[Step]
 ) -> dict[int, int]:
-    """Map nodes to the steps that bear their name, read their constant or give their result, and chains before them."""
+    """Map nodes to the steps with their name, constant or result, and chains before them."""
     owner: dict[int, int] = {}
     named = {**producer, **{node.name: n for n, node in enumerate(nodes) if node.name}}
     read = Counter(t for node in nodes for t in set(node.input))
@@ -133,7 +133,7 @@ def _owners_by_name(
         for node in (*candidates, *map(named.get, step.outputs)):
             if node is not None and (step.kind not in _MOVES or step.kind == nodes[node].op_type):
                 owner.setdefault(node, number)
-    for last, number in list(owner.items()):  # Found by its end, such as an activation: back to its own kind of node.
+    for last, number in list(owner.items()):  # A step's end, such as an activation: go back to its own kind of node.
         chain = [last]
         while not steps[number].kind.endswith(nodes[chain[-1]].op_type):
             before = {producer[t] for t in nodes[chain[-1]].input if t in producer} - folded - owner.keys()
@@ -146,7 +146,7 @@ def _owners_by_name(
 
 
 def _computed_ahead(graph: onnx.GraphProto) -> set[int]:
-    """Find nodes that compute from constants, or from a shape, which is one once the graph's sizes are set."""
+    """Find nodes that compute from constants, or from shapes, which are constant once the sizes are set."""
     constants, folded = {t.name for t in graph.initializer}, set()
     for number, node in enumerate(graph.node):
         if node.op_type in _SHAPES or all(t in constants for t in node.input if t):
@@ -156,19 +156,17 @@ def _computed_ahead(graph: onnx.GraphProto) -> set[int]:
 
 
 def origins(graph: onnx.GraphProto) -> list[Origin]:
-    """Read where the nodes come from, in the graph's order; those without torch.onnx's metadata are left out."""
+    """Read the nodes' origins from torch.onnx's metadata, in the graph's order; nodes without it are left out."""
     constants = {t.name for t in graph.initializer}
     located = []
     for node in graph.node:
         metadata = {entry.key: entry.value for entry in node.metadata_props}
         keys = ("name_scopes", "class_hierarchy")
         scopes, classes = (ast.literal_eval(metadata.get(f"pkg.torch.onnx.{key}", "[]")) for key in keys)
-        if len(scopes) < 2 or not classes:
-            continue
-        # "aten.add.Tensor": namespace, operator, overload.
-        operator = classes[-1].split(".")[1:2]
-        holders = frozenset(t.rpartition(".")[0] for t in node.input if t in constants and "." in t)
-        located.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
+        if len(scopes) > 1 and classes:
+            operator = (*classes[-1].split("."), "")[1]  # "aten.add.Tensor": namespace, operator, overload.
+            holders = frozenset(t.rpartition(".")[0] for t in node.input if t in constants and "." in t)
+            located.append(Origin(node_name(node), scopes[-2], operator, holders))
     return located
 
 
@@ -203,8 +201,10 @@ class Kernel:
 
 @dataclass
 class Iteration:
-    """Events between `start` and `end`, in order: spans by their start, kernels as the device ran them.
-    `returned` is when the call was back on the host; until `end` it was waited for."""
+    """Events between `start` and `end`: spans by their start, kernels in the device's order.
+
+    The call returned to the host at `returned`, and was waited for until `end`.
+    """
 
     start: float
     returned: float
@@ -222,7 +222,7 @@ class Trace:
 
 
 def record(run: Callable[[], object], device: str) -> Trace:
-    """Profile ITERATIONS calls of `run`, each waited for. Raises RuntimeError where a GPU's kernels cannot be seen."""
+    """Profile ITERATIONS calls of `run`, and wait for each. Raises RuntimeError if a GPU's kernels stay invisible."""
     on_cuda = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     wait = torch.get_device_module(device).synchronize
@@ -248,10 +248,8 @@ def record(run: Callable[[], object], device: str) -> Trace:
 
 def parse(written: dict[str, Any]) -> Trace:
     """Read a trace in Chrome's format, as Kineto writes it, by iteration."""
-    # What encloses others comes before them.
-    events = sorted(
-        (e for e in written["traceEvents"] if e.get("ph") == "X"), key=lambda e: (float(e["ts"]), -float(e["dur"]))
-    )
+    events = [event for event in written["traceEvents"] if event.get("ph") == "X"]
+    events.sort(key=lambda event: (float(event["ts"]), -float(event["dur"])))  # Enclosing events come first.
     marks = {
         name: [_interval(e) for e in events if (e.get("cat"), e["name"]) == ("user_annotation", name)]
         for name in (_ITERATION, _CALL)
@@ -297,13 +295,13 @@ def _at(iterations: Sequence[Iteration], time: float) -> Iteration | None:
 
 @dataclass
 class Operator:
-    """An operator that no other one called."""
+    """An operator that no other operator called."""
 
     kind: str
     path: str | None
-    """The module whose forward called it (of a backward operator: the forward one's); None outside, as of a loss."""
+    """The module whose forward called it, or its forward operator; None outside of modules, such as a loss."""
     call: int
-    """How often that module had been called before, in the same iteration."""
+    """Number of the module's earlier calls in the iteration."""
     is_backward: bool
     ms: float
     """On the host, until kernels are counted."""
@@ -314,7 +312,7 @@ def profile_module(
 ) -> list[Layer]:
     """Profile one layer per operator that a module called, in running order, backward operators too.
 
-    `origins` say which exported nodes the modules became. On CUDA a layer's time is its operator's kernels'.
+    `origins` match modules to exported nodes. On CUDA a layer takes the time of its operator's kernels.
     """
     with _announced(model):
         trace = record(run, device)
@@ -366,7 +364,7 @@ def iteration_layers(iteration: Iteration, device: str, origins: Sequence[Origin
 
 
 def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int]]:
-    """Return the outermost operators in running order, and for every operator's id which of them it is in."""
+    """Return the outermost operators in running order, and a map of all operators' ids to their outermost ones."""
     operators: list[Operator] = []
     outermost: dict[int, int] = {}
     running: dict[int, list[tuple[float, int | None, str | None, int]]] = {}
@@ -396,11 +394,10 @@ def read_operators(spans: Sequence[Span]) -> tuple[list[Operator], dict[int, int
 
 
 def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list[tuple[str, ...]]:
-    """Name for each operator the exported nodes that it became; none for backward operators.
+    """Name the exported nodes of every operator; backward operators have none.
 
     A module's calls share its nodes evenly, in order. Within a call, operators and nodes of one name are pairs; the
-    rest of both belong together. A module without nodes covers those that hold its parameters: the exporter has folded
-    it.
+    rest of both belong together. A folded module, without nodes, covers the nodes that hold its parameters.
     """
     nodes: dict[str | None, list[Origin]] = {}
     for origin in origins:
@@ -416,16 +413,13 @@ def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list
         share, uneven = divmod(counts[path], times[path])
         if share and not uneven:
             candidates = candidates[call * share : (call + 1) * share]
-        alone = []
         for number in members:
             pair = next((o for o in candidates if o.operator.strip("_") == operators[number].kind.strip("_")), None)
-            if pair is None:
-                alone.append(number)
-            else:
+            if pair is not None:
                 covered[number] = (pair.node,)
                 candidates.remove(pair)
-        for number in alone:
-            covered[number] = tuple(origin.node for origin in candidates)
+        for number in members:
+            covered[number] = covered[number] or tuple(origin.node for origin in candidates)
     return covered
 
 

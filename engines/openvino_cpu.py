@@ -20,7 +20,7 @@ from exporters.errors import text_of
 _COMPUTE = ("Convolution", "FullyConnected", "MatMul", "GroupConvolution")
 """Prefixes of convolution and product kinds, such as FullyConnectedQuantizedLegacy."""
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
-"""By the type of the activations: uint8 times int8 is int8's arithmetic."""
+"""Names by the type of activations: uint8 times int8 is int8's arithmetic."""
 _REFUSED = re.compile(
     r"(?:No conversion rule found for operations|Conversion is failed for|Unsupported operation of type): "
     r"([^\n ,]+(?:, [^\n ,]+)*)"
@@ -36,8 +36,7 @@ def compute_type(kind: str, precision: str) -> str | None:
 def cpu_properties(threads: int, precision: str) -> dict[str, str | int]:
     """Return the CPU plugin's properties; 0 threads let OpenVINO choose.
 
-    By default the plugin computes an fp32 graph in bf16 if the processor can; that is kept only at bf16 and `native`,
-    where the file chooses its types.
+    By default the plugin computes an fp32 graph in bf16 if the processor can; only bf16 and `native` allow that.
     """
     hint = {} if precision == "native" else {"INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32"}
     return {**hint, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
@@ -53,7 +52,7 @@ outputs = model({feeds})"""
 
 @contextlib.contextmanager
 def _naming_operators(step: str = "") -> Iterator[None]:
-    """Raise Unsupported with the operators that OpenVINO cannot convert; for other errors only if a `step` is given."""
+    """Raise Unsupported with the operators that OpenVINO cannot convert; with a `step` for other errors, too."""
     try:
         yield
     except RuntimeError as error:
@@ -133,7 +132,7 @@ class OpenVinoSession:
 
 
 def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
-    """Write a folder that runs the graph with the settings that were measured."""
+    """Write a folder that runs the graph with the measured settings."""
     copy_run("run_openvino.py", folder)
     return Deployed(
         {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads, job.precision)},

@@ -1,19 +1,19 @@
-"""Define what a user can choose: devices, passes, precisions, training, and each engine's options."""
+"""Define a user's choices: devices, passes, precisions, training, and the engines' options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
 Optimizer = Literal["none", "sgd", "adamw", "sgd-foreach", "adamw-foreach"]
 Head = Literal["cross-entropy", "mean-square", "logits"]
 
-DEVICES: tuple[Device, ...] = ("cpu", "cuda")
-PASSES: tuple[Pass, ...] = ("inference", "training")
-OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw", "sgd-foreach", "adamw-foreach")
-HEADS: tuple[Head, ...] = ("cross-entropy", "mean-square", "logits")
+DEVICES: tuple[Device, ...] = get_args(Device)
+PASSES: tuple[Pass, ...] = get_args(Pass)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+HEADS: tuple[Head, ...] = get_args(Head)
 CUDA: tuple[Device, ...] = ("cuda",)
 CPU: tuple[Device, ...] = ("cpu",)
 THREADS = (1, 2, 4, 8, 16, 32)
@@ -22,20 +22,20 @@ THREADS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision and what follows from it; types are named as torch names them."""
+    """A precision and its consequences, with torch's names of types."""
 
     name: str
     type: str
-    """torch's name of the type of weights and inputs."""
+    """Type of weights and inputs."""
     compute: str
-    """Type of convolutions and products, as proofs name it."""
+    """Type of convolutions and products in proofs."""
     bits: int
     usual_error: float
     """Largest relative L2 error of outputs that needs no warning (profiler/worker/parity.py), and the rank in a tie."""
     autocast: str | None = None
-    """Training under autocast in this type, with fp32 weights."""
+    """Type of autocast in training, with fp32 weights."""
     least_capability: tuple[int, int] | None = None
-    """Least compute capability of GPUs that have it (torchao 0.18's own check)."""
+    """Minimum compute capability of GPUs (torchao 0.18's check)."""
 
     @property
     def roof(self) -> str:
@@ -63,27 +63,26 @@ EIGHT_BITS = tuple(name for name, precision in PRECISION_TABLE.items() if precis
 
 
 def float_part(precision: str, device: Device) -> str:
-    """Name the precision of what torchao leaves in float: bf16 on a GPU, which its fp8 kernels write; fp32 on a CPU."""
+    """Name the precision of torchao's float parts: bf16 on a GPU, since its fp8 kernels write that; fp32 on a CPU."""
     return ("bf16" if device == "cuda" else "fp32") if precision in EIGHT_BITS else precision
 
 
 @dataclass(frozen=True)
 class Training:
-    """Parts of a training iteration besides its forward and backward pass.
-
-    A head is one of HEADS, or a user's loss, "package.module:function". With "logits" the backward pass starts from a
-    fixed gradient of the network's output, and no loss is computed, as convnet-benchmarks did. Dropout is off unless
-    asked for: with it no gradient could be checked. With `input_gradient` the backward pass ends in the gradient of the
-    network's input, which training does not need. `accumulation` is the number of equal parts of the batch, whose
-    gradients add up. `frozen` names parameters, or modules with all of theirs, that do not train.
-    """
+    """Parts of a training iteration besides its forward and backward pass."""
 
     optimizer: Optimizer = "none"
     head: str = "cross-entropy"
+    """One of HEADS, or a user's loss, "package.module:function". "logits" starts the backward pass from a fixed
+    gradient of the network's output, without a loss, as convnet-benchmarks did."""
     dropout: bool = False
+    """Off by default: with dropout no gradient could be checked."""
     input_gradient: bool = False
+    """End the backward pass in the gradient of the network's input, which training does not need."""
     accumulation: int = 1
+    """Number of equal parts of the batch, whose gradients add up."""
     frozen: tuple[str, ...] = ()
+    """Parameters, or whole modules, that do not train."""
 
 
 PLAIN = Training()
@@ -143,7 +142,7 @@ class CompiledOptions(Options):
     cudnn_benchmark: bool = option(
         False, "let cuDNN time its algorithms and keep the fastest", devices=CUDA, search=(True,)
     )
-    # Only eager can be asked for these:
+    # Options of eager alone:
     cuda_graph: ClassVar[bool] = False
     cudnn: ClassVar[bool] = True
 

@@ -34,16 +34,16 @@ from engines.ort_layers import device_layers, host_layers, read_runs
 from engines.ort_providers import PROVIDERS, Provider
 from exporters.batch import batch_axes, batch_symbols
 from exporters.errors import text_of
-from exporters.inputs import BATCH, symbolic_shapes
+from exporters.inputs import symbolic_shapes
 from exporters.onnx_files import every_graph, file_inputs, how_to_lower, read_onnx
-from exporters.source import ModelError
+from exporters.source import BATCH, ModelError
 
 _TYPES = {
     f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))
     for name in ("float", "double", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 }
 _INTEGER = {
-    # By operator, where the second operand and its zero point, which has its type, are among the inputs.
+    # Places of the second operand and its zero point, which has its type, among an operator's inputs.
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 5)),
     **dict.fromkeys(("ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"), (1, 3)),
     "MatMulIntegerToFloat": (1, 5),
@@ -55,7 +55,7 @@ _ARENA = re.compile(
 )
 _INFO, _WARNING = 1, 2
 _PLAIN_MATTERS_MS, _PLAIN_BLOCK_MS, _PAIRS = 3.0, 5.0, 9
-"""Longest call beside which a plain run is timed, and for how long: `session.run` adds some microseconds."""
+"""Longest call that `session.run` slows noticeably, by some microseconds; length and number of the timed blocks."""
 _USAGE = """import json
 import onnxruntime
 
@@ -65,13 +65,13 @@ session = onnxruntime.InferenceSession("model.onnx", providers=providers)
 outputs = session.run(None, {feeds})  # Of tiny models slower than run.py's binding, which was timed."""
 _OPTIMIZED = "optimized.onnx"
 _NOT_CAPTURED = "cannot use the graph capture feature"
-"""Said where a node runs on the CPU (ONNX Runtime 1.31)."""
+"""Words of ONNX Runtime 1.31 if a node runs on the CPU."""
 
 
 def open_session(job: Job[Any]) -> OrtSession:
     """Open `job`'s graph on the provider of the engine's row in PROVIDERS.
 
-    Raises RuntimeError where a provider cannot be had, or ORT's own errors.
+    Raises RuntimeError for a missing provider, and ORT's own errors.
     """
     return OrtSession(job)
 
@@ -80,7 +80,7 @@ class OrtSession:
     """An InferenceSession with its inputs and outputs bound to buffers of its own device."""
 
     def __init__(self, job: Job[Any], options: onnxruntime.SessionOptions | None = None) -> None:
-        """`options` replace those that follow from `job`."""
+        """Open `job` with its own session options, or with `options`."""
         self.job = job
         self.provider = PROVIDERS[job.engine, job.device]
         self.fallback: str | None = None
@@ -92,18 +92,18 @@ class OrtSession:
         self.log_loaded = _log_size()
         self.binding = self.session.io_binding()
         self.inputs = self._bind_inputs()
-        self.nodes, self.left_out = _tensors(self.session.get_outputs())
+        self.nodes, self.warnings = _tensors(self.session.get_outputs())
         outputs = self._output_shapes()
-        self.anew: list[str] = []
+        self.unbuffered: list[str] = []
         """Outputs that ONNX Runtime allocates in every run, since it takes no buffer for them."""
-        self.results = [self._bind_output(node, shape) for node, shape in outputs]
+        self.results = [self._bind_output(node, shape) for node, shape in zip(self.nodes, outputs, strict=True)]
         self.run_options = run_options(self.provider)
         if self.provider.compiles:  # With unknown shapes, the run that revealed them compiled.
             job.phase(Phase.LOAD)
 
     def run(self, mark: Mark) -> None:
         """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
-        for name in self.anew:
+        for name in self.unbuffered:
             self.binding.bind_output(name, self.job.device)
         self.session.run_with_iobinding(self.binding, self.run_options)
 
@@ -113,7 +113,7 @@ class OrtSession:
             source = torch.from_numpy(array)
             if self.job.device == "cpu":  # torch's copy_ would leave threads spinning beside ONNX Runtime's.
                 source = source.to(tensor.dtype).contiguous()
-                assert source.shape == tensor.shape, f"{source.shape} given for {tensor.shape}"
+                assert source.shape == tensor.shape, f"{source.shape} instead of {tensor.shape}"
                 ctypes.memmove(tensor.data_ptr(), source.data_ptr(), source.nbytes)
             else:
                 tensor.copy_(source)
@@ -142,9 +142,9 @@ class OrtSession:
         return Memory(weights, grown + bound, max(loaded - weights, 0) + reserved - bound)
 
     def proof(self) -> Proof:
-        """Report each node's provider in the measured session, and the types of a twin session's optimized graph.
+        """Report every node's provider in the measured session, and the types of a twin session's optimized graph.
 
-        Only that graph shows the casts that ORT inserted; writing it in the measured session would lengthen its load.
+        Only that graph shows ORT's inserted casts; writing it in the measured session would lengthen its load.
         """
         parts = self.session.get_provider_graph_assignment_info()
         nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
@@ -161,7 +161,7 @@ class OrtSession:
             tf32=self.provider.tf32(settings, _logged(self.log_start, _log_size()).decode(errors="replace")),
             cuda_graph=settings.get(self.provider.graph_option) == "1",
             cuda_graph_fallback=self.fallback,
-            warnings=self.left_out,
+            warnings=self.warnings,
             details={
                 **details,
                 **({} if self.provider.on_stream else self._plain_run()),
@@ -172,26 +172,25 @@ class OrtSession:
         )
 
     def _plain_run(self) -> dict[str, float]:
-        """Tell how many times as long `session.run` takes, which most programs call: it makes its outputs anew.
+        """Return the time of `session.run`, the usual call, which makes its outputs anew, over a bound run's.
 
-        Return nothing for long calls, where that cannot matter, and where NumPy lacks an input's type.
+        Return nothing for long calls, which it hardly slows, and if NumPy lacks an input's type.
         """
-        inputs, plain = [node.name for node in self.session.get_inputs()], None
-        with contextlib.suppress(TypeError):
-            feeds = dict(zip(inputs, [tensor.numpy() for tensor in self.inputs], strict=True))
-            names = [node.name for node in self.nodes]
-            plain = partial(self.session.run, names, feeds)
-        first = _milliseconds(partial(self.run, ignore), 1)
-        if plain is None or first > _PLAIN_MATTERS_MS:
+        bound = partial(self.run, ignore)
+        try:
+            feeds = {node.name: x.numpy() for node, x in zip(self.session.get_inputs(), self.inputs, strict=True)}
+        except TypeError:
             return {}
-        calls = max(1, int(_PLAIN_BLOCK_MS / first))
-        pairs = [(_milliseconds(plain, calls), _milliseconds(partial(self.run, ignore), calls)) for _ in range(_PAIRS)]
-        return {"plain_run": statistics.median(own / bound for own, bound in pairs)}
+        if (first := _milliseconds(bound, 1)) > _PLAIN_MATTERS_MS:
+            return {}
+        plain, calls = partial(self.session.run, self.output_names(), feeds), max(1, int(_PLAIN_BLOCK_MS / first))
+        ratios = [_milliseconds(plain, calls) / _milliseconds(bound, calls) for _ in range(_PAIRS)]
+        return {"plain_run": statistics.median(ratios)}
 
     def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Count the convolutions and products by type, and the operators and casts.
+        """Count the convolutions and products by type, and the operators and casts, in a twin's optimized graph.
 
-        A twin session's optimized graph has them; of a provider that compiled it they are `unknown`.
+        A provider that compiles hides the types of its `compute` nodes.
         """
         if self.provider.compiles:
             return {"unknown": compute}, {}
@@ -204,7 +203,7 @@ class OrtSession:
         return dict(counts), {"operators": len(nodes), "casts": sum(node.op_type == "Cast" for node in nodes)}
 
     def layers(self) -> list[Layer]:
-        """Time the nodes of a twin session that ONNX Runtime profiles; a provider that compiles has none.
+        """Time the nodes of a twin session with ONNX Runtime's profiler; a provider that compiles shows no nodes.
 
         The twin has no CUDA graph, whose replay runs no node.
         """
@@ -217,8 +216,7 @@ class OrtSession:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
-            # On the CPU torch.profiler sees nothing of it, and counts the iterations.
-            trace = record(lambda: twin.run(ignore), self.job.device)
+            trace = record(lambda: twin.run(ignore), self.job.device)  # On the CPU only to count the iterations.
             started = twin.session.get_profiling_start_time_ns()  # In nanoseconds since 1970.
             profile = Path(twin.session.end_profiling())
             twin.close()
@@ -232,12 +230,12 @@ class OrtSession:
     def close(self) -> None:
         """Free the session, after a run that waits for its results.
 
-        Only such a run gives back the pinned memory that kernels like Split and Concat copied from. A closing session
-        frees the rest in a function that CUDA calls, where nothing may be freed, and the process aborts (see
+        Only a run that waits returns the pinned memory that kernels like Split and Concat copied from. A closing
+        session frees the rest in a callback of CUDA, where nothing may be freed, and the process aborts (see
         CudaStream::CleanUpOnRunEnd). With a CUDA graph it is freed otherwise.
         """
         if self.provider.on_stream and not self.job.options.cuda_graph:
-            with contextlib.suppress(Exception):  # After a run that failed, as for want of memory.
+            with contextlib.suppress(Exception):  # The measured run may have failed, for want of memory.
                 self.session.run_with_iobinding(self.binding)
                 torch.cuda.synchronize()
         del self.binding, self.session
@@ -275,22 +273,23 @@ class OrtSession:
             self._open(session_options(self.job, path))
             return read_onnx(path).graph
 
-    def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
-        """Return each output with its shape; a plain run tells those that the file does not, or may tell wrongly."""
+    def _output_shapes(self) -> list[tuple[int, ...]]:
+        """Return the outputs' shapes; run once if the file leaves one open, or may be wrong."""
         nodes = self.nodes
         if self.job.source.own_graph is None and all(isinstance(d, int) for node in nodes for d in node.shape):
-            return [(node, tuple(node.shape)) for node in nodes]
+            return [tuple(node.shape) for node in nodes]
         for node in nodes:
             self.binding.bind_output(node.name, "cpu")
         self.session.run_with_iobinding(self.binding)
         shapes = [tuple(value.shape()) for value in self.binding.get_outputs()]
         self.binding.clear_binding_outputs()
-        return list(zip(nodes, shapes, strict=True))
+        return shapes
 
     def _bind_inputs(self) -> list[torch.Tensor]:
         nodes = self.session.get_inputs()
         arrays = self.job.named_inputs([node.name for node in nodes])
-        return [self._bind(self.binding.bind_input, node, array) for node, array in zip(nodes, arrays, strict=True)]
+        bind = partial(self._bind, self.binding.bind_input)
+        return [bind(node, array, array.shape) for node, array in zip(nodes, arrays, strict=True)]
 
     def _bind_output(self, node: Any, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Bind a buffer and return the tensor that will hold the output.
@@ -299,24 +298,22 @@ class OrtSession:
         ONNX Runtime writes no buffer: return that input.
         """
         if len(node.shape) != len(shape):
-            self.anew.append(node.name)
+            self.unbuffered.append(node.name)
             return None
         inputs = {node.name: tensor for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True)}
         buffer = self._bind(self.binding.bind_output, node, None, shape)
         return inputs.get(node.name, buffer)
 
-    def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+    def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...]) -> torch.Tensor:
         if node.type not in _TYPES:
             raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
         dtype, element = _TYPES[node.type]
-        if array is None:
-            # A tensor without elements has no address, and ONNX Runtime asks for one.
+        if array is not None and array.size:
+            tensor = torch.from_numpy(array).to(self.job.device, dtype)
+        else:  # ONNX Runtime asks for an address, which a tensor without elements lacks.
             memory = torch.empty(max(math.prod(shape), 1), dtype=dtype, device=self.job.device)
             tensor = memory[: math.prod(shape)].view(shape)
-        else:
-            source = torch.from_numpy(array).to(self.job.device, dtype)
-            tensor = source if source.numel() else source.new_empty(1)[:0].view(source.shape)
-        bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.untyped_storage().data_ptr())
+        bind(node.name, self.job.device, 0, element, list(shape), tensor.untyped_storage().data_ptr())
         return tensor
 
 
@@ -338,7 +335,7 @@ def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
 
 
 def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
-    """Make the session's options; with `optimized` it writes its optimized graph there, with weights alongside."""
+    """Make the session's options; with `optimized` the session writes its optimized graph there, and weights beside."""
     options = onnxruntime.SessionOptions()
     # At this level the arena logs its allocations; sessions and runs stay quiet.
     onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
@@ -358,9 +355,9 @@ def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime
 
 
 def _own_processors() -> int:
-    """Count the processors of this process if they are a part of the machine's; 0 lets ONNX Runtime choose.
+    """Count this process's processors if they are a part of the machine's; 0 lets ONNX Runtime choose.
 
-    Threads that it counts itself are bound to any of the machine's processors, ignoring the process's mask (1.31).
+    ONNX Runtime binds the threads that it counts to any processors, ignoring the process's mask (1.31).
     """
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return len(mask) if len(mask) < (os.cpu_count() or 1) else 0
@@ -369,8 +366,8 @@ def _own_processors() -> int:
 def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
     """Make the options of every call; None if calls wait for their results, as on the CPU.
 
-    Python's run_with_iobinding (1.31) asks them for `gpu_graph_id`; where it is unset, every call raises and catches an
-    exception, which takes longer than a small network.
+    Python's run_with_iobinding (1.31) reads `gpu_graph_id`; if it is unset, every call raises and catches an exception,
+    which takes longer than a small network.
     """
     if not provider.on_stream:
         return None
@@ -406,9 +403,9 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
 
 
 def _arena_bytes(start: int, end: int) -> int | None:
-    """Sum the CUDA arena's growth logged between two positions; None if none was logged.
+    """Sum the CUDA arena's growth logged between two positions; None without an entry.
 
-    ONNX Runtime 1.31 gives no other access to its arena's statistics from Python.
+    ONNX Runtime 1.31 has no other access to its arena's statistics in Python.
     """
     total, arena = 0, b""
     for match in _ARENA.finditer(_logged(start, end)):
@@ -432,10 +429,7 @@ def _log_size() -> int:
 
 
 def _operand_type(node: onnx.NodeProto, element_types: dict[str, int]) -> str:
-    """Name the type that a convolution or product works in: its weight's, or any operand's that is known.
-
-    uint8 counts as int8, which is the same arithmetic.
-    """
+    """Name a convolution's or product's type by its weight, or another operand; uint8 counts as int8's arithmetic."""
     operands = [*node.input[1:], *node.input[:1], *node.output]
     if node.op_type in _INTEGER:
         operands = [node.input[place] for place in _INTEGER[node.op_type] if place < len(node.input)]

@@ -1,6 +1,6 @@
 """Read the nodes that ran from ONNX Runtime's profile and torch's trace of the same runs.
 
-The profile has each node's interval on the host. On CUDA that is the time of enqueueing: the published builds cannot
+The profile has every node's interval on the host. On CUDA that is the time of enqueueing: the published builds cannot
 see kernels (they lack `enable_cuda_profiling`). torch.profiler can; a kernel belongs to the node whose interval
 contains its launch. Both clocks are the system's, to a microsecond.
 """
@@ -18,7 +18,7 @@ from engines.layers import Kernel, Step, Trace, median_layers
 
 _SUFFIX = "_kernel_time"
 _SLACK_US = 5.0
-"""Around a node's interval; between two nodes ONNX Runtime spends more, on the profile itself."""
+"""Slack around a node's interval; ONNX Runtime spends more between two nodes, on the profile itself."""
 _ROUNDING_US = 1.0
 _FOUND = 0.95
 
@@ -44,7 +44,7 @@ class Run:
 
 def read_runs(path: Path, last: int) -> list[Run]:
     """Read the `last` runs in a profile. Raises RuntimeError if there are fewer."""
-    # What encloses others comes before them.
+    # Enclosing events come first.
     events = sorted(json.loads(path.read_text()), key=lambda e: (e["ts"], -e["dur"]))
     runs = [Run(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
     if len(runs) < last:
@@ -68,10 +68,10 @@ def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tu
 def device_layers(
     runs: Sequence[Run], started_ns: int, trace: Trace, steps: Sequence[Step], covered: Sequence[tuple[str, ...]]
 ) -> list[Layer]:
-    """Return each node's median time on the device, summed over the kernels launched in its interval.
+    """Return every node's median time on the device, summed over the kernels launched in its interval.
 
-    `started_ns` is the profile's start in nanoseconds since 1970. Kernels launched outside of every node follow as
-    layers of the kind "kernel". Raises RuntimeError if the two clocks do not fit.
+    `started_ns` is the profile's start in nanoseconds since 1970. Kernels outside all nodes follow as layers of the
+    kind "kernel". Raises RuntimeError if the two clocks do not fit.
     """
     pairs = list(zip(runs, trace.iterations, strict=True))
     offset = (started_ns - trace.unix_ns) / 1000
@@ -87,7 +87,7 @@ def device_layers(
 
 
 def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: float) -> tuple[list[float], list[Kernel]]:
-    """Sum the milliseconds of each node's kernels, and list the kernels that no node launched.
+    """Sum the milliseconds of every node's kernels, and list the kernels that no node launched.
 
     Raises RuntimeError if those are too many to be the runtime's own copies.
     """
@@ -105,7 +105,7 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
 
 
 def _named(run: Run, steps: Sequence[Step], covered: Sequence[tuple[str, ...]], times: Sequence[float]) -> list[Layer]:
-    """Pair nodes with the exported nodes that they cover, by place, or by name if they ran in another order."""
+    """Pair nodes with their exported nodes by place, or by name if they ran in another order."""
     nodes = list(covered)
     if [step.kind for step in steps] != [node.kind for node in run.nodes]:
         by_name = dict(zip((step.name for step in steps), covered, strict=True))

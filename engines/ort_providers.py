@@ -18,7 +18,7 @@ from engines.requirements import package_folders
 _BUILDER_FLAGS = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable", "int8": "trt_int8_enable"}
 _TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
 _TF32_IS_OFF = "Disabling TF32"
-"""TensorRT's builder, of the switch (microsoft/onnxruntime#28177)."""
+"""TensorRT's builder logs it about the switch (microsoft/onnxruntime#28177)."""
 _TENSORRT = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 # On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single reader,
 # and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader has a pair of
@@ -33,21 +33,21 @@ class Provider:
 
     name: str
     settings: Callable[[Job[Any]], dict[str, str]]
-    """Its options for a job; a deployment gets them, too."""
+    """Options for a job; a deployment gets them, too."""
     entries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Entries of the session's configuration, by precision."""
     compiles: bool = False
-    """It fuses subgraphs into nodes whose types ONNX Runtime does not know and which it cannot write."""
+    """Fuses subgraphs into nodes with types that ONNX Runtime does not know; it cannot write them."""
     on_stream: bool = False
-    """It works on torch's current stream (`user_compute_stream`); else a call waits for it."""
+    """Works on torch's current stream (`user_compute_stream`); else calls wait for it."""
     graph_option: str = ""
-    """Its option that records CUDA graphs."""
+    """Option that records CUDA graphs."""
     tf32: Callable[[Mapping[str, str], str], bool] = lambda options, log: False
-    """Return True if it may round to TF32, by the session's options and the log since it was opened."""
+    """Return True if it may round to TF32, by the session's options and its log."""
     prepare: Callable[[Job[Any]], object] = lambda job: None
-    """Runs before the session is opened."""
+    """Runs before the session opens."""
     behind: tuple[Provider, ...] = ()
-    """The providers that get the nodes it does not take, in this order."""
+    """Providers of the remaining nodes, in this order."""
 
 
 def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
@@ -67,8 +67,8 @@ def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
 def tensorrt_settings(job: Job[Any]) -> dict[str, str]:
     """Return the TensorRT provider's options.
 
-    Its networks are weakly typed (1.31.1 calls createNetworkV2 with flags 0; microsoft/onnxruntime#18707): the builder
-    has to be allowed a type. Neither engines nor timings are kept: each session builds, as the row says.
+    Its networks are weakly typed (1.31.1 calls createNetworkV2 with flags 0; microsoft/onnxruntime#18707): flags allow
+    the builder a type. Without caches of engines or timings every session builds, as the row says.
     """
     flags = {flag: str(job.precision == precision) for precision, flag in _BUILDER_FLAGS.items()}
     return {
@@ -81,9 +81,9 @@ def tensorrt_settings(job: Job[Any]) -> dict[str, str]:
 
 
 def load_tensorrt(job: Job[Any]) -> None:
-    """Load TensorRT's libraries from pip's folder, where the loader does not look; let them use TF32 at tf32 only.
+    """Load TensorRT's libraries from pip's folder, unknown to the loader; let them use TF32 at tf32 only.
 
-    They read the variable once, when the first of them is opened (microsoft/onnxruntime#26029).
+    They read the variable once, as the first library opens (microsoft/onnxruntime#26029).
     """
     os.environ.pop(_TF32_SWITCH, None)
     if job.precision != "tf32":

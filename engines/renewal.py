@@ -1,4 +1,4 @@
-"""Change a module's inputs between calls, so that a module cannot return remembered outputs."""
+"""Change a module's inputs between calls, so that it cannot return remembered outputs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exporters.inputs import TensorSpec, arguments
+from exporters.inputs import arguments
+from exporters.source import TensorSpec
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[bool], object]
 """Changes values in place; if True, by far."""
 
 _MOST_COPIES, _MOST_COPIED, _MOST_MOVED = 128, 2**18, 2**26
-"""Most copies of the inputs that are renewed ahead, and their bytes, so small that a case's memory does not show them;
-most bytes for a block's inputs, and for inputs that move."""
-_DRAWN = (-0.9, -0.5), (0.5, 0.9)
-"""Factors of drawn floats, by turns from either range."""
-_GIVEN = (0.980, 0.985), (0.992, 0.997)
-"""Factors of the user's own floats: even in bf16 each turn changes most values."""
+"""Limits for copies of the inputs that are renewed ahead, in number and in bytes that a case's memory does not show;
+and for bytes of a block's inputs, and of inputs that move."""
+_DRAWN_FACTORS = (-0.9, -0.5), (0.5, 0.9)
+"""Ranges of the factors of drawn floats, by turns."""
+_USER_FACTORS = (0.980, 0.985), (0.992, 0.997)
+"""Ranges of the factors of the user's floats: even in bf16 every turn changes most values."""
 _FAR = 0.1
 """Factor of inputs whose outputs must differ from the job's."""
 _LARGE, _LINE, _MOST_SHARES = 4096, 16, 256
@@ -34,11 +35,11 @@ _FEWEST_SHUFFLED = 5
 
 
 class Renewal:
-    """Passes inputs to a module's calls, and gives them new values in between.
+    """Pass inputs to a module's calls, and give them new values in between.
 
     Drawn floats change sign and size; drawn integers are drawn again. The user's floats change by up to 4 %, with a
     factor per item, so that repeated items are not equal. The user's integers are shuffled along the last axis. Masks
-    and sizes stay. Each process draws other numbers, so no cache on disk knows the values.
+    and sizes stay. Every process draws other numbers, so no cache on disk has the values.
 
     Consecutive calls get different tensors. Version counters show the change.
     """
@@ -54,7 +55,7 @@ class Renewal:
         self._left -= calls
         if self._left >= 0:
             return
-        if not self._changes:  # Not sooner, since that changes values.
+        if not self._changes:  # No sooner, since that changes values.
             self._changes = [_changes(self.specs, self.copies[0])]
         size = max(1, self.nbytes)
         copies = max(min(_MOST_COPIES, _MOST_COPIED // size), min(calls, _MOST_MOVED // size))
@@ -79,7 +80,7 @@ class Renewal:
         self._changes.append(_changes(self.specs, self.copies[-1]))
 
     def _in_turn(self, copies: Sequence[Sequence[Tensor]]) -> Iterator[Arguments]:
-        # Views, since a module may ask for gradients of its inputs, which then could not change in place.
+        # Views, since a module may request gradients of its inputs, which then could not change in place.
         views = [[tensor.detach() for tensor in copy] for copy in (copies if len(copies) > 1 else [*copies] * 2)]
         return cycle([arguments(self.specs, view) for view in views])
 
@@ -101,7 +102,7 @@ def _changes(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> list[Cha
 
 
 def _scale(spec: TensorSpec, tensor: Tensor, draw: random.Random, generator: torch.Generator) -> Change:
-    """Scale small items as a whole, and of large ones both ends and the next share."""
+    """Scale small items whole, and both ends and the next share of large items."""
     items = 1 if spec.batch_axis is None else tensor.shape[spec.batch_axis]
     if items > 1 and not spec.range:
         sizes = [items if axis == spec.batch_axis else 1 for axis in range(tensor.dim())]
@@ -130,11 +131,11 @@ class _Scaled:
 
     def __init__(self, spec: TensorSpec, tensor: Tensor, draw: random.Random) -> None:
         self.tensor, self.draw, self.factor, self.is_odd = tensor, draw, 1.0, False
-        self.middle, self.is_given = sum(spec.range or (0.0, 0.0)) / 2, bool(spec.data)
+        self.middle, self.ranges = sum(spec.range or (0.0, 0.0)) / 2, _USER_FACTORS if spec.data else _DRAWN_FACTORS
 
     def __call__(self, far: bool) -> None:
         self.is_odd = not self.is_odd
-        factor = self.draw.uniform(*(_GIVEN if self.is_given else _DRAWN)[self.is_odd])
+        factor = self.draw.uniform(*self.ranges[self.is_odd])
         change, self.factor = _FAR if far else factor / self.factor, factor
         self.tensor.mul_(change)
         if self.middle:
@@ -147,7 +148,7 @@ def _draw_again(spec: TensorSpec, tensor: Tensor, generator: torch.Generator) ->
 
 
 def _shuffle(tensors: Sequence[Tensor], generator: torch.Generator) -> Change:
-    """Shuffle each row of tensors of one shape, with the same order in all tensors."""
+    """Shuffle the rows of tensors of one shape, with one order for all tensors."""
 
     def shuffle(far: bool) -> None:
         order = torch.rand(tensors[0].shape, generator=generator, device=generator.device).argsort(-1)

@@ -1,4 +1,4 @@
-"""Check an engine's requirements without importing it, and say how to install those that are missing."""
+"""Check an engine's requirements without importing it, and say how to install the missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exporters.packages import installed_version
 
 
 def missing(engine: Engine, device: Device, precision: str = "") -> list[Requirement]:
-    """List the requirements of `engine` on `device` that this machine lacks; `precision` adds what quantizes for it."""
+    """List the requirements of `engine` on `device` that this machine lacks; `precision` adds its quantizer."""
     needed = {r.name: r for r in engine.requirements if device in r.devices}
     if quantizer := engine.quantizers.get(precision):
         needed.setdefault(quantizer.name, quantizer)
@@ -23,7 +23,7 @@ def missing(engine: Engine, device: Device, precision: str = "") -> list[Require
 
 
 def explain(requirements: Sequence[Requirement]) -> str:
-    """Name each fault with the command that mends it."""
+    """Name every fault with the command that mends it."""
     faults: dict[str, list[str]] = {}
     for requirement in requirements:
         faults.setdefault(requirement.install, []).append(fault(requirement) or "")
@@ -32,7 +32,7 @@ def explain(requirements: Sequence[Requirement]) -> str:
 
 def fault(requirement: Requirement) -> str | None:
     """Return why the requirement is not met; None if it is."""
-    names, minimum = requirement.name.split("|"), requirement.least
+    names, minimum = requirement.name.split("|"), requirement.minimum
     if requirement.kind == "program":
         is_there = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), requirement.name))
     elif requirement.kind == "file":
@@ -57,6 +57,6 @@ def _is_installed(module: str) -> bool:
 
 
 def package_folders(module: str) -> Sequence[str]:
-    """Return where a package is installed; empty where it is not."""
+    """Return a package's folders, or nothing if it is not installed."""
     spec = importlib.util.find_spec(module)
     return list(spec.submodule_search_locations or ()) if spec else []

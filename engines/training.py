@@ -18,13 +18,13 @@ from engines.options import PRECISION_TABLE, TorchOptions
 from exporters.calls import call as call_module
 from exporters.calls import prepare_to_train, sampled, stored
 from exporters.gradients import of_reference_items, reference_items
-from exporters.inputs import BATCH, first_items
+from exporters.inputs import first_items
 from exporters.losses import Objective, draw
-from exporters.source import ModelError
+from exporters.source import BATCH, ModelError
 
 LEARNING_RATE = 1e-6
-"""Small enough that weights barely change over thousands of iterations on one batch: a memorized batch has zero
-gradients, and a GPU draws less power on zeros. No time depends on it."""
+"""Barely changes weights over thousands of iterations on one batch: a memorized batch has zero gradients, and a GPU
+draws less power on zeros. No time depends on it."""
 SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 Part = Callable[[Tensor, Tensor, Tensor], Any]
@@ -37,10 +37,10 @@ _HALVINGS = 32
 
 
 class TrainingStep:
-    """One iteration: forward pass, backward pass and optimizer step, a mark behind each; it returns the loss.
+    """One iteration: forward pass, backward pass and optimizer step, with a mark after each; it returns the loss.
 
-    With the head "logits" it returns the network's first output. `call` runs the forward pass: the module or its
-    compiled code. Gradients stay in the parameters, and in the inputs if requested.
+    With the head "logits" it returns the network's first output. `call` is the module or its compiled code. Gradients
+    stay in the parameters, and in the inputs if requested.
     """
 
     def __init__(
@@ -48,25 +48,23 @@ class TrainingStep:
     ) -> None:
         self.device, self.batch = job.device, job.batch_size
         self.model, self.inputs, self.call, self.specs = model, inputs, call, job.specs
-        self.new_objective = partial(
-            Objective, job.training.head, job.source.outputs, [spec.name for spec in job.specs]
-        )
-        self.parts = job.training.accumulation
+        training = job.training
+        self.new_objective = partial(Objective, training.head, job.source.outputs, [spec.name for spec in job.specs])
+        self.parts = training.accumulation
         self.objectives = [self.new_objective() for _ in range(self.parts)]
         if self.parts > 1 and job.specs and not any(BATCH in spec.shape for spec in job.specs):
             raise Unsupported("accumulation divides the batch, and this model's is fixed")
         autocast = PRECISION_TABLE[job.precision].autocast
         self._type: torch.dtype | None = getattr(torch, autocast) if autocast else None
-        asked = job.training
-        prepare_to_train(model, asked.dropout, asked.input_gradient, asked.frozen)
+        prepare_to_train(model, training.dropout, training.input_gradient, training.frozen)
         floats = [x for x in inputs if x.is_floating_point()]
-        if job.training.input_gradient and not floats:
+        if training.input_gradient and not floats:
             raise Unsupported("input_gradient: the model has no input of floats; list the models that have one")
         for x in floats:
-            x.requires_grad_(job.training.input_gradient)
+            x.requires_grad_(training.input_gradient)
         self.optimizer = make_optimizer(job, model)
-        # The host never waits to look for infinities: a fused optimizer skips such a step itself. A disabled scaler
-        # has scale 1 and changes nothing.
+        # A fused optimizer skips a step with infinities itself, so the host never waits to look. A disabled scaler has
+        # scale 1 and changes nothing.
         self.scaler = torch.amp.GradScaler(job.device, enabled=self._type == torch.float16)
         self._scale: float | None = None
 
@@ -86,7 +84,7 @@ class TrainingStep:
     def forward_and_backward(
         self, call: Callable[..., Any], inputs: Sequence[Tensor], objectives: Sequence[Objective], mark: Mark
     ) -> Tensor:
-        """Run a part of the batch for each objective; return the last one's loss (or output).
+        """Run a part of the batch for every objective; return the last part's loss (or output).
 
         Parameters and inputs keep their gradients, a mean over the parts, times the loss scale.
         """
@@ -112,7 +110,7 @@ class TrainingStep:
         return root.detach()
 
     def few(self, items: int) -> None:
-        """Run the first items through the plain module, so that its operators can be watched."""
+        """Run the first items through the plain module, for a watch of its operators."""
         inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
         inputs = [x.requires_grad_(original.requires_grad) for x, original in zip(inputs, self.inputs, strict=True)]
         self.forward_and_backward(self.model, inputs, [self.new_objective()], ignore)
@@ -127,7 +125,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def start_again(self, state: Mapping[str, Tensor], inputs: Sequence[Array], target: Array | None) -> None:
-        """Copy weights, statistics and items into the very tensors that iterations use, as a captured graph needs."""
+        """Copy weights, statistics and items into the tensors that iterations use, as a captured graph needs."""
         self.model.load_state_dict(state)
         for tensor, array in zip(self.inputs, inputs, strict=True):
             tensor.copy_(torch.from_numpy(array))
@@ -137,24 +135,25 @@ class TrainingStep:
             self.scaler.update(self._scale)
 
     def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
-        """Sample each parameter's gradient after `run`, one iteration: up to 4096 elements, unscaled, as float32.
+        """Sample every parameter's gradient after `run`, one iteration: up to 4096 elements, unscaled, as float32.
 
-        An input's is of the first items, as if the batch were only these (`reference_items`). An iteration whose
-        gradients overflowed is followed by one with half the loss scale.
+        An input's gradient is scaled to a batch of only the first items (`reference_items`). After an overflow another
+        iteration runs at half the loss scale.
         """
+        items = reference_items(self.batch // self.parts)
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 1):
             scale = self.scaler.get_scale()
             run()
-            sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
-            # The optimizer unscales them where they are, unless it skipped its step.
-            unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
-            items = reference_items(self.batch // self.parts)
+            # The optimizer unscales gradients in place, unless it skipped its step.
+            factor = np.float32(1 / scale if self.optimizer is None else 1)
+            parameters = ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+            gradients = {name: _sample(gradient) * factor for name, gradient in parameters}
             of_inputs = of_reference_items(self.specs, [x.grad for x in self.inputs], self.batch, items)
-            unscaled |= {name: _sample(part) * np.float32(factor / scale) for name, part, factor in of_inputs}
+            gradients |= {name: _sample(part) * np.float32(share / scale) for name, part, share in of_inputs}
             if self._is_finite():
-                return unscaled
+                break
             self.scaler.update(scale / 2)
-        return unscaled
+        return gradients
 
     @contextlib.contextmanager
     def _first(self) -> Iterator[None]:
@@ -204,10 +203,10 @@ class TrainingStep:
 
 
 class LayerStep(TrainingStep):
-    """One iteration: forward, gradInput and gradWeight (with it the bias's gradient), a mark behind each.
+    """One iteration: forward, gradInput and gradWeight (with the bias's gradient), with a mark after each.
 
-    It starts from a fixed gradient of the output, the head "logits", and returns the output. The gradients lie where
-    autograd would have put them, in `grad` of the input and of the parameters.
+    It starts from a fixed gradient of the output, the head "logits", and returns the output. Gradients go to `grad` of
+    the input and the parameters, like autograd's.
     """
 
     def __init__(
@@ -228,7 +227,7 @@ class LayerStep(TrainingStep):
 
     def compile_gradients(self, compiled: Callable[[Part], Part]) -> None:
         """Compile gradInput and gradWeight with `compiled`; `call` covers the forward pass."""
-        # Otherwise each replay of torch.compile's CUDA graph would copy them first.
+        # Otherwise every replay of torch.compile's CUDA graph would copy them first.
         for tensor in (*self.inputs, self.gradient, *self.model.parameters()):
             torch._dynamo.mark_static_address(tensor)
         self._grad_input, self._grad_weight = map(compiled, self.plain)
@@ -236,8 +235,7 @@ class LayerStep(TrainingStep):
     @torch.no_grad()
     def __call__(self, mark: Mark) -> Tensor:
         (x,), weight = self.inputs, self.model.get_parameter("weight")
-        # Kept, the last iteration's gradients would lie next to this one's at the peak, and a graph that torch.compile
-        # has recorded could not be replayed over them.
+        # Old gradients would add to the peak, and keep torch.compile from replaying a recorded graph over them.
         x.grad = None
         self.model.zero_grad(set_to_none=True)
         output: Tensor = self.call(x)
@@ -259,7 +257,7 @@ class LayerStep(TrainingStep):
 
 
 def _gradients(module: nn.Conv2d) -> tuple[Part, Part]:
-    """Return functions that compute one gradient each; autograd computes both in one call."""
+    """Return a function for each gradient; autograd computes both in one call."""
 
     def backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> Any:
         geometry = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
@@ -275,14 +273,14 @@ def _gradients(module: nn.Conv2d) -> tuple[Part, Part]:
 
 
 def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.optim.Optimizer | None:
-    """Make an optimizer, `fused` unless its name ends in "foreach", or None; its work on a GPU can be captured."""
+    """Make an optimizer, `fused` unless its name ends in "foreach", or None; a CUDA graph can capture it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     name, _, way = job.training.optimizer.partition("-")
     options: dict[str, Any] = {"lr": LEARNING_RATE, way or "fused": True}
     if name == "sgd":
         sgd = torch.optim.SGD(parameters, **SGD, **options)
         for p in parameters:
-            # Left to itself the fused step keeps it uninitialized when the first step of all is skipped (torch 2.13).
+            # The fused step would leave it uninitialized if it skips the very first step (torch 2.13).
             sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return sgd
     if name == "adamw":

@@ -1,8 +1,8 @@
 """Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
 
-Only this module imports their bindings, and only when an engine is used, so neither has to be installed.
-Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here and thus known exactly;
-weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
+Only this module imports their bindings, when an engine is used, so neither has to be installed. It allocates inputs,
+outputs and the engine's activations and scratch memory (`USER_MANAGED`), and so knows their size; weights and a
+context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
 """
 
 from __future__ import annotations
@@ -25,15 +25,7 @@ from engines.options import TrtOptions
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
 from engines.trt_releases import auxiliary_streams, create_context, give_scratch, scratch_bytes, weight_bytes
-from engines.trt_reports import (
-    EngineLayer,
-    forget,
-    logged,
-    logger_of,
-    read_layers,
-    reasons,
-    summarize,
-)
+from engines.trt_reports import EngineLayer, forget, logged, logger_of, read_layers, reasons, summarize
 from exporters.cache import Cache
 from exporters.flops import computes, graph_weights
 from exporters.inputs import graph_specs
@@ -71,16 +63,16 @@ def library(engine: str) -> Any:
 
 
 def open_session(job: Job[TrtOptions]) -> TrtSession:
-    """Build `job`'s graph, or take it from the cache, and load it.
+    """Build `job`'s graph, or take the engine from the cache, and load it.
 
-    Raises Unsupported if library, GPU or batch cannot do it, ModelError for a graph that the parser refuses, and
-    RuntimeError with the library's log.
+    Raises Unsupported for library, GPU or batch, ModelError for a graph that the parser refuses, and RuntimeError with
+    the library's log.
     """
     return TrtSession(job)
 
 
 def build(job: Job[TrtOptions]) -> BuiltAhead:
-    """Build `job`'s engine into the cache unless it is there; the option `rebuild` builds in any case."""
+    """Build `job`'s engine into the cache unless the cache has it; the option `rebuild` builds in any case."""
     module = library(job.engine)
     request = _request(module, job)
     job.phase(Phase.BUILD)
@@ -125,7 +117,7 @@ class TrtSession:
         """Inputs and outputs."""
         self.scratch: torch.Tensor | None = None
         self.logger = logger_of(self.library)
-        # Freed in reverse order, if a step fails or when the session is closed.
+        # Free in reverse order, if a step fails or when the session closes.
         with contextlib.ExitStack() as stack:
             self.built = self._build()
             stack.callback(self.buffers.clear)
@@ -134,7 +126,7 @@ class TrtSession:
             stack.callback(_wait)
             self._load()
             self._bind()
-            self.taken = stack.pop_all()
+            self.resources = stack.pop_all()
 
     def run(self, mark: Mark) -> None:
         """Enqueue one inference; with `cuda_graph` the first one plainly, then captured, then replayed."""
@@ -166,7 +158,7 @@ class TrtSession:
         return Memory(weights, self.allocator.size, self.allocator.slack)
 
     def proof(self) -> Proof:
-        """Report the inspector's view of the layers, and how this session runs them."""
+        """Report the inspector's view of the layers and this session's settings."""
         summary = summarize(self._layers(), self.products)
         if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
             self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
@@ -189,7 +181,7 @@ class TrtSession:
         )
 
     def layers(self) -> list[Layer]:
-        """Time each layer by TensorRT's own profiler, outside of any CUDA graph."""
+        """Time the layers by TensorRT's own profiler, outside of any CUDA graph."""
         stream, profiler = torch.cuda.current_stream(), _profiler(self.library)
         self.context.profiler = profiler  # For good: 8.5 takes no None.
         self.context.enqueue_emits_profile = False
@@ -203,7 +195,7 @@ class TrtSession:
         return [Layer(name, *described.get(name, ("unknown", ())), ms) for name, ms in times.items()]
 
     def close(self) -> None:
-        self.taken.close()
+        self.resources.close()
 
     def _build(self) -> Built:
         self.job.phase(Phase.BUILD)
@@ -228,7 +220,7 @@ class TrtSession:
         names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
         specified = [spec.name for spec in self.specs]
         arrays = dict(zip(specified, self.job.named_inputs(specified), strict=True))
-        # All shapes and, where values are shapes, all values must be there before the outputs' shapes can be asked for.
+        # The outputs' shapes need all inputs' shapes and, if values are shapes, all values.
         inputs = [n for n in names if self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT]
         for name in inputs:
             shape = arrays[name].shape
@@ -326,6 +318,6 @@ def _profiler(library: Any) -> Any:
 
 
 def _wait() -> None:
-    """Let the device finish; a failure was raised where it was enqueued, or the next call raises it."""
+    """Wait for the device; its failures are raised by the call that enqueued them, or by the next one."""
     with contextlib.suppress(RuntimeError):
         torch.cuda.current_stream().synchronize()

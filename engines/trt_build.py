@@ -1,8 +1,7 @@
 """Build an ONNX graph with TensorRT, and keep the serialized engine in the cache.
 
-The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. TensorRT times kernels on the GPU
-while it builds, so an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that
-it is given.
+The library, `tensorrt` or `tensorrt_rtx`, is an argument and never imported. TensorRT times kernels on the GPU while it
+builds, so an engine is for that GPU; TensorRT for RTX needs no GPU, and builds for a list of compute capabilities.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ from engines.trt_releases import (
 )
 from engines.trt_reports import forget, logged, logger_of, reasons
 from exporters.cache import Cache, check_room, code_of, file_sha256
-from exporters.inputs import TensorSpec
 from exporters.onnx_files import graph_files, types_of
 from exporters.opset17 import lowered
-from exporters.source import ModelError, digest
+from exporters.source import ModelError, TensorSpec, digest
 
 Shape = tuple[int, ...]
 
@@ -43,7 +41,7 @@ _CURRENT = "current"
 _OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
 _SHOWN_ERRORS = 5
 _NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
-"""TensorRT for RTX's errors about types that a target lacks: Turing has no fp32 matrix product and no bf16."""
+"""TensorRT for RTX's errors about missing types: Turing has no fp32 matrix product and no bf16."""
 _ERROR_CHARACTERS = 400
 _OLD_DRIVER = re.compile(r"\berror: 35\b|CUDA driver version is insufficient")
 """cudaErrorInsufficientDriver: the library is for a newer CUDA than the driver's."""
@@ -51,11 +49,11 @@ _OLD_DRIVER = re.compile(r"\berror: 35\b|CUDA driver version is insufficient")
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A graph, and what to build it for."""
+    """A graph with its precision, shapes and target."""
 
     onnx: Path
     precision: str
-    """A flag of the builder for tf32, and for every other in TensorRT 8, whose networks are weakly typed."""
+    """A builder flag for tf32, and for all others in TensorRT 8, whose networks are weakly typed."""
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     """Smallest, most likely and largest shape of each input."""
     target: str | None = None
@@ -76,7 +74,7 @@ class Built(Building):
 def batch_shapes(specs: Sequence[TensorSpec], batch: int) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Return every input's smallest, optimal and largest shape: an optimization profile.
 
-    A dimension that the job varies spans its sizes; the engine is optimized for the largest.
+    A varied dimension spans its sizes; the engine is optimized for the largest.
     """
     largest = {spec.name: spec.end(batch, largest=True) for spec in specs}
     return {spec.name: (spec.end(batch, largest=False), largest[spec.name], largest[spec.name]) for spec in specs}
@@ -95,7 +93,7 @@ def build_engine(
     """Return the engine from the cache, or build it; `rebuild` builds in any case.
 
     `progress` is called a few times a second. Raises ModelError for a graph that the library's parser refuses (with
-    node, operator and reason), Unsupported for a target that it does not have, RuntimeError where the builder fails.
+    node, operator and reason), Unsupported for an unknown target, RuntimeError if the builder fails.
     """
     warnings: list[Warning] = []
 
@@ -111,7 +109,7 @@ def build_engine(
 
 
 def engine_key(library: Any, request: BuildRequest) -> str:
-    """Digest everything that the engine depends on. Raises ModelError for an ONNX file that cannot be read."""
+    """Digest everything that the engine depends on. Raises ModelError for an unreadable ONNX file."""
     return digest(
         {
             "graph": [file_sha256(file) for file in graph_files(request.onnx).values() if file.is_file()],
@@ -127,17 +125,16 @@ def engine_key(library: Any, request: BuildRequest) -> str:
 
 def _build(library: Any, request: BuildRequest, progress: Callable[[str], None], path: Path) -> None:
     """Build and serialize to `path`, and write the rest of `Built` next to it."""
-    # The weights are about as large as in the graph, whose int8 ones are still in fp32.
+    # The weights are about as large as in the graph, which holds int8's in fp32.
     weights = sum(file.stat().st_size for file in graph_files(request.onnx).values())
     check_room(path, weights / (4 if request.precision == "int8" else 1))
     started = time.perf_counter()
     logger = logger_of(library)
     builder = open_with_plugins(library, library.Builder, "builder")
     config = builder.create_builder_config()
-    _configure(library, config, request)  # First: a precision that the release lacks is no fault of the graph.
+    _configure(library, config, request)  # First: a precision missing in the release is no fault of the graph.
     network = create_network(library, builder)
-    # Kept until the engine is built: the network's weights lie in it.
-    parser = library.OnnxParser(network, logger)
+    parser = library.OnnxParser(network, logger)  # It holds the network's weights until the engine is built.
     _parse(library, parser, request.onnx)
     _add_profile(builder, network, config, request)
     watch(library, config, progress)
@@ -198,7 +195,7 @@ def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
 
 
 def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest) -> None:
-    """Add one optimization profile with the shapes of every input that is not static."""
+    """Add one optimization profile with the shapes of all dynamic inputs."""
     profile, dynamic = builder.create_optimization_profile(), False
     for tensor in [network.get_input(number) for number in range(network.num_inputs)]:
         if tensor.is_shape_tensor:
@@ -219,7 +216,7 @@ def open_with_plugins(library: Any, make: Callable[[Any], Any], role: str) -> An
     """Call `make`, the library's Builder or Runtime, with the process's logger and TensorRT's own plugins registered.
 
     A second call registers nothing again (github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp). Raises Unsupported
-    for a driver that is too old for the library, RuntimeError with the library's log.
+    for a driver too old for the library, RuntimeError with the library's log.
     """
     logger = logger_of(library)
     forget(logger)

@@ -1,8 +1,8 @@
 """Hide the API differences between TensorRT 8.5 to 11 and TensorRT for RTX.
 
-8.5 builds weakly typed networks, whose types the builder chooses among those that its flags allow; from 10 on a network
-has its graph's types. The library, `tensorrt` or `tensorrt_rtx`, is handed in. TensorRT 8.5.3.1 has run on an H200;
-10.13 to 11.4 are read and compared by name.
+8.5 builds weakly typed networks, whose types the builder chooses within its flags; from 10 on a network has its graph's
+types. The library, `tensorrt` or `tensorrt_rtx`, is an argument. TensorRT 8.5.3.1 has run on an H200; 10.13 to 11.4 are
+read and compared by name.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def product(library: Any) -> str:
 
 
 def is_weakly_typed(library: Any) -> bool:
-    """Tell whether the release's networks leave types to the builder, as up to TensorRT 8."""
+    """Return True if the release's networks leave types to the builder, like TensorRT 8."""
     return not hasattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
 def create_network(library: Any, builder: Any) -> Any:
-    """Make a network with a batch dimension and, where the release has them, types of its own.
+    """Make a network with a batch dimension and, if the release can, its graph's types.
 
-    TensorRT 10 needs the flag for types; 11 and TensorRT for RTX know no other networks and ignore it.
+    TensorRT 10 needs the flag for types; 11 and TensorRT for RTX have no other networks and ignore it.
     """
     flags = library.NetworkDefinitionCreationFlag
     flag = flags.EXPLICIT_BATCH if is_weakly_typed(library) else flags.STRONGLY_TYPED
@@ -50,8 +50,8 @@ def create_network(library: Any, builder: Any) -> Any:
 def configure(library: Any, config: Any, precision: str, types: frozenset[str], level: int) -> None:
     """Set the builder's flags and level.
 
-    `types` are the graph's, as torch names them: at `native` they choose a weakly typed network's flags. Raises
-    Unsupported for a precision or a level that the release does not have.
+    `types` are the graph's: at `native` they choose a weakly typed network's flags. Raises Unsupported for a precision
+    or a level that the release lacks.
     """
     config.profiling_verbosity = library.ProfilingVerbosity.DETAILED
     if hasattr(config, "builder_optimization_level"):
@@ -76,7 +76,7 @@ def _weak_flags(library: Any, precision: str, types: frozenset[str]) -> tuple[st
 
 
 def _without_external_tactics(library: Any, config: Any) -> None:
-    """Leave cuBLAS's and cuDNN's kernels out, as TensorRT 10 and later do by default."""
+    """Leave out cuBLAS's and cuDNN's kernels, like TensorRT 10 and later."""
     sources = [name for name in library.TacticSource.__members__ if not name.startswith(("CUBLAS", "CUDNN"))]
     config.set_tactic_sources(sum(1 << int(getattr(library.TacticSource, name)) for name in sources))
     feature = getattr(library.PreviewFeature, "DISABLE_EXTERNAL_TACTIC_SOURCES_FOR_CORE_0805", None)
@@ -85,20 +85,20 @@ def _without_external_tactics(library: Any, config: Any) -> None:
 
 
 def resize_memory_with_shapes(library: Any, config: Any) -> None:
-    """Have a context need the memory of its shapes; else it needs the largest's (NvInfer.h, PreviewFeature)."""
+    """Fit a context's memory to its shapes instead of the largest ones (NvInfer.h, PreviewFeature)."""
     feature = getattr(library.PreviewFeature, "RUNTIME_ACTIVATION_RESIZE_10_10", None)
     if feature is not None:
         config.set_preview_feature(feature, True)
 
 
 def watch(library: Any, config: Any, report: Callable[[str], None]) -> None:
-    """Have the build report its steps, where the release can."""
+    """Report the build's steps, if the release can."""
     if hasattr(library, "IProgressMonitor"):
         config.progress_monitor = new_monitor(library, report)
 
 
 def place(refusal: Any, nodes: Sequence[Any]) -> str:
-    """Name which of the graph's `nodes` the parser refused; empty for a refusal of the whole graph."""
+    """Name the refused node among the graph's `nodes`; return "" if the parser refused the whole graph."""
     number = refusal.node()
     if number < 0:
         return ""
@@ -110,8 +110,8 @@ def place(refusal: Any, nodes: Sequence[Any]) -> str:
 def create_context(library: Any, engine: Any) -> tuple[Any, Any]:
     """Return an execution context without memory, or None, and its configuration, which must outlive it.
 
-    TensorRT for RTX compiles its kernels at once: by default it runs, and a CUDA graph would record, fallback kernels
-    until others are compiled next to them.
+    TensorRT for RTX compiles its kernels at once: by default it runs fallback kernels, which a CUDA graph would record,
+    until others are compiled.
     """
     strategies = getattr(library, "ExecutionContextAllocationStrategy", None)
     if strategies is None:
@@ -127,15 +127,15 @@ def create_context(library: Any, engine: Any) -> tuple[Any, Any]:
 
 
 def scratch_bytes(engine: Any, context: Any) -> int:
-    """Return the memory that a context with all shapes set needs for activations and scratch."""
+    """Return the bytes for activations and scratch of a context with all shapes set."""
     if not hasattr(engine, "device_memory_size_v2"):
         return int(engine.device_memory_size)
-    # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
+    # 0 may also mean that the library does not know, and it refuses a context that lacks memory.
     return int(context.update_device_memory_size_for_shapes() or engine.device_memory_size_v2)
 
 
 def give_scratch(context: Any, address: int, size: int) -> None:
-    """Hand a context its memory; a misfit is only logged."""
+    """Give a context its memory; TensorRT only logs a misfit."""
     if hasattr(context, "set_device_memory"):
         context.set_device_memory(address, size)
     else:
@@ -143,7 +143,7 @@ def give_scratch(context: Any, address: int, size: int) -> None:
 
 
 def weight_bytes(library: Any, engine: Any) -> int | None:
-    """Return the size of the engine's weights; None where the release does not tell."""
+    """Return the size of the engine's weights, or None in releases without it."""
     statistics = getattr(library, "EngineStat", None)
     if statistics is None or not hasattr(engine, "get_engine_stat"):
         return None

@@ -20,10 +20,10 @@ from exporters.errors import cut
 _PROGRESS_SECONDS = 0.3
 _KEPT_ERRORS = 20
 _SKIPPED = re.compile(r"skipping tactic|insuff?icient to use tactic", re.IGNORECASE)
-"""Matches messages about a kernel that the builder tried and skipped; that is no failure."""
+"""Messages about a kernel that the builder tried and skipped, which is no failure."""
 _NO_MEMORY = re.compile(r"out ?of ?memory|insufficient memory|allocat", re.IGNORECASE)
 _NO_KERNEL_LEFT = "Could not find any implementation"
-"""Logged if every kernel of a layer was skipped; the reasons for skipping them then explain the failure."""
+"""Logged if all kernels of a layer were skipped; the reasons for skipping then explain the failure."""
 _NO_DRIVER = "catchCudaError"
 """Part of messages that follow the real error on a machine without a driver."""
 _LOGGERS: list[tuple[Any, Any]] = []
@@ -73,9 +73,9 @@ _ANY_OPERAND = {"float32", "float16", "bfloat16", "float64", "float8", "float4",
 
 
 def logger_of(library: Any) -> Any:
-    """Return the process's one logger: it prints warnings and errors to stderr and keeps the last errors.
+    """Return the process's only logger: it prints warnings and errors to stderr and stores the last errors.
 
-    The library keeps using its first logger while any object made with it is alive.
+    The library uses its first logger while any object made with it lives.
     """
     for module, logger in _LOGGERS:
         if module is library:
@@ -94,24 +94,25 @@ def _new_logger(library: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             with contextlib.suppress(Exception):
-                self._keep(severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR), message)
-                if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR, library.ILogger.WARNING):
+                is_error = severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR)
+                self._store(is_error, message)
+                if is_error or severity == library.ILogger.WARNING:
                     print(f"{library.__name__}: {message}", file=sys.stderr)
 
-        def _keep(self, wrong: bool, message: str) -> None:
+        def _store(self, is_error: bool, message: str) -> None:
             if _SKIPPED.search(message):
-                # An allocation that fails is an error in the log just before the warning that its kernel is skipped.
+                # The log has the error of a failed allocation just before the warning about its skipped kernel.
                 if self.errors and _NO_MEMORY.search(self.errors[-1]):
                     self.skipped.append(self.errors.pop())
                 self.skipped.append(message)
-            elif wrong:
+            elif is_error:
                 self.errors.append(message)
 
     return Logger()
 
 
 def logged(logger: Any, limit: int, *messages: str) -> str:
-    """Say why the library failed; skipped kernels count only where none was left for a layer."""
+    """Say why the library failed; skipped kernels count only if a layer has no other."""
     errors = list(logger.errors)
     skipped = list(logger.skipped) if any(_NO_KERNEL_LEFT in error for error in errors) else []
     return reasons([*messages, *skipped, *errors], limit)
@@ -124,7 +125,7 @@ def forget(logger: Any) -> None:
 
 
 def reasons(messages: list[str], limit: int) -> str:
-    """Join messages on one line of at most `limit` characters, the newest first: it is the cause of the failure."""
+    """Join messages on one line of at most `limit` characters, the newest, which is the cause, first."""
     lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
     return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
 
@@ -159,18 +160,18 @@ class EngineLayer:
 
     name: str
     kind: str
-    """TensorRT's layer type; empty where the engine keeps only its layers' names."""
+    """TensorRT's layer type; empty if the engine has only its layers' names."""
     nodes: tuple[str, ...] = ()
-    """The ONNX nodes that it came from."""
+    """The ONNX nodes of its origin."""
     compute_type: str | None = None
-    """Type of a convolution's or product's operands, "unknown" if the engine does not say it; else None."""
+    """Type of a convolution's or product's operands, "unknown" if the engine hides it; None for other layers."""
     tf32: bool = False
 
 
 def read_layers(text: str, nodes: Collection[str] = ()) -> list[EngineLayer]:
-    """Read EngineInspector's JSON, in running order. Raises ValueError for another text.
+    """Read EngineInspector's JSON, in running order. Raises ValueError for other texts.
 
-    `nodes` are the graph's: TensorRT 8.5 tells a layer's nodes by its name alone. The format is documented by examples;
+    `nodes` are the graph's: TensorRT 8.5 has a layer's nodes only in its name. The format is documented by examples;
     TensorRT 11 split "Format/Datatype" in two and renamed the list of inputs:
     https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-IEngineInspector.html
     """
@@ -183,10 +184,10 @@ def read_layers(text: str, nodes: Collection[str] = ()) -> list[EngineLayer]:
 
 
 def compute_types(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, int]:
-    """Count convolutions and matrix products by the type they compute in.
+    """Count convolutions and matrix products by computed type.
 
-    `products` are the graph's convolutions and products by name; those that no computing layer names are "unknown".
-    An opaque layer holds them, or the engine does not name the nodes of its layers.
+    `products` are the graph's convolutions and products by name; without a computing layer they are "unknown": an
+    opaque layer holds them, or the engine does not name its layers' nodes.
     """
     computing = [layer for layer in layers if layer.compute_type is not None]
     counts = Counter(layer.compute_type or "" for layer in computing)
@@ -231,9 +232,9 @@ def _nodes(entry: Mapping[str, Any], nodes: Collection[str]) -> list[str]:
 
 
 def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
-    """Take the type from the kernel's name, else from the weights, which may be among the layer's constants.
+    """Read the type off the kernel's name, else off the weights, which may be among the layer's constants.
 
-    A kernel with a fused cast does not compute in the type of its inputs, so these prove nothing.
+    Inputs prove nothing: a kernel with a fused cast computes in another type.
     """
     for pattern in _TACTICS:
         if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     """Run the model that `open_model` makes of config.json and the inputs.
 
-    `call` returns once the result is there; `outputs` returns the last call's, in the model's order.
+    Its `call` waits for the result; `outputs` returns the last call's outputs in the model's order.
     """
     parser = argparse.ArgumentParser(description="Run the model in this folder and time its calls.")
     parser.add_argument(
@@ -57,14 +57,14 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
 
 
 def check(name: str, output: Array, expected: Array, usual: float) -> None:
-    """Compare an output's first items with those that are expected; end with code 1 where they are others."""
-    ours, known = np.asarray(output[: len(expected)], "float64"), np.isfinite(expected)
+    """Compare an output's first items with the expected ones; exit with code 1 if they differ."""
+    ours, finite = np.asarray(output[: len(expected)], "float64"), np.isfinite(expected)
     if ours.shape != expected.shape:
         error = np.inf
     elif expected.dtype.kind in "biu":
         error = float(np.mean(ours != expected))
     else:
-        error = float(np.linalg.norm(ours[known] - expected[known]) / (np.linalg.norm(expected[known]) or 1.0))
+        error = float(np.linalg.norm(ours[finite] - expected[finite]) / (np.linalg.norm(expected[finite]) or 1.0))
     if not error <= usual:
         raise SystemExit(f"output {name} is WRONG: error {error:.1e} to expected.npz, usual is {usual:.1e}")
     print(f"output {name} is right: error {error:.1e} to expected.npz")

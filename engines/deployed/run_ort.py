@@ -22,7 +22,7 @@ class Model:
             options.add_session_config_entry(key, value)
         for name, size in settings["dimensions"].items():
             options.add_free_dimension_override_by_name(name, size)
-        providers = [(name, its_options) for name, its_options in settings["providers"]]
+        providers = [tuple(provider) for provider in settings["providers"]]
         self.session = ort.InferenceSession(HERE / "model.onnx", options, providers=providers)
         if self.session.get_providers()[0] != providers[0][0]:
             raise SystemExit(

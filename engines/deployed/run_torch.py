@@ -15,7 +15,7 @@ class Model:
     def __init__(self, config: dict[str, Any], arrays: list[Array]) -> None:
         options, self.device, dtype = config["options"], config["device"], DTYPES[config["precision"]]
         if self.device == "cuda":
-            # Where two streams have had work, replays take up to 9 % longer (torch 2.11, H200).
+            # After work on two streams, replays take up to 9 % longer (torch 2.11, H200).
             torch.cuda.set_stream(torch.cuda.Stream())
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config["precision"] == "tf32"
         torch.backends.cudnn.enabled = options.get("cudnn", True)
@@ -57,7 +57,7 @@ class Model:
 
     def outputs(self) -> list[Array]:
         tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(self.result) if isinstance(leaf, torch.Tensor)]
-        return [np.asarray((each.float() if each.is_floating_point() else each).cpu()) for each in tensors]
+        return [np.asarray((x.float() if x.is_floating_point() else x).cpu()) for x in tensors]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class PyCuda:
         self.stream.synchronize()
 
     def record(self, enqueue: Callable[[], None]) -> Callable[[], object]:
-        """Record what `enqueue` enqueues; return what replays it. pycuda has no CUDA graphs, its driver has."""
+        """Record the work of `enqueue`; return its replay. The driver has CUDA graphs, which pycuda lacks."""
         driver, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(self.handle)
         graph, replay = ctypes.c_void_p(), ctypes.c_void_p()
         codes = [driver.cuStreamBeginCapture_v2(stream, 1)]  # Other threads may go on.
@@ -75,7 +75,7 @@ class CudaPython:
         self.ask("StreamSynchronize", self.handle)
 
     def record(self, enqueue: Callable[[], None]) -> Callable[[], object]:
-        """Record what `enqueue` enqueues; return what replays it."""
+        """Record the work of `enqueue`; return its replay."""
         self.ask("StreamBeginCapture", self.handle, self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
         enqueue()
         graph = self.ask("GraphInstantiate", self.ask("StreamEndCapture", self.handle), 0)
@@ -131,7 +131,7 @@ class Model:
         kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
         if kernels is None:
             return self.engine.create_execution_context(strategies.USER_MANAGED)
-        # TensorRT for RTX: the kernels are to be compiled now, not next to the first calls.
+        # TensorRT for RTX compiles the kernels now, not next to the first calls.
         self.runtime_config = self.engine.create_runtime_config()
         self.runtime_config.set_execution_context_allocation_strategy(strategies.USER_MANAGED)
         assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
@@ -147,8 +147,8 @@ class Model:
 
     def bind_outputs(self) -> dict[str, tuple[int, Array]]:
         """Place outputs and scratch memory; return each output's address and an array for it."""
-        if lacking := self.context.infer_shapes():
-            raise SystemExit(f"TensorRT cannot infer shapes: {', '.join(lacking)} lack theirs")
+        if unresolved := self.context.infer_shapes():
+            raise SystemExit(f"TensorRT cannot infer shapes: {', '.join(unresolved)} lack theirs")
         outputs = {}
         for name in [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]:
             if self.engine.get_tensor_mode(name) == self.library.TensorIOMode.OUTPUT:
@@ -182,13 +182,13 @@ class Model:
         self.cuda.synchronize()
 
     def outputs(self) -> list[Array]:
-        found = []
+        arrays = []
         for name in self.names:
             address, host = self.results[name]
             self.cuda.download(host, address)
             is_bf16 = self.engine.get_tensor_dtype(name).name == "BF16"
-            found.append((host.astype("u4") << 16).view("f4") if is_bf16 else host)
-        return found
+            arrays.append((host.astype("u4") << 16).view("f4") if is_bf16 else host)
+        return arrays
 
 
 if __name__ == "__main__":

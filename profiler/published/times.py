@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from engines.catalog import known
+from engines.catalog import engine_row
 from exporters.catalog import LAYERS
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
@@ -183,7 +183,7 @@ def counterpart(variants: Sequence[str]) -> pl.Expr:
 
 def _library(row: Mapping[str, Any], variant: str) -> str:
     """Name what a cell ran in, and what else it did than the published rows."""
-    engine = known(row["engine"])
+    engine = engine_row(row["engine"])
     version = _release(row[engine.version.column]) if engine.version else ""
     words = [" ".join(filter(None, [engine.library, version, variant, row["precision"]]))]
     if row["device"] == "cuda" and engine.uses_cudnn and row["cudnn"] is not None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import engines
 from engines.base import Array, Job, Unsupported
-from engines.catalog import ENGINES, known
+from engines.catalog import ENGINES, engine_row
 from engines.deployment import Deployed, save_examples
 from engines.options import PRECISION_TABLE, Device
 from exporters import named_files
@@ -97,7 +97,7 @@ def export(cell: Row, run: Run, folder: Path, console: Console, trust_code: bool
 def _case(row: Row, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     """Return the case by the run's job, and the folders of its factories."""
     path = Path(run.address) / "bench.yaml"
-    if not known(row["engine"]).deployment:
+    if not engine_row(row["engine"]).deployment:
         raise ConfigError(f"--export: {NO_EXPORT.format(row['engine'])}")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if not named_files.is_file(path):

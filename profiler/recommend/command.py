@@ -15,7 +15,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import known
+from engines.catalog import engine_row
 from engines.options import PASSES
 from exporters.inputs import how_to_give
 from profiler.bundled import suites
@@ -282,7 +282,7 @@ def _print_settling(console: Console, choice: Choice, folder: str) -> None:
 
 def _can_export(answer: Answer) -> bool:
     winner = answer[1].winner
-    return bool(winner and winner["pass"] == "inference" and known(winner["engine"]).deployment)
+    return bool(winner and winner["pass"] == "inference" and engine_row(winner["engine"]).deployment)
 
 
 def _print_export(console: Console, request: Request, choice: Choice, runs: Sequence[str]) -> None:

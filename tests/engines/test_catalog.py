@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines import requirements
-from engines.catalog import ENGINES, PRESETS, Engine, Preset, Requirement, known, unsupported
+from engines.catalog import ENGINES, PRESETS, Engine, Preset, Requirement, engine_row, unsupported
 from engines.options import DEVICES, PASSES, PRECISIONS, Device
 from engines.requirements import explain, missing
 
@@ -92,7 +92,7 @@ def test_preset_has_options_of_its_engine_or_a_reason_on_every_device(preset: Pr
 
 
 def made_up(*requirements: Requirement) -> Engine:
-    return replace(known("made-up"), requirements=requirements)
+    return replace(engine_row("made-up"), requirements=requirements)
 
 
 def test_missing_is_what_the_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
