@@ -31,6 +31,7 @@ from exporters.gradients import (
     Deviation,
     GradientReference,
     Gradients,
+    Step,
     corner,
     deviation,
     deviation_name,
@@ -66,40 +67,30 @@ _CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py", "loss
 
 
 def cached_gradients(
-    source: ModelSource,
-    specs: Sequence[TensorSpec],
-    state: Path,
-    head: str,
-    items: int,
-    precisions: Sequence[str],
-    cache: Cache,
-    batches: Sequence[int] = (),
-    of_input: bool = False,
-    frozen: Sequence[str] = (),
+    source: ModelSource, specs: Sequence[TensorSpec], state: Path, step: Step, cache: Cache
 ) -> GradientReference:
-    """Take the step in fp64 and at each precision, once for all runs; fp16 once for each of `batches`.
+    """Take the step in fp64 and at its precisions, once for all runs; fp16 once for every batch size.
 
     A random model gets only the fp64 step. Raises the model's own errors.
     """
     source = identified(source)
-    common: list[Any] = [source_key(source), head, items, of_input, frozen, source.outputs, code_of(*_CODE)]
-    common += [versions("torch"), code([head.partition(":")[0]]) if ":" in head else None]
-    arrays = seeded_inputs(specs, items)
-    take = partial(step, source, state, head=head, of_input=of_input, specs=specs, frozen=frozen)
+    common: list[Any] = [source_key(source), step._replace(precisions=(), batches=()), source.outputs]
+    common += [code_of(*_CODE), versions("torch"), code([step.head.partition(":")[0]]) if ":" in step.head else None]
+    arrays = seeded_inputs(specs, step.items)
+    take = partial(take_step, source, specs, state, step)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
         return cache.entry("gradients", digest([*common, name]), suffix, checked(source, produce))[0]
 
     def examined() -> Gradients:
         """Take the step, and check that it repeats and that doubling a free batch changes nothing."""
-        before, first = _generators(), take(arrays, precision="fp64")
+        before, first = _generators(), take(arrays, "fp64")
         # Random numbers may have no effect (a layer drop of 0), or drop the same blocks twice by chance.
-        repeats = (take(arrays, precision="fp64", target=first.target) for _ in range(_DRAWS))
+        repeats = (take(arrays, "fp64", first.target) for _ in range(_DRAWS))
         if before != _generators() and not all(_is_same(repeat, first) for repeat in repeats):
             return replace(first, is_random=True)
-        doubled = seeded_inputs(specs, items if fixed_batch(specs) else 2 * items, items)
-        larger = take(doubled, precision="fp64", target=first.target)
-        return replace(first, is_dependent=not _is_same(larger, first))
+        doubled = seeded_inputs(specs, step.items if fixed_batch(specs) else 2 * step.items, step.items)
+        return replace(first, is_dependent=not _is_same(take(doubled, "fp64", first.target), first))
 
     path = entry("fp64", ".npz", lambda path: examined().save(path))
     truth = Gradients.read(path)
@@ -109,12 +100,12 @@ def cached_gradients(
     def deviation_at(precision: str, batch: int) -> Deviation:
         def produce(path: Path) -> None:
             blurs = range(_VERSIONS if precision == "fp32" else 1)
-            steps = [take(arrays, precision=precision, target=truth.target, batch=batch, blur=blur) for blur in blurs]
-            path.write_text(json.dumps(asdict(largest([deviation(s.result, s.samples, truth) for s in steps]))))
+            repeats = (take(arrays, precision, truth.target, batch, blur) for blur in blurs)
+            path.write_text(json.dumps(asdict(largest([deviation(s.result, s.samples, truth) for s in repeats]))))
 
         return Deviation(**json.loads(entry(deviation_name(precision, batch), ".json", produce).read_text()))
 
-    named = {deviation_name(*key): key for key in product(precisions, batches or (items,))}
+    named = {deviation_name(*key): key for key in product(step.precisions, step.batches or (step.items,))}
     return GradientReference(path, {name: deviation_at(*key) for name, key in named.items()})
 
 
@@ -133,37 +124,35 @@ def _is_same(repeat: Gradients, first: Gradients) -> bool:
     return not any(value > _AGAIN for value in errors)
 
 
-def step(
+def take_step(
     source: ModelSource,
+    specs: Sequence[TensorSpec],
     state: Path,
+    step: Step,
     arrays: Sequence[Array],
-    head: str,
     precision: str,
     target: Array | None = None,
     batch: int | None = None,
     blur: int = 0,
-    of_input: bool = False,
-    specs: Sequence[TensorSpec] = (),
-    frozen: Sequence[str] = (),
 ) -> Gradients:
     """Take one step of the model in training mode, without dropout, on these items.
 
     `precision` may also be "fp64". A missing `target` is drawn; a smaller batch's is repeated. At fp16 the gradients of
-    activations are scaled like those of a mean loss over `batch` items. `blur` is the version of fp32; 0 is plain.
-    `of_input` adds the gradients of the inputs, which a layer always has. Without `specs` all inputs are positional.
-    Raises exporters.source.ModelError and the model's own errors.
+    activations are scaled like those of a mean loss over `batch` items. `blur` is the version of fp32; 0 is plain. A
+    layer always has the gradients of its input. Without `specs` all inputs are positional. Raises
+    exporters.source.ModelError and the model's own errors.
     """
     dtype = torch.float64 if precision == "fp64" else torch.float32  # Narrower precisions are rounded to.
     model, inputs = restore(source, state).to(dtype), typed(arrays, dtype)
-    prepare_to_train(model, False, of_input, frozen)
+    prepare_to_train(model, False, step.of_input, step.frozen)
     _rounding(model, precision, blur)
     trained: dict[str, Tensor] = dict(model.named_parameters())
-    if of_input or source.layer is not None:
+    if step.of_input or source.layer is not None:
         floats = {name: x for name, x in zip(input_names(len(inputs)), inputs, strict=True) if x.is_floating_point()}
         trained |= {name: x.requires_grad_() for name, x in floats.items()}
     axes = zip(inputs, [spec.batch_axis for spec in specs] or [0], strict=False)
     items = next((x.shape[axis] for x, axis in axes if axis is not None), fixed_batch(specs) or 1)
-    objective = Objective(head, source.outputs, [spec.name for spec in specs], target)
+    objective = Objective(step.head, source.outputs, [spec.name for spec in specs], target)
     for scale in _SCALES if precision == "amp-fp16" else [items / (batch or items) if precision == "fp16" else 1.0]:
         root, gradient = objective.start(_forward(model, specs, inputs, precision, scale), inputs)
         for tensor in trained.values():

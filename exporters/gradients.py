@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,17 @@ def finite(ours: Array, reference: Array) -> tuple[Array, Array]:
     ours, reference = (side.astype(np.float64).ravel() for side in (ours, reference))
     keep = np.isfinite(ours) & np.isfinite(reference)
     return (ours, reference) if keep.all() else (ours[keep], reference[keep])
+
+
+class Step(NamedTuple):
+    """A training step whose gradients are compared, at these precisions and batch sizes."""
+
+    head: str
+    items: int
+    of_input: bool = False
+    precisions: Sequence[str] = ()
+    batches: Sequence[int] = ()
+    frozen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from engines.catalog import ENGINES
 from exporters.cache import default_root
 from exporters.flops import Cost
-from exporters.gradients import GradientReference, reference_items
+from exporters.gradients import GradientReference, Step, reference_items
 from exporters.inputs import dimensions_of, why_fixed
 from exporters.int8 import DYNAMIC, PLACEMENTS, calibration_files
 from exporters.onnx_export import Export
@@ -33,7 +33,6 @@ from profiler.results.run_folder import RunFolder
 from profiler.worker.task import (
     Held,
     Prepared,
-    Step,
     batch_failure,
     graph_of,
     has_checked_gradients,

@@ -34,7 +34,7 @@ from exporters.factories import called_once
 from exporters.float64 import evaluate, with_exact_sigmoids
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import GradientReference
+from exporters.gradients import GradientReference, Step
 from exporters.inputs import (
     TensorSpec,
     described,
@@ -61,7 +61,6 @@ from profiler.worker.task import (
     REFERENCE_ITEMS,
     Held,
     Prepared,
-    Step,
     Task,
     check_inputs,
     make_job,
@@ -209,8 +208,7 @@ def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report
     """Take the first training step in fp64, and measure how far from it the same step is as rows take it."""
     source, prepared, step, root = argument
     assert prepared.state is not None, "what trains is a torch module"
-    given = source, prepared.specs, prepared.state, step.head, step.items, step.precisions, Cache(root)
-    return cached_gradients(*given, step.batches, step.of_input, step.frozen)
+    return cached_gradients(source, prepared.specs, prepared.state, step, Cache(root))
 
 
 def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:

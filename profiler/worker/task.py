@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import ENGINES
@@ -68,17 +67,6 @@ class Prepared:
         """Return the graph that the case runs, for its batch size."""
         graph = graph_of(case)
         return self.onnx.get(graph) or self.onnx.get(static_graph(graph, case.batch_size))
-
-
-class Step(NamedTuple):
-    """A training step whose gradients are compared, at these precisions and batch sizes."""
-
-    head: str
-    items: int
-    of_input: bool
-    precisions: Sequence[str]
-    batches: Sequence[int]
-    frozen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

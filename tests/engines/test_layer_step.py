@@ -18,7 +18,7 @@ from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.catalog import Conv2d
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Gradients, deviation, reference_items
+from exporters.gradients import Gradients, Step, deviation, reference_items
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
@@ -103,7 +103,8 @@ def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache
     layer = LAYERS["square"]
     source, session = ModelSource("a-layer", layer=layer), open_layer("eager", layer)
     specs, items = input_specs(source), reference_items(BATCH)
-    reference = cached_gradients(source, specs, cached_state(source, cache), "logits", items, ["fp32"], cache)
+    step = Step("logits", items, precisions=["fp32"])
+    reference = cached_gradients(source, specs, cached_state(source, cache), step, cache)
     truth = Gradients.read(reference.path)
     assert truth.samples.keys() == {"input", "weight", "bias"}
     assert truth.target is not None

@@ -17,7 +17,7 @@ from engines.base import Job, Trainable
 from engines.options import EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
-from exporters.gradients import Deviation, Gradients, corner, deviation, deviation_name, reference_items
+from exporters.gradients import Deviation, Gradients, Step, corner, deviation, deviation_name, reference_items
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
@@ -121,8 +121,8 @@ def compared(
     asked, model = session.job.training, source(name)
     items = reference_items(batch // asked.accumulation)
     specs, state = input_specs(model), cached_state(model, cache)
-    given = [precision], cache, [batch], asked.input_gradient, asked.frozen
-    reference = cached_gradients(model, specs, state, head, items, *given)
+    step = Step(head, items, asked.input_gradient, [precision], [batch], asked.frozen)
+    reference = cached_gradients(model, specs, state, step, cache)
     truth = Gradients.read(reference.path)
     output, found = session.gradients(seeded_inputs(specs, batch, items), truth.target)
     assert all(sample.dtype == np.float32 for sample in found.values())

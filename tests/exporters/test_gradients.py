@@ -15,11 +15,12 @@ from exporters import gradient_reference
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.calls import prepare_to_train
-from exporters.gradient_reference import cached_gradients, step
+from exporters.gradient_reference import cached_gradients, take_step
 from exporters.gradients import (
     Deviation,
     GradientReference,
     Gradients,
+    Step,
     deviation,
     finite,
     is_exact,
@@ -102,7 +103,7 @@ def source(name: str) -> ModelSource:
 def reference(cache: Cache, name: str = "tiny", precision: str = "fp64", head: str = "cross-entropy", items: int = 2):
     model = source(name)
     arrays = seeded_inputs(input_specs(model), items)
-    return step(model, cached_state(model, cache), arrays, head, precision)
+    return take_step(model, [], cached_state(model, cache), Step(head, items), arrays, precision)
 
 
 def plain(cache: Cache, name: str, items: int, target: np.ndarray):
@@ -119,7 +120,8 @@ def plain(cache: Cache, name: str, items: int, target: np.ndarray):
 def test_the_reference_is_what_fp64_gives(cache: Cache, items: int, of_input: bool) -> None:
     model = source("tiny")
     arrays = seeded_inputs(input_specs(model), items)
-    found = step(model, cached_state(model, cache), arrays, "cross-entropy", "fp64", of_input=of_input)
+    step = Step("cross-entropy", items, of_input)
+    found = take_step(model, [], cached_state(model, cache), step, arrays, "fp64")
     assert found.target is not None
     assert found.target.shape == (items,)
     loss, tensors = plain(cache, "tiny", items, found.target)
@@ -150,8 +152,8 @@ def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None
 )
 def test_a_step_that_no_row_can_repeat_says_why(cache: Cache, tmp_path: Path, how: str, doubt: str) -> None:
     model = replace(source("odd"), options={"how": how})
-    given = model, input_specs(model), cached_state(model, cache), "cross-entropy", 2, ["fp32"], Cache(tmp_path)
-    reference = cached_gradients(*given)
+    step = Step("cross-entropy", 2, precisions=["fp32"])
+    reference = cached_gradients(model, input_specs(model), cached_state(model, cache), step, Cache(tmp_path))
     found = Gradients.read(reference.path)
     assert (found.is_random, found.is_dependent) == (doubt == "random", doubt == "dependent")
     assert bool(reference.deviations) == (doubt != "random"), "another draw says nothing of what is usual"
@@ -175,7 +177,7 @@ def test_a_batch_of_repeated_items_has_the_same_gradients(cache: Cache, head: st
     assert reference_items(batch) == items
     model = source("tiny")
     arrays = seeded_inputs(input_specs(model), batch, items)
-    again = step(model, cached_state(model, cache), arrays, head, "fp64", found.target)
+    again = take_step(model, [], cached_state(model, cache), Step(head, items), arrays, "fp64", found.target)
     assert again.target is not None and len(again.target) == batch
     result = again.result[:items] if head == "logits" else again.result
     assert deviation(result, again.samples, found).gradient < 1e-6, "a gradient is tiled in float32"
@@ -257,16 +259,16 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     made: list[str] = []
 
     def counted(*arguments: object, **more: object) -> Gradients:
-        made.append(str(arguments[4]))
-        return step(*arguments, **more)  # type: ignore[arg-type]
+        made.append(str(arguments[5]))
+        return take_step(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gradient_reference, "step", counted)
+    monkeypatch.setattr(gradient_reference, "take_step", counted)
 
     def take(*arguments: object, of: ModelSource = model, **more: object) -> tuple[GradientReference, list[str]]:
         made.clear()
         head, items, *precisions = arguments
-        found = cached_gradients(of, specs, state, head, items, precisions, fresh, **more)  # type: ignore[arg-type]
-        return found, [*made]
+        step = Step(head, items, precisions=precisions, **more)  # type: ignore[arg-type]
+        return cached_gradients(of, specs, state, step, fresh), [*made]
 
     first, steps = take("cross-entropy", 2, "fp32")
     assert steps == ["fp64", "fp64", *["fp32"] * 4], "the first is taken again"

@@ -25,7 +25,7 @@ from engines.options import Training
 from engines.ort import OrtSession
 from engines.requirements import missing
 from exporters.build_model import restore
-from exporters.gradients import GradientReference, Gradients
+from exporters.gradients import GradientReference, Gradients, Step
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
@@ -46,7 +46,7 @@ from profiler.worker.prepare_model import (
     prepare_model,
     prepare_reference,
 )
-from profiler.worker.task import Prepared, Step, Task, static_graph
+from profiler.worker.task import Prepared, Task, static_graph
 
 pytestmark = pytest.mark.slow
 
