@@ -30,10 +30,7 @@ def build(engine: str, job: Job[Any]) -> BuiltAhead:
 
 
 def deploy(engine: str, job: Job[Any], folder: Path, built: Path | None) -> Deployed:
-    """Write a folder that runs `job` without this project, by an engine with a `deployment`.
-
-    `built` is the file of an engine that builds. Raises exporters.source.ModelError if the model cannot be written.
-    """
+    """Write a folder that runs `job` without this project; `built` is the file of an engine that builds."""
     module = import_module(ENGINES[engine].module)
     deployed: Deployed = module.deploy(replace(job, engine=engine), folder, built)
     return deployed

@@ -169,14 +169,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Job(Generic[OptionsT]):
-    """One model to be opened by one engine.
-
-    `inputs` are the host arrays of one batch in the order of `specs` (without specs all are positional); floats are
-    float32, and the engine casts them. `state` is a file with the fp32 state dict, `onnx` the exported graph; either is
-    None if the engine does not need it. All work is enqueued on torch's current stream. The engine calls `phase` with
-    Phase.BUILD before it builds and Phase.LOAD after it, `progress` with a build's progress in words, and `at_peak`
-    before it returns memory. `engine` is the catalog's key.
-    """
+    """One model for one engine, which enqueues all work on torch's current stream."""
 
     source: ModelSource
     pass_: Pass
@@ -185,20 +178,22 @@ class Job(Generic[OptionsT]):
     device: Device
     options: OptionsT
     inputs: tuple[Array, ...]
+    """Host arrays of one batch in the order of `specs`, else positional; the engine casts their float32."""
     state: Path | None = None
+    """File of the fp32 state dict, if the engine needs it."""
     onnx: Path | None = None
+    """The graph, if the engine needs it."""
     phase: Callable[[Phase], None] = lambda phase: None
+    """Called with Phase.BUILD before the engine builds and Phase.LOAD after it."""
     at_peak: Callable[[], object] = lambda: None
+    """Called before the engine returns memory."""
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""
     training: Training = PLAIN
     specs: tuple[TensorSpec, ...] = ()
 
     def named_inputs(self, names: Sequence[str], inputs: Sequence[Array] | None = None) -> list[Array]:
-        """Pick the arrays of a graph's inputs by name (a user's graph with other names: by order).
-
-        `inputs` replace the job's own. Raises ModelError for a graph that takes others.
-        """
+        """Pick the graph's inputs by name, a user's graph's else by order. Raises ModelError for a misfit."""
         inputs = self.inputs if inputs is None else inputs
         if not self.specs:
             return list(inputs)
@@ -226,10 +221,7 @@ class Session(Protocol):
         """Enqueue one iteration and return at once, calling `mark` at inner boundaries; on the CPU run it."""
 
     def outputs(self) -> list[Array]:
-        """Copy the last iteration's outputs to the host, floats as float32.
-
-        Training gives only the loss, or with the head "logits" the network's first output.
-        """
+        """Copy the last outputs to the host, floats as float32; in training only the loss or the first output."""
 
     def memory(self) -> Memory:
         """Declare this engine's memory now."""
@@ -249,10 +241,10 @@ class Trainable(Session, Protocol):
     """A session that can train."""
 
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
-        """Run the measured iteration on `inputs` and `target`; return its output and the parameters' gradients.
+        """Run the measured iteration from the prepared weights; return its loss, or with "logits" the first output, and
+        the parameters' gradients.
 
-        The target of a smaller batch is repeated. The iteration starts from the prepared weights, before `proof`.
-        Gradients are unscaled, float32, at `exporters.gradients.positions`; parameters without one are left out.
+        The target of a smaller batch is repeated. Gradients are unscaled, float32, at `exporters.gradients.positions`.
         """
 
 

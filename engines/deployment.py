@@ -48,10 +48,7 @@ def save_examples(specs: Sequence[TensorSpec], batch: int, expected: Mapping[str
 
 
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
-    """Copy the graph and its external data as model.onnx; return its inputs and outputs for config.json.
-
-    Raises ModelError for an invalid file and for a batch that differs from the graph's fixed one.
-    """
+    """Copy the graph and its external data as model.onnx; return its inputs and outputs. Raises ModelError."""
     specs = graph_specs(job.source, job.graph)
     if job.source.own_graph is not None:
         check_onnx(job.graph)

@@ -22,10 +22,7 @@ _STREAMS: list[Any] = []
 
 
 def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Record the work that `enqueue` puts on torch's current stream, without running it.
-
-    Raises RuntimeError if it cannot be recorded; the stream stays usable.
-    """
+    """Record the work that `enqueue` puts on torch's current stream. Raises RuntimeError; the stream stays usable."""
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     stream = torch.cuda.current_stream()
     # As in trtexec: tolerate another thread's work on the device.

@@ -68,11 +68,9 @@ def open_session(job: Job[EagerOptions]) -> EagerSession:
 
 
 def set_switches(job: Job[TorchOptions]) -> None:
-    """Set TF32 and cuDNN.
-
-    Setting torch's older TF32 flags keeps the newer `fp32_precision` in step; setting the newer would make reading the
-    older an error, and torch.export and users' models read them.
-    """
+    """Set TF32 and cuDNN."""
+    # The newer `fp32_precision` follows these flags; setting it would make reading them an error, and torch.export and
+    # users' models read them.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
     torch.backends.cudnn.enabled = job.options.cudnn
     torch.backends.cudnn.benchmark = job.options.cudnn_benchmark

@@ -310,10 +310,7 @@ class Operator:
 def profile_module(
     model: torch.nn.Module, run: Callable[[], object], device: str, origins: Sequence[Origin]
 ) -> list[Layer]:
-    """Profile one layer per operator that a module called, in running order, backward operators too.
-
-    `origins` match modules to exported nodes. On CUDA a layer takes the time of its operator's kernels.
-    """
+    """Profile one layer per operator that a module called, backward operators too; on CUDA by the kernels' time."""
     with _announced(model):
         trace = record(run, device)
     return median_layers([iteration_layers(iteration, device, origins) for iteration in trace.iterations])

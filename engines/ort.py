@@ -69,10 +69,7 @@ _NOT_CAPTURED = "cannot use the graph capture feature"
 
 
 def open_session(job: Job[Any]) -> OrtSession:
-    """Open `job`'s graph on the provider of the engine's row in PROVIDERS.
-
-    Raises RuntimeError for a missing provider, and ORT's own errors.
-    """
+    """Open `job`'s graph on the engine's provider. Raises RuntimeError if that is missing, and ORT's own errors."""
     return OrtSession(job)
 
 
@@ -142,10 +139,7 @@ class OrtSession:
         return Memory(weights, grown + bound, max(loaded - weights, 0) + reserved - bound)
 
     def proof(self) -> Proof:
-        """Report every node's provider in the measured session, and the types of a twin session's optimized graph.
-
-        Only that graph shows ORT's inserted casts; writing it in the measured session would lengthen its load.
-        """
+        """Report every node's provider in the measured session, and a twin's types: its graph shows ORT's casts."""
         parts = self.session.get_provider_graph_assignment_info()
         nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
         options = self.session.get_provider_options()
@@ -188,11 +182,8 @@ class OrtSession:
         return {"plain_run": statistics.median(ratios)}
 
     def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Count the convolutions and products by type, and the operators and casts, in a twin's optimized graph.
-
-        A provider that compiles hides the types of its `compute` nodes.
-        """
-        if self.provider.compiles:
+        """Count the convolutions and products by type, and operators and casts, in the graph of a twin session."""
+        if self.provider.compiles:  # Its `compute` nodes hide their types.
             return {"unknown": compute}, {}
         graphs = list(every_graph(self._optimized_graph()))  # Branches and loops have graphs of their own.
         values = (value for graph in graphs for value in (*graph.input, *graph.output, *graph.value_info))
@@ -203,13 +194,10 @@ class OrtSession:
         return dict(counts), {"operators": len(nodes), "casts": sum(node.op_type == "Cast" for node in nodes)}
 
     def layers(self) -> list[Layer]:
-        """Time the nodes of a twin session with ONNX Runtime's profiler; a provider that compiles shows no nodes.
-
-        The twin has no CUDA graph, whose replay runs no node.
-        """
+        """Time the nodes of a twin session with ONNX Runtime's profiler; a provider that compiles shows no nodes."""
         if self.provider.compiles:
             return []
-        plain = replace(self.job.options, cuda_graph=False)
+        plain = replace(self.job.options, cuda_graph=False)  # Replaying a CUDA graph runs no node.
         with tempfile.TemporaryDirectory() as folder:
             optimized = Path(folder) / _OPTIMIZED
             options = session_options(self.job, optimized)
@@ -403,10 +391,7 @@ def deploy(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
 
 
 def _arena_bytes(start: int, end: int) -> int | None:
-    """Sum the CUDA arena's growth logged between two positions; None without an entry.
-
-    ONNX Runtime 1.31 has no other access to its arena's statistics in Python.
-    """
+    """Sum the CUDA arena's growth in the log, which alone has it (ONNX Runtime 1.31); None without an entry."""
     total, arena = 0, b""
     for match in _ARENA.finditer(_logged(start, end)):
         arena = match["arena"] or arena

@@ -87,10 +87,7 @@ def device_layers(
 
 
 def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: float) -> tuple[list[float], list[Kernel]]:
-    """Sum the milliseconds of every node's kernels, and list the kernels that no node launched.
-
-    Raises RuntimeError if those are too many to be the runtime's own copies.
-    """
+    """Sum the milliseconds of every node's kernels; list other kernels. Raises RuntimeError if those are too many."""
     starts = [node.start + offset for node in nodes]
     times, strangers = [0.0] * len(nodes), []
     for kernel in kernels:

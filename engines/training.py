@@ -84,9 +84,9 @@ class TrainingStep:
     def forward_and_backward(
         self, call: Callable[..., Any], inputs: Sequence[Tensor], objectives: Sequence[Objective], mark: Mark
     ) -> Tensor:
-        """Run a part of the batch for every objective; return the last part's loss (or output).
+        """Run a part of the batch for every objective; return the last loss or output.
 
-        Parameters and inputs keep their gradients, a mean over the parts, times the loss scale.
+        Gradients are a mean over the parts, times the loss scale.
         """
         size = -(-self.batch // len(objectives))
         self.model.zero_grad(set_to_none=True)

@@ -72,10 +72,7 @@ class Built(Building):
 
 
 def batch_shapes(specs: Sequence[TensorSpec], batch: int) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Return every input's smallest, optimal and largest shape: an optimization profile.
-
-    A varied dimension spans its sizes; the engine is optimized for the largest.
-    """
+    """Return every input's smallest, optimal and largest shape, an optimization profile for the largest sizes."""
     largest = {spec.name: spec.end(batch, largest=True) for spec in specs}
     return {spec.name: (spec.end(batch, largest=False), largest[spec.name], largest[spec.name]) for spec in specs}
 

@@ -38,10 +38,7 @@ def is_weakly_typed(library: Any) -> bool:
 
 
 def create_network(library: Any, builder: Any) -> Any:
-    """Make a network with a batch dimension and, if the release can, its graph's types.
-
-    TensorRT 10 needs the flag for types; 11 and TensorRT for RTX have no other networks and ignore it.
-    """
+    """Make a network with a batch dimension and, if the release can, its graph's types."""
     flags = library.NetworkDefinitionCreationFlag
     flag = flags.EXPLICIT_BATCH if is_weakly_typed(library) else flags.STRONGLY_TYPED
     return builder.create_network(1 << int(flag))

@@ -14,8 +14,7 @@ __all__ = ["load_model"]
 def load_model(name: str, **options: Any) -> nn.Module:
     """Load a canonical network with seeded weights, or a state dict's: `load_model("resnet50", weights=path)`.
 
-    Input (batch, *CATALOG[name].input_shape), output logits (batch, 1000). Raises ModelError for an unknown name or
-    option and for weights that do not fit.
+    Takes (batch, *CATALOG[name].input_shape), returns logits (batch, 1000). Raises ModelError.
     """
     from exporters.build_model import load
     from exporters.source import ModelSource

@@ -17,11 +17,8 @@ _BATCH_WORDS = ("batch", "batch_size", "batchsize")
 
 
 def batch_axes(source: ModelSource, shapes: Shapes) -> dict[str, int | None]:
-    """Return the job's batch axes for the inputs with these shapes.
-
-    Raises ModelError for an input or an axis that an ONNX file lacks; a module's graph may give inputs other names.
-    """
-    if source.onnx is not None:
+    """Return the job's batch axes for the inputs with these shapes. Raises ModelError for axes that a file lacks."""
+    if source.onnx is not None:  # A module's graph may give inputs other names.
         check_batch(source, shapes)
     return {name: axis for name, axis in source.batch.items() if name in shapes}
 

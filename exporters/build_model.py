@@ -70,10 +70,7 @@ def load(source: ModelSource) -> nn.Module:
 
 
 def _calibrate_on_own_inputs(model: nn.Module, source: ModelSource) -> None:
-    """Calibrate with the library's inputs, so that weights do not depend on the job.
-
-    A model that cannot run on them stays uncalibrated; its reference outputs then say why.
-    """
+    """Calibrate with the library's inputs, so that weights do not depend on the job; a model may refuse them."""
     try:
         specs = input_specs(replace(source, dimensions={}, varied={}, specs=None))
         inputs = seeded_inputs(specs, fixed_batch(specs) or CALIBRATION_ITEMS)
@@ -103,10 +100,7 @@ def empty(source: ModelSource) -> nn.Module:
 
 
 def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[str, Tensor]:
-    """Read a state dict from a .safetensors or .pt file, at `key`, and strip `prefix` from its names.
-
-    Raises ModelError.
-    """
+    """Read the state dict at `key` of a .safetensors or .pt file; strip `prefix` from its names. Raises ModelError."""
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
     refuse_pointer(path)
@@ -169,10 +163,7 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def restore(source: ModelSource, state_path: Path) -> nn.Module:
-    """Build the model with the state that `exporters.weights.cached_state` wrote, like `load` without seeding.
-
-    Weights of canonical networks and layers are mapped from the file (copy on write). Raises ModelError.
-    """
+    """Build the model with the state of `cached_state`, mapped if no factory makes the model. Raises ModelError."""
     global spared_seconds
     if entry := _HELD.pop(state_path, None):
         model, spared_seconds = entry

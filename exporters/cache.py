@@ -185,10 +185,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def trim(root: Path, limit: int, spared_seconds: float = 86_400.0) -> list[Entry]:
-    """Remove the least recently used entries until at most `limit` bytes are left; return the removed ones.
-
-    Entries used in the last `spared_seconds` stay: a run under way may need them.
-    """
+    """Remove the least recently used entries down to `limit` bytes, but none that a run may use now; return them."""
     total, removed, latest = 0, [], time.time() - spared_seconds
     for entry in entries(root):
         total += entry.size

@@ -117,10 +117,7 @@ def _wait_of(result: Any) -> Callable[[], Any] | None:
 
 
 def chosen(requested: Sequence[str], names: Collection[str]) -> list[int]:
-    """Return the requested outputs' positions in `names`; all positions if `requested` is empty.
-
-    A dict's name selects all its tensors. Raises ModelError for an unknown one.
-    """
+    """Return the requested outputs' positions, all by default; a dict's name selects its tensors. Raises ModelError."""
     places: list[int] = []
     for word in requested:
         matches = [place for place, name in enumerate(names) if name == word or name.startswith(f"{word}.")]
@@ -144,10 +141,7 @@ def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
 
 
 class Flattened(nn.Module):
-    """Take a module's inputs by position and return a tuple of tensors, as exporters want it.
-
-    Parameters and submodules keep the module's names, since both share them; hooks on the module see its own call.
-    """
+    """Take a module's inputs by position and return a tuple of tensors, as exporters want it; names and hooks stay."""
 
     def __init__(self, model: nn.Module, specs: Sequence[TensorSpec]) -> None:
         super().__init__()

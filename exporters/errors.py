@@ -107,10 +107,7 @@ def _at(file: str, number: int) -> str:
 
 
 def text_of(error: BaseException, characters: int = 300) -> str:
-    """Return an error's message on one line of at most `characters`, without terminal codes.
-
-    It is the first paragraph, or a title and the first error of a compiler's output.
-    """
+    """Return a message's first paragraph, or a compiler's title and first error, on one line of `characters`."""
     first, _, rest = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
     if len(first) < _TITLE_CHARACTERS and rest:
         faults = [line for line in rest.splitlines() if "error: " in line]

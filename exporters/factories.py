@@ -100,10 +100,7 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """Take torch.compile's wrappers off the module and its parts, and give it mutable tensors.
-
-    Compiled code would be timed as eager's; tensors made under inference_mode take no weights.
-    """
+    """Take off torch.compile's wrappers, whose code would be timed as eager's, and inference_mode from tensors."""
     while hasattr(model, "_orig_mod"):
         model = model._orig_mod  # type: ignore[assignment]
     for module in model.modules():
@@ -172,10 +169,7 @@ def call_factory(source: ModelSource) -> tuple[Any, ...]:
 
 
 def _examples(source: ModelSource, model: nn.Module, inputs: Any, shapes: Any = None) -> list[Example]:
-    """Read example inputs, a tuple of positional or a mapping of keyword arguments, with their axes' names.
-
-    A module whose arguments are nested, or hold more than tensors, takes the tensors alone from now on.
-    """
+    """Read example inputs and their axes' names; a module with nested arguments takes the tensors alone from now on."""
     keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
     positional = () if keywords else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if isinstance(shapes, Mapping) and not keywords:
@@ -251,10 +245,7 @@ def _axes(shape: Any) -> dict[int, str]:
 
 
 def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Make the module take its arguments' tensors by position, however they are nested.
-
-    A new class does that, so that a deep copy of the module uses its own weights.
-    """
+    """Make the module take its arguments' tensors by position, by a new class, so that deep copies work."""
     leaves, tree = tree_flatten((positional, keywords))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -271,10 +262,7 @@ def _flatten(model: nn.Module, positional: tuple[Any, ...], keywords: dict[str, 
 
 
 def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any = None) -> dict[str, Any]:
-    """Return a job's keys for a live module or a function: the function's name, or a file in `folder` with `inputs`.
-
-    Raises ModelError for code that the measuring processes cannot import.
-    """
+    """Save a live module or a function in `folder`; return a job's keys. Raises ModelError for unimportable code."""
     parts: set[Any] = {type(part) for part in model.modules()} if isinstance(model, nn.Module) else {model}
     for part in parts:
         name, module = getattr(part, "__qualname__", ""), getattr(part, "__module__", "__main__")
@@ -306,10 +294,7 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
 
 
 def load_saved(file: str, made_in: str = "") -> Any:
-    """Load a saved module, with its inputs if it has some, from a file in a folder of Python's path.
-
-    A function is saved by its name: its identity follows the code of its module, `made_in`.
-    """
+    """Load a saved module, and its inputs, from a folder of Python's path; `made_in` is a saved function's module."""
     path = next(Path(folder, file) for folder in sys.path if Path(folder, file).is_file())
     model, inputs = torch.load(path, map_location="cpu", weights_only=False)
     model = model if isinstance(model, nn.Module) else model()

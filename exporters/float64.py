@@ -27,8 +27,7 @@ def evaluate(
 ) -> dict[str, NDArray[Any]] | None:
     """Return the outputs by name from onnx's reference evaluator, in float64 or in the file's types.
 
-    Returns None after `seconds`, for an operator that the evaluator lacks, and for a file that is large or not float32
-    throughout.
+    Returns None after `seconds`, for a missing operator, and for a file that is large or not float32 throughout.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator

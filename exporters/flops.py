@@ -46,10 +46,7 @@ _SMALL = 1024
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work of one item, None if unknown.
-
-    Weights are the parameters and buffers that an inference reads whole, without tables of embeddings.
-    """
+    """Least work of one item, None if unknown; weights are read whole by an inference, unlike embeddings' tables."""
 
     inference: int | None = None
     training: int | None = None
@@ -79,10 +76,7 @@ def cached_cost(
     of_input: bool = False,
     frozen: Sequence[str] = (),
 ) -> Cost:
-    """Count the passes once for all runs; None for a pass that cannot be counted.
-
-    `of_input` counts the gradient of a network's input in training; parameters in `frozen` have no gradient.
-    """
+    """Count the passes, with `of_input` also a network's input gradient; leave out a pass that cannot be counted."""
     source, counted = identified(source), dict[str, int]()
 
     def add(name: str, extra_key: object, count: Callable[[], dict[str, int]]) -> None:

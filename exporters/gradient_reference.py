@@ -69,10 +69,7 @@ _CODE = ("gradient_reference.py", "gradients.py", "inputs.py", "calls.py", "loss
 def cached_gradients(
     source: ModelSource, specs: Sequence[TensorSpec], state: Path, step: Step, cache: Cache
 ) -> GradientReference:
-    """Take the step in fp64 and at its precisions, once for all runs; fp16 once for every batch size.
-
-    A random model gets only the fp64 step. Raises the model's own errors.
-    """
+    """Take the step in fp64 and, unless it is random, at its precisions, once for all runs."""
     source = identified(source)
     common: list[Any] = [source_key(source), step._replace(precisions=(), batches=()), source.outputs]
     common += [code_of(*_CODE), versions("torch"), code([step.head.partition(":")[0]]) if ":" in step.head else None]
@@ -172,11 +169,11 @@ def take_step(
 def _forward(
     model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], precision: str, scale: float
 ) -> Any:
-    """Call the model with rounded inputs and weights; AMP and TF32 round only weights of convolutions and products.
+    """Call the model with rounded inputs and weights. Gradients come back times `scale`.
 
-    Gradients come back times `scale`; weights' gradients are rounded without it, unless it is a loss scale.
+    Weights' gradients are rounded without the scale, unless it is a loss scale.
     """
-    every = precision in ("fp16", "bf16")
+    every = precision in ("fp16", "bf16")  # AMP and TF32 round only weights of convolutions and products.
     if precision == "tf32":
         rounds: tuple[Round, Round] = _to_tf32, _exactly
     elif precision in _HALVES:

@@ -22,10 +22,7 @@ NOTABLE = 0.01
 
 
 def is_exact(reference: Array) -> bool:
-    """Return True for names, such as token ids or classes: a close value is wrong, too.
-
-    8-bit integers are quantities: images, quantized tensors.
-    """
+    """Return True for names, such as token ids, of which close ones are wrong, too; 8-bit integers are quantities."""
     return reference.dtype.kind in "biu" and (reference.dtype.kind == "b" or reference.dtype.itemsize > 1)
 
 
@@ -120,18 +117,13 @@ class GradientReference:
 
 
 def deviation_name(precision: str, batch: int) -> str:
-    """Name the deviation of a step at a precision and batch size.
-
-    Only fp16, without a loss scale, depends on the batch: a mean over it divides gradients of activations by its size.
-    """
+    """Name the deviation of a step at a precision and batch size."""
+    # Only fp16 depends on the batch: without a loss scale, a mean over it divides gradients of activations by its size.
     return f"{precision} at batch {batch}" if precision == "fp16" else precision
 
 
 def reference_items(batch: int) -> int:
-    """Return how many items fill a batch of this size by repetition.
-
-    Mean loss, batch normalization's statistics and gradients are then the same in exact arithmetic.
-    """
+    """Return the items that fill a batch by repetition: losses, statistics and gradients of both are equal."""
     return 1 if batch % 2 else 2
 
 
@@ -177,10 +169,7 @@ def positions(size: int) -> NDArray[np.int64]:
 
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
-    """Compare a step with the reference; a missing gradient counts as zeros.
-
-    Every tensor's sampled relative error and full norm give the estimate for all gradients together.
-    """
+    """Compare a step with the reference; missing gradients count as zeros, full norms weight sampled errors."""
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }

@@ -172,15 +172,13 @@ def _value_options(ranges: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _usual_sizes(inputs: Sequence[onnx.ValueInfoProto], batch: Collection[str]) -> dict[str, int]:
-    """Choose a size that most models can run for each free dimension but the batch.
-
-    A recurrent state without names, such as [2, ?, 128], holds one item.
-    """
+    """Choose a size that most models can run for every free dimension but the batch."""
     shapes, sizes = symbolic_shapes(inputs), dict[str, int]()
     for value in inputs:
         shape, usual = shapes[value.name], 128 if _is_whole(value) else 256
         for axis, name in enumerate(shape):
             if isinstance(name, str) and name not in batch:
+                # A recurrent state without names, such as [2, ?, 128], holds one item.
                 is_state = batch and axis == 1 and name.endswith("[1]") and isinstance(shape[0], int)
                 sizes.setdefault(name, 1 if is_state else 16000 if "sample" in name else usual)
     return sizes

@@ -1,8 +1,4 @@
-"""Quantize a model: its fp32 graph, exported or the user's, with int8 Q/DQ pairs, an ONNX file in the cache.
-
-int8 is a property of the graph, not a mode of an engine. Two graphs differ in the places of the quantize and dequantize
-pairs, and an engine takes one.
-"""
+"""Quantize a model's fp32 graph by int8 Q/DQ pairs, at the places that an engine wants them."""
 
 from __future__ import annotations
 
@@ -84,8 +80,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     """Quantize the model: symmetric, weights per channel, activations per tensor, with input and output in float32.
 
     An activation's range is its smallest and largest value over `source.calibration`, else over SEEDED_ITEMS seeded
-    items. `graph` is one of PLACEMENTS.
-    Raises ModelError for calibration data that do not fit and for a model that cannot be exported or quantized.
+    items. `graph` is one of PLACEMENTS. Raises ModelError for the model or its calibration data.
     """
     source, placement = identified(source), PLACEMENTS[graph]
     specs = input_specs(source)
@@ -102,10 +97,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
 
 
 def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
-    """Quantize the weights of products per channel; activations are quantized at every call, without calibration.
-
-    Raises ModelError for a model that cannot be exported or quantized, or has no product.
-    """
+    """Quantize the weights of products per channel, and activations at every call. Raises ModelError."""
     import onnx
     import onnxruntime
 
@@ -241,10 +233,7 @@ def _has_wide_bias(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _simplified(source: ModelSource, fp32: Path, path: Path) -> Iterator[tuple[Path, bool]]:
-    """Simplify the graph for ONNX Runtime's quantizer; yield it, and True if its weights lie next to it.
-
-    Symbolic shape inference is left out: the exporter wrote all shapes, the batch symbolic.
-    """
+    """Simplify the graph for ONNX Runtime's quantizer; yield it, and True if its weights lie next to it."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
@@ -290,10 +279,7 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
-    """Remove all pairs except on operands of WEIGHTED and on every Add's `residual` input.
-
-    The quantizer also adds pairs at an Add's other input, and for other readers of a tensor.
-    """
+    """Remove the quantizer's pairs except on operands of WEIGHTED and on every Add's `residual` input."""
     import onnx
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass

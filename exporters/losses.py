@@ -65,8 +65,7 @@ def draw(name: str, shape: Sequence[int]) -> Tensor | None:
 class Objective:
     """Start the backward pass of results of one shape.
 
-    The first result sets `name`, the form of the head, and `target`: drawn, or repeated from a smaller batch's
-    `small_target`.
+    The first result sets `name`, the form of the head, and `target`, drawn or repeated from a smaller batch's.
     """
 
     def __init__(
@@ -120,10 +119,7 @@ class Objective:
 
 
 def user_loss(word: str, names: Sequence[str]) -> Loss:
-    """Import a loss, "package.module:function". Raises ModelError.
-
-    It takes the module's result, then the inputs that its parameters name, else the first inputs.
-    """
+    """Import a loss of the result and of the inputs that its parameters name, else the first. Raises ModelError."""
     module, _, name = word.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)

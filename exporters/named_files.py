@@ -10,10 +10,7 @@ from exporters.errors import ConfigError, cut
 
 
 def is_file(path: Path) -> bool:
-    """Return True for a regular file, False for a folder or a free name.
-
-    Raises ConfigError for a pipe or a device, and for an unusable path.
-    """
+    """Return True for a regular file, False for a folder or a free name. Raises ConfigError for all else."""
     mode = _mode(path)
     if mode and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ConfigError(f"{path}: is a pipe or a device; give a regular file")

@@ -94,10 +94,7 @@ def export_key(source: ModelSource, precision: str, batch: int | None = None) ->
 def write_onnx(
     model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
 ) -> str:
-    """Export the model and check the file: types, shapes and the operators' schemas. Return `Export.origin`.
-
-    Raises the errors of torch and onnx.
-    """
+    """Export the model and check types, shapes and operators' schemas. Return `Export.origin`."""
     import onnx
     import torch
 
@@ -137,10 +134,7 @@ def write_onnx(
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
-    """Call torch.onnx.export, and again with plain attention if a fused kernel's memory order is in the way.
-
-    A fused kernel gives its result in another order than the exporter's products (torch 2.13), so views of it fail.
-    """
+    """Call torch.onnx.export, and again with plain attention if views of a fused kernel's result fail (torch 2.13)."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -184,10 +178,7 @@ def name_outputs(graph: Any, names: Sequence[str]) -> None:
 
 
 def restore_folded_types(model: Any) -> None:
-    """Cast weights with a folded batch normalization back to bf16.
-
-    onnxscript 0.7 folds in numpy, where bf16 becomes fp32, and leaves an invalid graph.
-    """
+    """Cast weights with a folded batch normalization back to bf16: onnxscript 0.7 leaves fp32, an invalid graph."""
     import onnx_ir as ir
 
     for node in model.graph:
@@ -221,10 +212,9 @@ def quiet() -> Iterator[None]:
 
 
 def to_fp16(source: ModelSource, cache: Cache) -> Export:
-    """Convert the model's own graph to half precision, inputs and outputs too, by ONNX Runtime's converter.
+    """Convert the user's graph to half precision, inputs and outputs too, by ONNX Runtime's converter.
 
-    Operators in the converter's list stay float32 between casts; `Export.in_float32` names them. Raises ModelError for
-    a graph that cannot be converted.
+    Operators in the converter's list stay float32 between casts. Raises ModelError.
     """
     source = identified(source)
     assert source.own_graph is not None, "an export is made in its precision"

@@ -69,11 +69,7 @@ def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
 
 
 def usual_range(graph: onnx.GraphProto, name: str) -> tuple[int, int]:
-    """Return a safe range of values for an integer input, the end excluded.
-
-    An index takes the rows of its table; an input that the graph compares with a number takes that number; bytes are
-    pixels.
-    """
+    """Return a safe range of an integer input, the end excluded: rows of its table, a compared number, or pixels."""
     import onnx
     from onnx.numpy_helper import to_array
 
@@ -127,10 +123,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[Any]:
 
 
 def external_tensors(path: Path) -> list[tuple[onnx.TensorProto, ExternalDataInfo]]:
-    """Return the tensors with data in other files of the folder, and the places of the data.
-
-    Raises ModelError for an unreadable file, and for data outside the folder: a model must not read other files.
-    """
+    """Return the tensors with data in other files of the folder. Raises ModelError for data anywhere else."""
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
     # A cache may keep the file and its data elsewhere, under links, as Hugging Face's does.
@@ -224,11 +217,7 @@ def is_float32(path: Path) -> bool:
 
 
 def types_of(path: Path) -> frozenset[str]:
-    """Name the types of a graph's tensors, casts included, as ONNX does; "int8" stands for a graph that quantizes.
-
-    Doubles count only as inputs, outputs and arrays: PyTorch's exporter leaves single ones. Raises ModelError for an
-    unreadable file.
-    """
+    """Name ONNX's types in a graph; "int8" stands for a graph that quantizes. Raises ModelError."""
     return _types_of(path, path.stat().st_mtime_ns)
 
 
@@ -237,6 +226,7 @@ def _types_of(path: Path, changed: int) -> frozenset[str]:
     from onnx import TensorProto
 
     model = read_onnx(path)
+    # PyTorch's exporter leaves single doubles.
     inner = {t.data_type for t in _tensors(model) if t.data_type != TensorProto.DOUBLE or len(t.dims)}
     nodes = [node for outer in (model.graph, *model.functions) for g in every_graph(outer) for node in g.node]
     casts = {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
@@ -247,10 +237,7 @@ def _types_of(path: Path, changed: int) -> frozenset[str]:
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
-    """Return the precisions to measure: the requested ones and those that the model has files for.
-
-    An .onnx file that is unreadable, or not float32 throughout, has the precision `native`.
-    """
+    """Return the requested precisions and those of the model's files; an .onnx file of other types has `native`."""
     base = ["native"] if source.onnx and not is_float32(source.onnx) else list(requested)
     return [*base, *(precision for precision in source.graphs if precision not in ("fp32", *base))]
 

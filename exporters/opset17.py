@@ -1,7 +1,6 @@
-"""Rewrite a graph for a parser of 2022, which knows the operators of opset 17.
+"""Rewrite a graph, operator by operator, for a parser of 2022, which knows opset 17.
 
-PyTorch's exporter, asked for opset 17, leaves operators of 18 where its converter gives up (torch 2.13), and onnx's
-converter refuses a whole graph for one operator, so a graph is lowered here, operator by operator.
+PyTorch's exporter leaves operators of opset 18 if its converter gives up (torch 2.13); onnx's refuses a whole graph.
 """
 
 from __future__ import annotations

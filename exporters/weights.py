@@ -38,10 +38,7 @@ def identified(source: ModelSource) -> ModelSource:
 
 
 def identify(source: ModelSource) -> Identity:
-    """Return the source's identity, or compute it. Calls a user's factory.
-
-    Raises ModelError if the model or one of its files is missing.
-    """
+    """Return the source's identity, or compute it and call a user's factory. Raises ModelError."""
     if source.identity is not None:
         return source.identity
     parts = static_parts(source)
@@ -97,10 +94,7 @@ def _files_of(path: Path) -> list[str]:
 
 
 def _library_parts(source: ModelSource) -> list[str]:
-    """Return the library's version, and hashes of the code that seeds and of a local folder's files.
-
-    Together with name and options they identify the model without making it.
-    """
+    """Return what identifies a library's model without making it: versions, and hashes of code and files."""
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
     files = [_file(library.module), *(files_of(folder) if folder else [])]
@@ -128,10 +122,7 @@ def _state_digest(model: nn.Module) -> str:
 
 
 def code(modules: Iterable[str]) -> dict[str, str]:
-    """Hash the files of these modules and of everything that they import, by module.
-
-    Imported libraries are left out, and so are imports by a computed name.
-    """
+    """Hash the files of these modules and of their imports, by module, without libraries and computed names."""
     libraries, files = library_folders(), dict[str, Path]()
     waiting = [(name, True) for name in modules]
     while waiting:
@@ -173,10 +164,7 @@ def _imports(path: Path, module: str) -> Iterator[str]:
 
 
 def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Return `produce` followed by a check that the model's files still match its identity.
-
-    People edit files while models are prepared. Raises ModelError if one has changed.
-    """
+    """Return `produce` followed by a check of the model's files, since people edit them meanwhile."""
 
     def produce_and_check(path: Path) -> None:
         produce(path)
@@ -194,10 +182,7 @@ def checked(source: ModelSource, produce: Callable[[Path], object]) -> Callable[
 
 
 def cached_state(source: ModelSource, cache: Cache) -> Path:
-    """Cache the state dict of `exporters.build_model.load` for `restore`, once for all shapes of the inputs.
-
-    Raises ModelError.
-    """
+    """Cache the state dict of `build_model.load` for `restore`, once for all shapes of inputs. Raises ModelError."""
     import torch
 
     from exporters.build_model import load

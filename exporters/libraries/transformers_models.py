@@ -66,10 +66,7 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def inputs_hf(name: str, options: Mapping[str, Any], step: str = "") -> DeclaredInputs:
-    """Return the inputs of `forward` that the configuration determines, or a step's.
-
-    A step has no mask: all items of a batch are equally long.
-    """
+    """Return the inputs of `forward` or of a step, which has no mask, since all items of a batch are equally long."""
     config, cls = _config(name, options)
     owner = cls or transformers.AutoModel._model_mapping[type(config)]
     if isinstance(owner, tuple):
@@ -131,10 +128,7 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, TensorSpec], dict[str, int
 
 
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the configuration with these options, and the model's class if the configuration does not determine it.
-
-    A single call needs no cache of keys and values, so a decoder makes none unless asked.
-    """
+    """Return the configuration with these options, and the model's class if the configuration does not determine it."""
     if folder_of(f"hf:{name}"):
         cls = _architecture(name)
         config = transformers.AutoConfig.from_pretrained(name, **_OWN_CODE_ONLY)
@@ -146,6 +140,7 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         valid = [key for key in vars(config_class()) if not key.startswith("_")]
         raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}{similar(strays[0], valid, 'options')}")
     config = config_class(**{**defaults, **options})
+    # A single call needs no cache of keys and values.
     if "use_cache" not in options and hasattr(config.get_text_config(), "use_cache"):
         config.use_cache = config.get_text_config().use_cache = False
     return config, cls
@@ -247,10 +242,7 @@ def _part(layer: Any) -> Part:
 
 
 def cached_inputs(cls: Any, config: Any) -> tuple[TensorSpec, ...]:
-    """Run the model on fake tensors and return the tensors of its cache.
-
-    Raises ModelError for a model whose cache is not a pair of keys and values a layer.
-    """
+    """Return the tensors of the model's cache of keys and values, by a run on fake tensors. Raises ModelError."""
     key = cls, config.to_json_string()
     if key not in _CACHE_INPUTS:
         _CACHE_INPUTS[key] = tuple(_declared(place, tensor) for place, tensor in tensors_in(_fake_cache(cls, config)))
