@@ -203,8 +203,8 @@ def test_polars_is_imported_where_tables_are_made_and_nowhere_else():
     assert [module for module in MODULES if room(module) not in WITH_POLARS and "polars" in tops(module)] == []
 
 
-def test_there_are_no_circles_not_even_inside_functions():
-    graph = {module: imports_of(module, typing=False) & set(MODULES) for module in MODULES}
+def test_there_are_no_circles_not_even_of_types_or_inside_functions():
+    graph = {module: imports_of(module) & set(MODULES) for module in MODULES}
     found = cycle(graph)
     assert found is None, " imports ".join(found or [])
 
