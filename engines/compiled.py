@@ -27,20 +27,15 @@ _KEPT = "the model keeps a tensor of an earlier call, which CUDA graphs overwrit
 _EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 
 
-def open_session(job: Job[CompiledOptions]) -> CompiledSession:
-    """Compile `job`'s model with torch.compile. Raises Unsupported if that compiles nothing, and torch's errors."""
-    return CompiledSession(job)
-
-
 def build(job: Job[CompiledOptions]) -> BuiltAhead:
-    """Compile into torch's own cache with TORCHINDUCTOR_COMPILE_THREADS threads. Raises as `open_session` does."""
+    """Compile into torch's own cache with TORCHINDUCTOR_COMPILE_THREADS threads. Raises the session's errors."""
     torch._inductor.config.compile_threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
-    open_session(job).close()
+    CompiledSession(job).close()
     return BuiltAhead(cached=False)
 
 
 class CompiledSession(EagerSession):
-    """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
+    """An eager session whose module torch.compile has compiled. Raises Unsupported if that compiles nothing."""
 
     def __init__(self, job: Job[CompiledOptions]) -> None:
         self.keeps_tensor = False
@@ -132,6 +127,9 @@ class CompiledSession(EagerSession):
         self._open()
         self._infer(ignore)
         self._compile()
+
+
+open_session = CompiledSession
 
 
 def _forget_compiled() -> None:

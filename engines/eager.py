@@ -19,7 +19,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsuppor
 from engines.deployment import Deployed, copy_run, described_inputs
 from engines.device import capture
 from engines.layers import origins, profile_module
-from engines.options import EIGHT_BITS, PRECISION_TABLE, CompiledOptions, Device, EagerOptions, TorchOptions, float_part
+from engines.options import EIGHT_BITS, PRECISION_TABLE, CompiledOptions, Device, TorchOptions, float_part
 from engines.renewal import Renewal
 from engines.training import LayerStep, TrainingStep
 from exporters import calls, settings
@@ -62,11 +62,6 @@ _PROOF_ITEMS = 2
 """Items run for the proof: enough to show all operators without a second batch's memory."""
 
 
-def open_session(job: Job[EagerOptions]) -> EagerSession:
-    """Open `job` in PyTorch eager. Raises ModelError and the model's own errors."""
-    return EagerSession(job)
-
-
 def set_switches(job: Job[TorchOptions]) -> None:
     """Set TF32 and cuDNN."""
     # The newer `fp32_precision` follows these flags; setting it would make reading them an error, and torch.export and
@@ -77,7 +72,7 @@ def set_switches(job: Job[TorchOptions]) -> None:
 
 
 class EagerSession:
-    """A torch module with its inputs on the device."""
+    """A torch module with its inputs on the device. Raises ModelError and the model's own errors."""
 
     def __init__(self, job: Job[TorchOptions]) -> None:
         set_switches(job)
@@ -297,6 +292,9 @@ class EagerSession:
             if tensor.dim() in self.formats and tensor.layout == torch.strided:
                 tensor.data = tensor.data.contiguous(memory_format=self.formats[tensor.dim()])
         return module
+
+
+open_session = EagerSession
 
 
 def _drops(operator: str, args: Sequence[Any]) -> bool:

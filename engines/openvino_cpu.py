@@ -63,13 +63,8 @@ def _naming_operators(step: str = "") -> Iterator[None]:
         raise Unsupported(f"OpenVINO cannot {why}") from error
 
 
-def open_session(job: Job[OpenVinoOptions]) -> OpenVinoSession:
-    """Compile `job`'s graph for the CPU. Raises OpenVINO's own errors."""
-    return OpenVinoSession(job)
-
-
 class OpenVinoSession:
-    """A compiled model and one inference request with its inputs set."""
+    """A compiled model and one inference request with its inputs set. Raises OpenVINO's own errors."""
 
     def __init__(self, job: Job[OpenVinoOptions]) -> None:
         self.job = job
@@ -129,6 +124,9 @@ class OpenVinoSession:
 
     def close(self) -> None:
         del self.request, self.compiled
+
+
+open_session = OpenVinoSession
 
 
 def deploy(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:

@@ -68,13 +68,11 @@ _NOT_CAPTURED = "cannot use the graph capture feature"
 """Words of ONNX Runtime 1.31 if a node runs on the CPU."""
 
 
-def open_session(job: Job[Any]) -> OrtSession:
-    """Open `job`'s graph on the engine's provider. Raises RuntimeError if that is missing, and ORT's own errors."""
-    return OrtSession(job)
-
-
 class OrtSession:
-    """An InferenceSession with its inputs and outputs bound to buffers of its own device."""
+    """An InferenceSession on the engine's provider, with its inputs and outputs bound to buffers.
+
+    Raises RuntimeError for a missing provider, and ORT's own errors.
+    """
 
     def __init__(self, job: Job[Any], options: onnxruntime.SessionOptions | None = None) -> None:
         """Open `job` with its own session options, or with `options`."""
@@ -303,6 +301,9 @@ class OrtSession:
             tensor = memory[: math.prod(shape)].view(shape)
         bind(node.name, self.job.device, 0, element, list(shape), tensor.untyped_storage().data_ptr())
         return tensor
+
+
+open_session = OrtSession
 
 
 def _milliseconds(call: Callable[[], object], calls: int) -> float:

@@ -62,15 +62,6 @@ def library(engine: str) -> Any:
         ) from error
 
 
-def open_session(job: Job[TrtOptions]) -> TrtSession:
-    """Build `job`'s graph, or take the engine from the cache, and load it.
-
-    Raises Unsupported for library, GPU or batch, ModelError for a graph that the parser refuses, and RuntimeError with
-    the library's log.
-    """
-    return TrtSession(job)
-
-
 def build(job: Job[TrtOptions]) -> BuiltAhead:
     """Build `job`'s engine into the cache unless the cache has it; the option `rebuild` builds in any case."""
     module = library(job.engine)
@@ -94,7 +85,11 @@ def deploy(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
 
 
 class TrtSession:
-    """An engine with its execution context, and every buffer bound."""
+    """An engine, built or from the cache, with its execution context, and every buffer bound.
+
+    Raises Unsupported for library, GPU or batch, ModelError for a graph that the parser refuses, and RuntimeError with
+    the library's log.
+    """
 
     def __init__(self, job: Job[TrtOptions]) -> None:
         self.job = job
@@ -287,6 +282,9 @@ class TrtSession:
 
     def _logged(self) -> str:
         return logged(self.logger, _ERROR_CHARACTERS) or "it logged no reason"
+
+
+open_session = TrtSession
 
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:

@@ -124,7 +124,7 @@ def _initialize_lazy(source: ModelSource, model: nn.Module, inputs: list[Example
     if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return
     tensors = {example.place: torch.from_numpy(example.array) for example in inputs}
-    tensors = tensors or {0: torch.zeros((2, *(source.input_shape or ())))}
+    tensors = tensors or {0: torch.from_numpy(np.zeros((2, *(source.input_shape or ())), np.float32))}
     keywords = {place: tensor for place, tensor in tensors.items() if isinstance(place, str)}
     with torch.no_grad():
         model(*([] if keywords else tensors.values()), **keywords)
