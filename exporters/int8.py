@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,31 +85,42 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     source, placement = identified(source), PLACEMENTS[graph]
     specs = input_specs(source)
     files = [] if source.calibration is None else calibration_files(source.calibration, specs)
+    data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py")]
+
+    def write(fp32: Path, path: Path) -> None:
+        write_quantized(source, fp32, feeds(files, named(source, fp32, specs)), placement, path)
+
+    way = f"quantized by ONNX Runtime{placement.suffix}"
+    return _cached(source, cache, ["int8", asdict(placement), data], way, write)
+
+
+def _cached(
+    source: ModelSource, cache: Cache, parts: list[Any], way: str, write: Callable[[Path, Path], None]
+) -> Export:
+    """Have `write` make a graph of the fp32 one, once for all runs; `parts` and its code identify the graph."""
+    import onnxruntime
 
     def produce(path: Path) -> None:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
-        write_quantized(source, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
-        origin = f"{fp32.origin}, quantized by ONNX Runtime{placement.suffix}"
-        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, origin)
+        write(fp32.path, path)
+        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, f"{fp32.origin}, {way}")
 
-    return Export.read(*cache.entry("onnx", quantized_key(source, files, placement), ".onnx", produce))
+    key = digest([*parts, export_key(source, "fp32"), code_of("int8.py"), onnxruntime.__version__])
+    return Export.read(*cache.entry("onnx", key, ".onnx", produce))
 
 
 def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
     """Quantize the weights of products per channel, and activations at every call. Raises ModelError."""
     import onnx
-    import onnxruntime
 
     source = identified(source)
 
-    def produce(path: Path) -> None:
+    def write(fp32: Path, path: Path) -> None:
         from onnxruntime.quantization import QuantType
         from onnxruntime.quantization import quantize_dynamic as quantize_products
 
-        fp32 = fp32_graph(source, cache)
-        start = time.perf_counter()
-        with _simplified(source, fp32.path, path) as (simplified, external):
+        with _simplified(source, fp32, path) as (simplified, external):
             model = onnx.load(simplified, load_external_data=False)
             weights = {tensor.name for tensor in model.graph.initializer}
             infos = [value for value in model.graph.value_info if value.name not in weights]
@@ -125,11 +136,9 @@ def quantize_dynamic(source: ModelSource, cache: Cache) -> Export:
                 extra_options={"MatMulConstBOnly": True, "WeightSymmetric": True},
             )
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_onnx(path).graph.node):
-            raise source.error("it has no product with weights, which alone are computed in int8 here")
-        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, f"{fp32.origin}, products quantized")
+            raise source.error("it has no matrix product with weights, and only those are computed in int8")
 
-    key = digest([DYNAMIC, export_key(source, "fp32"), code_of("int8.py"), onnxruntime.__version__])
-    return Export.read(*cache.entry("onnx", key, ".onnx", produce))
+    return _cached(source, cache, [DYNAMIC], "products quantized", write)
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -141,20 +150,12 @@ def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list
     return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
 
 
-def quantized_key(source: ModelSource, files: list[Path], placement: Placement) -> str:
-    import onnxruntime
-
-    data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py")]
-    code = code_of("int8.py"), onnxruntime.__version__
-    return digest(["int8", export_key(source, "fp32"), asdict(placement), data, code])
-
-
 def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
     """Return the folder's .npy files of an item or a batch of items. Raises ModelError for a misfit."""
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ModelError(
-            f"calibration {folder}: its files are of one input, not of {names}; give each its `data`, or examples"
+            f"calibration {folder}: its files hold one input, and the model has {names}; give all of them `data`, or examples"
         )
     files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
     if not files:
