@@ -278,7 +278,7 @@ ENGINES: dict[str, Engine] = {
         ),
         _ort_engine(
             name="ort-dynamic",
-            summary="ONNX Runtime on the CPU, products in int8 with ranges taken at every call",
+            summary="ONNX Runtime on the CPU, int8 products with ranges computed at every call",
             precisions={("inference", "cpu"): _can("int8")},
             reasons=_never("cuda", _DYNAMIC_ON_CUDA),
             requirements=(_ORT,),
@@ -363,7 +363,7 @@ _ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, usual=True, base_at=("fp32",)),
+        Preset("eager", "eager", "PyTorch eager with default settings", {}, {}, usual=True, base_at=("fp32",)),
         Preset("eager-tuned", "eager", "NHWC; on a GPU a CUDA graph", _NHWC, _NHWC | _GRAPH, usual=True, first=CUDA),
         Preset("eager-nocudnn", "eager", "PyTorch eager without cuDNN", _NO_CUDNN, {"cudnn": False}),
         Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
@@ -371,13 +371,15 @@ PRESETS: dict[str, Preset] = {
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True, first=CUDA),
         Preset("compiled-tuned", "compiled", "torch.compile, NHWC", _NHWC, _NHWC, usual=True),
         # The base for a user's ONNX file, which eager cannot run.
-        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32"), first=CPU),
+        Preset("ort", "ort", "ONNX Runtime with defaults", {}, {}, usual=True, base_at=("native", "fp32"), first=CPU),
         Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),
         Preset("ort-dynamic", "ort-dynamic", "ONNX Runtime, dynamic int8", {}, _DYNAMIC_ON_CUDA, usual=True),
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX, CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
-        Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True, first=CPU),
+        Preset(
+            "openvino", "openvino", "OpenVINO with default settings", {}, _NO_OPENVINO_ON_CUDA, usual=True, first=CPU
+        ),
     )
 }
 

@@ -183,7 +183,7 @@ class TrtOptions(Options):
         search=(5,),
         builds_long=True,
     )
-    rebuild: bool = option(False, "build even what the engine cache has", devices=CUDA)
+    rebuild: bool = option(False, "build again, whatever the engine cache has", devices=CUDA)
 
 
 @dataclass(frozen=True)

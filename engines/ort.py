@@ -62,7 +62,7 @@ import onnxruntime
 settings = json.load(open("config.json"))["settings"]
 providers = [(name, options) for name, options in settings["providers"]]
 session = onnxruntime.InferenceSession("model.onnx", providers=providers)
-outputs = session.run(None, {feeds})  # Of tiny models slower than run.py's binding, which was timed."""
+outputs = session.run(None, {feeds})  # Slower than run.py's timed binding for tiny models."""
 _OPTIMIZED = "optimized.onnx"
 _NOT_CAPTURED = "cannot use the graph capture feature"
 """Words of ONNX Runtime 1.31 if a node runs on the CPU."""
@@ -317,7 +317,7 @@ def _tensors(nodes: Sequence[Any]) -> tuple[list[Any], list[Warning]]:
     """Split off outputs that are no tensors of numbers, with a warning. Raises RuntimeError if no tensor remains."""
     tensors = [node for node in nodes if node.type in _TYPES]
     others = ", ".join(f"{node.name} ({node.type})" for node in nodes if node.type not in _TYPES)
-    mend = "a classifier's can be written as tensors: convert it with zipmap=False"
+    mend = "convert a classifier with zipmap=False to get tensors"
     if not tensors:
         raise RuntimeError(f"no output is a tensor of numbers: {others}; {mend}")
     return tensors, [Warning("no-parity", f"left out, no tensor of numbers: {others}; {mend}")] if others else []

@@ -53,7 +53,7 @@ class TrainingStep:
         self.parts = training.accumulation
         self.objectives = [self.new_objective() for _ in range(self.parts)]
         if self.parts > 1 and job.specs and not any(BATCH in spec.shape for spec in job.specs):
-            raise Unsupported("accumulation divides the batch, and this model's is fixed")
+            raise Unsupported("accumulation divides the batch, but this model's batch is fixed")
         autocast = PRECISION_TABLE[job.precision].autocast
         self._type: torch.dtype | None = getattr(torch, autocast) if autocast else None
         prepare_to_train(model, training.dropout, training.input_gradient, training.frozen)
@@ -181,7 +181,7 @@ class TrainingStep:
         if sparse and self.optimizer is not None:
             layer = sparse[0].rpartition(".")[0] or sparse[0]
             raise Unsupported(
-                f"torch's {type(self.optimizer).__name__} takes no sparse gradients, as {layer} has: make it with "
+                f"torch's {type(self.optimizer).__name__} takes no sparse gradients, which {layer} has: make it with "
                 "sparse=False, or ask for optimizers: [none]"
             )
 

@@ -133,7 +133,7 @@ class Cache:
             if intact and not again:
                 return path, True
             if not intact and (path.exists() or manifest.exists()):
-                print(f"the cache's {path} was damaged, and is made again", file=sys.stderr)
+                print(f"{path} in the cache was damaged; making it again", file=sys.stderr)
                 damaged(path)
             try:
                 replace_files(path, manifest, produce)

@@ -131,7 +131,7 @@ def trained_output(result: Any, requested: Sequence[str] = ()) -> Tensor:
     """Return the first requested output, the start of the backward pass. Raises ModelError if it holds no floats."""
     outputs = named_outputs(result)
     if not outputs:
-        raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
+        raise ModelError(f"the model returned {type(result).__qualname__} without a tensor; return tensors")
     name, tensor = list(outputs.items())[chosen(requested, outputs)[0]]
     if not tensor.is_floating_point():
         floats = [key for key, value in outputs.items() if value.is_floating_point()]

@@ -121,7 +121,7 @@ def message(error: BaseException) -> str:
     try:
         return str(error)[:_MESSAGE_CHARACTERS]
     except BaseException as why:
-        return f"(its text cannot be had: {type(why).__name__})"
+        return f"(no text: {type(why).__name__})"
 
 
 def chain(error: BaseException | None, hidden: bool = False) -> list[BaseException]:

@@ -62,7 +62,7 @@ def examples(source: ModelSource) -> list[Example]:
     inputs = _make(source)[1]
     if not inputs:
         raise source.error(
-            "its inputs are not known: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or "
+            "its inputs are unknown: add `input: [3, 224, 224]` (or --input 3,224,224), the shape of one item, or "
             "let the factory return (module, example_inputs) as torch.export takes them"
         )
     return inputs
@@ -275,7 +275,7 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path, inputs: Any =
     tensors = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, nn.Module) else []
     if hooked := [name for name, tensor in tensors if tensor._backward_hooks or tensor._post_accumulate_grad_hooks]:
         raise ModelError(
-            f"{hooked[0]} has a hook, which no copy for another process would have: give a function in a file that "
+            f"{hooked[0]} has a hook, which a copy for another process would lose: give a function in a file that "
             "makes the model and registers its hooks"
         )
     path = folder / "module.pt"

@@ -22,7 +22,7 @@ NOTABLE = 0.01
 
 
 def is_exact(reference: Array) -> bool:
-    """Return True for names, such as token ids, of which close ones are wrong, too; 8-bit integers are quantities."""
+    """Return True for names, such as token ids, since a close one is wrong, too; 8-bit integers are quantities."""
     return reference.dtype.kind in "biu" and (reference.dtype.kind == "b" or reference.dtype.itemsize > 1)
 
 

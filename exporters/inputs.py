@@ -148,7 +148,7 @@ def _refuse_open_integers(source: ModelSource, specs: Sequence[TensorSpec]) -> N
     named = ", ".join(f"{spec.name!r} ({spec.dtype})" for spec in is_open)
     written = ", ".join(f"{_key(name)}: {{range: [{low}, {high}]}}" for name, (low, high) in ranges.items())
     raise source.error(
-        f"nothing says which values {'input' if len(ranges) == 1 else 'inputs'} {named} may have: give "
+        f"no range of values for {'input' if len(ranges) == 1 else 'inputs'} {named}: give "
         f"{_value_options(ranges)} (the end is excluded; or NAME=FILE.npy), in a job `inputs: {{{written}}}`"
     )
 
@@ -358,7 +358,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         )
     kinds = [value.type.tensor_type.elem_type for value in inputs]
     if strange := [v.name for v, kind in zip(inputs, kinds, strict=True) if kind in (0, 8)]:  # Undefined, and strings.
-        raise source.error(f"input {strange[0]!r} of {path} is no tensor of numbers")
+        raise source.error(f"input {strange[0]!r} of {path} is not a tensor of numbers")
     dtypes = [str(tensor_dtype_to_np_dtype(kind)) for kind in kinds]
     assigned: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batch, BATCH)}
     return [

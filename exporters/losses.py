@@ -125,7 +125,7 @@ def user_loss(word: str, names: Sequence[str]) -> Loss:
         function = getattr(importlib.import_module(module), name)
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except Exception as error:
-        raise ModelError(f"loss {word!r} cannot be had: {sentence(error)}") from error
+        raise ModelError(f"loss {word!r} cannot be imported: {sentence(error)}") from error
     required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
 
     def loss(result: Any, inputs: Sequence[Tensor]) -> Tensor:

@@ -39,7 +39,7 @@ def read_bytes(path: Path, limit: int = 2**28) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path}: is no regular file")
+                raise ConfigError(f"{path}: is not a regular file")
             if status.st_size > limit:
                 raise ConfigError(f"{path}: has {status.st_size:,} bytes, over the limit of {limit:,}")
             return file.read(limit)

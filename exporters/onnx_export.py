@@ -163,7 +163,7 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
     for spec in specs:
         for name in (name for axis, name in spec.free_axes.items() if isinstance(shapes[spec.name][axis], int)):
             raise ValueError(
-                f"the {name} of {spec.name} cannot stay free: the model's code depends on it, as by a loop over it"
+                f"the {name} of {spec.name} cannot stay free: the model's code depends on it, for example in a loop"
             )
 
 

@@ -237,7 +237,7 @@ def _types_of(path: Path, changed: int) -> frozenset[str]:
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
-    """Return the requested precisions and those of the model's files; an .onnx file of other types has `native`."""
+    """Return the requested precisions and the model's own; an .onnx file of other types has `native`."""
     base = ["native"] if source.onnx and not is_float32(source.onnx) else list(requested)
     return [*base, *(precision for precision in source.graphs if precision not in ("fp32", *base))]
 
@@ -246,4 +246,4 @@ def not_made(source: ModelSource, precision: str) -> str | None:
     """Say why a model with its own graph has none at this precision; None if it has one."""
     if source.own_graph is None or precision in (*MADE, "native", *source.graphs):
         return None
-    return f"of an .onnx file no {precision} graph can be made; give one: variants: {{{precision}: FILE}}"
+    return f"no {precision} graph can be made from an .onnx file; give one: variants: {{{precision}: FILE}}"

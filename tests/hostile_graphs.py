@@ -107,7 +107,7 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
         "byte 64, and that file has 8: truncated; copy or save it again",
     ),
     "a weight with too few bytes": (of(lambda: weight_of(5, 5)), "failed", "onnx.checker refuses it .*too small"),
-    "texts": (of(texts), "failed", "input 'x' of .* is no tensor of numbers"),
+    "texts": (of(texts), "failed", "input 'x' of .* is not a tensor of numbers"),
     "larger than protobuf's limit": (too_large, "failed", "larger than protobuf's limit of 2 GiB"),
     "cut off": (of(lambda: good().SerializeToString()[:-30]), "failed", _TRUNCATED),
     "empty": (of(lambda: b""), "failed", _TRUNCATED),

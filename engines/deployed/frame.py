@@ -21,12 +21,10 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     """
     parser = argparse.ArgumentParser(description="Run the model in this folder and time its calls.")
     parser.add_argument(
-        "--input", nargs="*", help="NAME=FILE.npy of each, or files in order; default: inputs.npz, else random"
+        "--input", nargs="*", help="NAME=FILE.npy for every input, or files in order; default: inputs.npz, else random"
     )
     parser.add_argument("--output", help="a .npy file for the first output, or a .npz file for all")
-    parser.add_argument(
-        "--seconds", type=float, default=2, help="time calls for so long, at least 20 calls; default: 2"
-    )
+    parser.add_argument("--seconds", type=float, default=2, help="seconds to time calls, at least 20; default: 2")
     arguments = parser.parse_args()
     config = json.loads((HERE / "config.json").read_text())
     try:

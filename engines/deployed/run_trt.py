@@ -148,7 +148,7 @@ class Model:
     def bind_outputs(self) -> dict[str, tuple[int, Array]]:
         """Place outputs and scratch memory; return each output's address and an array for it."""
         if unresolved := self.context.infer_shapes():
-            raise SystemExit(f"TensorRT cannot infer shapes: {', '.join(unresolved)} lack theirs")
+            raise SystemExit(f"TensorRT cannot infer the shapes of {', '.join(unresolved)}")
         outputs = {}
         for name in [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]:
             if self.engine.get_tensor_mode(name) == self.library.TensorIOMode.OUTPUT:

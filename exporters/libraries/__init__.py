@@ -91,7 +91,7 @@ def files_of(folder: Path) -> list[Path]:
             files.add(shard)
         files.add(index)
     if other := next((file for file in sorted(files) if not file.is_file()), None):
-        raise ModelError(f"{other} is no regular file")
+        raise ModelError(f"{other} is not a regular file")
     return sorted(files)
 
 
@@ -149,4 +149,4 @@ def not_installed(library: Library) -> str | None:
 
 def similar(name: str, names: list[str], things: str = "models") -> str:
     """Suggest names of a library that were probably meant."""
-    return nearest(name, names, f"it has {len(names)} {things}, {names[0]} for one", count=3)
+    return nearest(name, names, f"it has {len(names)} {things}, such as {names[0]}", count=3)

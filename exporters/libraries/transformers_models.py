@@ -56,12 +56,12 @@ def _whole(name: str, options: Mapping[str, Any]) -> Any:
     if folder_of(f"hf:{name}") is None:
         return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
     if not any(file.suffix == ".safetensors" for file in files_of(Path(name))):
-        raise ModelError(f"{name} has no .safetensors file, from which alone weights are read")
+        raise ModelError(f"{name} has no .safetensors file, the only format that weights are read from")
     model, info = (cls or transformers.AutoModel).from_pretrained(
         name, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **_OWN_CODE_ONLY
     )
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(f"{name} lacks {len(missing)} weights of {type(model).__name__}, {missing[0]} for one")
+        raise ModelError(f"{name} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
     return model
 
 
@@ -260,7 +260,7 @@ def _fake_cache(cls: Any, config: Any) -> list[Part]:
     if not parts or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(parts)):
         raise ModelError(
             f"{cls.__name__} has no cache with keys and values in each layer; prefill and decode are steps of decoders "
-            "such as GPT2LMHeadModel. Of another model's step make a factory whose inputs and outputs hold its state"
+            "such as GPT2LMHeadModel. For another model's step write a factory whose inputs and outputs hold the state"
         )
     return parts
 

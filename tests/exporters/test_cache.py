@@ -163,7 +163,7 @@ def test_a_damaged_entry_is_told_and_produced_again(
         assert entry.size > 0
     assert cache.entry("reference", "key", ".bin", produce, damaged=told.append) == (path, False)
     assert told == [path]
-    assert capsys.readouterr().err == f"the cache's {path} was damaged, and is made again\n"
+    assert capsys.readouterr().err == f"{path} in the cache was damaged; making it again\n"
     assert (path.read_text(), path.with_name("key.bin.data").read_text()) == ("content", "beside")
 
 

@@ -73,7 +73,7 @@ def test_training_starts_from_the_first_wanted_output_of_floats() -> None:
     with pytest.raises(ModelError, match=r"from output 'ids', which is torch.int64: write `outputs: \[logits\]`"):
         trained_output(output)
     assert trained_output(output, ("logits",)) is output.logits
-    with pytest.raises(ModelError, match="returned str, in which there is no tensor"):
+    with pytest.raises(ModelError, match="returned str without a tensor"):
         trained_output("text")
 
 

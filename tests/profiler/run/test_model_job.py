@@ -180,7 +180,7 @@ REFUSED = [
         "no fixed size: sequence(.|\n)*on the command line: --shapes sequence=128 --input input_ids=0,100 "
         "--input attention_mask=1,2$",
     ),
-    (WORDS, "nothing says which values input 'input_ids' .int64. may have: give --input input_ids=0,100 "),
+    (WORDS, "no range of values for input 'input_ids' .int64.: give --input input_ids=0,100 "),
     ("voice.onnx", r"on the command line: --shapes samples=16000 --shapes 'state\[1\]=1' --batch 1$"),
     (f"{WORDS} --input input_ids=3", "--input: this entry is missing"),
     (f"{WORDS} --input input_ids=no.npy", "--input: there is no file"),

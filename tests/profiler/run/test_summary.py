@@ -204,8 +204,8 @@ def test_the_plan_says_what_the_inputs_of_files_lack(tmp_path: Path) -> None:
     code, lines = planned([*cases, CASE])
     text = " ".join(lines)
     assert (code, "1 of 3 cases can run here" in text) == (0, True)
-    assert "model 'p': nothing says which values inputs 'a' (int64), 'b' (int64) may have: give --input a=0,100" in text
-    assert "model 'q': nothing says which values input 'b' (int64) may have: give --input b=0,100" in text
+    assert "model 'p': no range of values for inputs 'a' (int64), 'b' (int64): give --input a=0,100" in text
+    assert "model 'q': no range of values for input 'b' (int64): give --input b=0,100" in text
     assert planned(cases)[0] == 2
 
 

@@ -506,7 +506,7 @@ def test_a_row_is_ok_or_says_what_is_wrong(
         (trained(source("Untrained", how="norm"), batch_size=1), "^batch normalization sees one value per channel"),
         (trained(source("Pooling")), "^the model has no parameters to train"),
         (trained(SPARSE, input_gradient=True), "input_gradient: the model has no input of floats"),
-        *[(trained(SPARSE, each), "takes no sparse gradients, as table has: make it") for each in ("sgd", "adamw")],
+        *[(trained(SPARSE, each), "takes no sparse gradients, which table has: make it") for each in ("sgd", "adamw")],
         (case(replace(TEXT, outputs=("logit",))), "no output 'logit'; did you mean 'logits'"),
         (case(NODES), r"IndexError: .*; it runs at its example's batch: --batch 30$"),
         (case(source("Nothing")), "it returns no tensor; return one, or some in a tuple or a dict"),
