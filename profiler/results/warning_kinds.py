@@ -1,9 +1,8 @@
-"""Declare every kind of warning: its meaning as a footnote, its mark, and which rows are measured again for it.
+"""Declare every kind of warning: its meaning as a footnote, and whether its rows are measured again.
 
-A row's warnings are `Warning` objects from where they are made to where they are written, and "kind: text" in files
-(engines/base.py). A new kind is one row of `_KINDS`, and one of docs/columns.md; terminal, report, recommend and the
-published pages read `_KINDS`. What casts doubt on a figure widens its interval (docs/method.md); nothing branches on a
-kind, but for measuring again, and that a host-bound call varies as the host does.
+A row's warnings are `Warning` objects in memory and "kind: text" in files (engines/base.py). A new kind is one row of
+`_KINDS`, and one of docs/columns.md. Doubt about a figure widens its interval (docs/method.md); code branches on a kind
+only to measure again, and because a host-bound call varies as the host does.
 """
 
 from __future__ import annotations
@@ -14,73 +13,70 @@ from dataclasses import dataclass
 from engines.base import Warning
 
 HOST_BOUND, DISTURBED, REMEASURED, NO_CUDA_GRAPH = "host-bound", "disturbed", "remeasured", "no-cuda-graph"
-"""Kinds that are made or asked for by name."""
+"""Kinds that code names."""
 
 
 @dataclass(frozen=True)
 class WarningKind:
-    """A kind of warning: its sign on published pages and its footnote of at most 15 words.
+    """A kind of warning and its footnote of at most 15 words.
 
     A row with a `retake` kind is measured again at the end of the run. docs/method.md has the exact rules.
     """
 
     kind: str
-    mark: str
     meaning: str
     retake: bool = False
 
 
 _KINDS = (
-    WarningKind(HOST_BOUND, "h", "the host, not the device, sets the latency; a CUDA graph would help"),
-    WarningKind("queue-bound", "q", "a call takes over 5 % longer with others queued behind it than alone"),
-    WarningKind("gate-overrun", "g", "one call's launches outlast any gate, so `gpu_ms` is null"),
-    WarningKind("inconsistent", "x", "latency contradicts throughput by over 10 %", retake=True),
-    WarningKind(DISTURBED, "B", "other work ran on the machine meanwhile", retake=True),
-    WarningKind("drift", "d", "moved by over 2 % while it was taken; a larger budget may settle it"),
-    WarningKind("unsteady", "u", "timings moved by over 2 % when measuring began"),
-    WarningKind("throttled", "t", "the GPU slowed down for heat or a hardware reason", retake=True),
-    WarningKind(REMEASURED, "r", "measured again; the first take is dropped"),
-    WarningKind("power-cap", "p", "the GPU was at its power limit, which lowers its clocks"),
-    WarningKind("below-floor", "f", "faster than this machine's measured peak or bandwidth allows (`floor_ms`)"),
-    WarningKind("outliers", "o", "more than one sample in twenty is outside Tukey's fences; avoid the mean"),
-    WarningKind("short-calls", "s", "calls under 50 µs, timed in blocks"),
-    WarningKind("inaccurate", "i", "the error is larger than usual for the precision (docs/method.md)"),
-    WarningKind("no-parity", "P", "outputs whose shape depends on the data or the batch were not compared"),
-    WarningKind("kept-float", "K", "some operators of the .onnx file stay float32"),
-    WarningKind("static-graph", "S", "the model could be exported for one batch size and shape only"),
-    WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its error says nothing"),
-    WarningKind("unproven", "?", "the types of convolutions and products could not be seen"),
-    WarningKind("mixed-precision", "8", "some convolutions and products were computed in a wider type"),
-    WarningKind("inaccurate-gradients", "j", "gradients are further from fp64 than is usual at this precision"),
-    WarningKind("unchecked-outputs", "0", "the reference is zero, or the model keeps state or draws random numbers"),
+    WarningKind(HOST_BOUND, "the host, not the device, sets the latency; a CUDA graph would help"),
+    WarningKind("queue-bound", "a call takes over 5 % longer with others queued behind it than alone"),
+    WarningKind("gate-overrun", "one call's launches outlast any gate, so `gpu_ms` is null"),
+    WarningKind("inconsistent", "latency contradicts throughput by over 10 %", retake=True),
+    WarningKind(DISTURBED, "other work ran on the machine meanwhile", retake=True),
+    WarningKind("drift", "moved by over 2 % while it was taken; a larger budget may settle it"),
+    WarningKind("unsteady", "timings moved by over 2 % when measuring began"),
+    WarningKind("throttled", "the GPU slowed down for heat or a hardware reason", retake=True),
+    WarningKind(REMEASURED, "measured again; the first take is dropped"),
+    WarningKind("power-cap", "the GPU was at its power limit, which lowers its clocks"),
+    WarningKind("below-floor", "faster than this machine's measured peak or bandwidth allows (`floor_ms`)"),
+    WarningKind("outliers", "more than one sample in twenty is outside Tukey's fences; avoid the mean"),
+    WarningKind("short-calls", "calls under 50 µs, timed in blocks"),
+    WarningKind("inaccurate", "the error is larger than usual for the precision (docs/method.md)"),
+    WarningKind("no-parity", "outputs whose shape depends on the data or the batch were not compared"),
+    WarningKind("kept-float", "some operators of the .onnx file stay float32"),
+    WarningKind("static-graph", "the model could be exported for one batch size and shape only"),
+    WarningKind("calibration", "int8 was calibrated on seeded data, so its error says nothing"),
+    WarningKind("unproven", "the types of convolutions and products could not be seen"),
+    WarningKind("mixed-precision", "some convolutions and products were computed in a wider type"),
+    WarningKind("inaccurate-gradients", "gradients are further from fp64 than is usual at this precision"),
+    WarningKind("unchecked-outputs", "the reference is zero, or the model keeps state or draws random numbers"),
     WarningKind(
-        "unchecked-gradients",
-        "v",
-        "gradients were not compared: they are random, depend on the batch, or lack a reference",
+        "unchecked-gradients", "gradients were not compared: they are random, depend on the batch, or lack a reference"
     ),
-    WarningKind("unchecked", "!", "it fitted, and left no memory for the checks of outputs and types"),
-    WarningKind("built-here", "z", "memory includes what building took in the same process"),
-    WarningKind("engine-cache", "a", "a cached engine did not load and was built again"),
-    WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
-    WarningKind("graph-breaks", "b", "torch.compile left the graph"),
-    WarningKind("eager-first", "E", "call the module once in eager before you compile it"),
-    WarningKind("same-inputs", "m", "all calls had equal inputs, whose outputs a model may remember"),
-    WarningKind("recompiled", "R", "torch.compile compiled again while it ran, though the shapes stayed"),
-    WarningKind(NO_CUDA_GRAPH, "n", "no CUDA graph was recorded, though one was asked for"),
-    WarningKind("no-layers", "y", "the layers could not be profiled"),
-    WarningKind("parallel-layers", "A", "layers ran side by side; their times overlap"),
-    WarningKind("unclosed", "#", "the runtime failed while closing, after everything had been measured"),
+    WarningKind("unchecked", "it fitted, and left no memory for the checks of outputs and types"),
+    WarningKind("built-here", "memory includes what building took in the same process"),
+    WarningKind("engine-cache", "a cached engine did not load and was built again"),
+    WarningKind("cpu-nodes", "ONNX Runtime ran nodes on the CPU"),
+    WarningKind("graph-breaks", "torch.compile left the graph"),
+    WarningKind("eager-first", "call the module once in eager before you compile it"),
+    WarningKind("same-inputs", "all calls had equal inputs, whose outputs a model may remember"),
+    WarningKind("recompiled", "torch.compile compiled again while it ran, though the shapes stayed"),
+    WarningKind(NO_CUDA_GRAPH, "no CUDA graph was recorded, though one was asked for"),
+    WarningKind("no-layers", "the layers could not be profiled"),
+    WarningKind("parallel-layers", "layers ran side by side; their times overlap"),
+    WarningKind("unclosed", "the runtime failed while closing, after everything had been measured"),
 )
 KINDS = {kind.kind: kind for kind in _KINDS}
 
 
 def retaken(warnings: Iterable[Warning]) -> list[Warning]:
-    """Return those for which a row is measured again."""
+    """Return the warnings whose rows are measured again."""
     return [warning for warning in warnings if is_rough(warning.kind)]
 
 
 def is_rough(kind: str) -> bool:
-    """Tell whether rows with that kind of warning are measured again."""
+    """Return whether rows with that kind of warning are measured again."""
     return kind in KINDS and KINDS[kind].retake
 
 

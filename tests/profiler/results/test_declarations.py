@@ -64,11 +64,8 @@ def test_the_page_has_the_tables():
     assert PAGE.read_text().endswith(f"\n\n{table}\n"), f"put this at the end of docs/columns.md:\n{table}"
 
 
-def test_every_kind_has_a_mark_of_its_own_and_a_short_footnote():
+def test_every_kind_has_a_short_footnote():
     assert all(0 < len(kind.meaning.split()) <= 15 for kind in KINDS.values())
-    marks = [kind.mark for kind in KINDS.values()]
-    assert {len(mark) for mark in marks} == {1}
-    assert len(set(marks)) == len(marks)
     assert str(OUTLIERS) == "outliers: 7 of 40: far from the median"
     assert [Warning.parse(text) for text in (str(OUTLIERS), "unsteady")] == [OUTLIERS, Warning("unsteady", "")]
     assert pl.select(kind_of_warning(pl.lit(str(OUTLIERS)))).item() == OUTLIERS.kind
