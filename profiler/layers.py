@@ -1,4 +1,4 @@
-"""Print the layers of a run that was made with --profile, variants side by side."""
+"""Print the layers of a run with --profile, variants side by side."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rich.text import Text
 from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import Filter, parse_only, setting_words
 from profiler.options import Layers as Options
-from profiler.report.data import Layer, layers
-from profiler.results.layers import Profiled, profiled, together
+from profiler.results.layers import Layer, Profiled, match_layers, profiled, together
 from profiler.results.reading import check_only, chosen, read_runs
 from profiler.tables import numbers
 from profiler.tables.numbers import each
@@ -32,9 +31,9 @@ _METHOD = (
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print the layers of every chosen model, variants side by side, the first of replicates.
+    """Print the first replicate's layers of every chosen model, variants side by side.
 
-    Raises ConfigError if the folder is no run, the run has no layers, or nothing was chosen.
+    Raises ConfigError for a folder without a run, a run without layers, or an empty choice.
     """
     for cell in together(read(options.run, parse_only(options.only)), _GROUP):
         console.print()
@@ -44,14 +43,14 @@ def execute(options: Options, console: Console) -> int:
 
 
 def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
-    """Show the exported nodes with every variant's time next to each other, or the `top` longest, and the sums."""
-    row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], layers(cell)
+    """Show the exported nodes, or the `top` longest, with the variants' times side by side, and their sums."""
+    row, variants, rows = cell[0].row, [str(case.row["variant"]) for case in cell], match_layers(cell)
     longest = sorted(rows, key=lambda layer: -max(layer.ms.values()))[:top]
     shown = [layer for layer in rows if layer in longest]
     totals = {"all layers": {case.row["variant"]: case.ms for case in cell}}
     for name, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
         totals[name] = {case.row["variant"]: ms for case in cell if (ms := case.row[column]) is not None}
-    shown += [Layer(name, None, ms) for name, ms in totals.items() if ms]
+    shown += [Layer(name, ms) for name, ms in totals.items() if ms]
     frame: dict[str, Sequence[Any]] = {
         "modules": [layer.modules for layer in shown],
         "nodes": [layer.nodes for layer in shown],
@@ -62,31 +61,27 @@ def layers_table(cell: Sequence[Profiled], top: int | None = None) -> Table:
         words(_OPERATORS if row["pass"] == "training" else _NODES, "nodes", _EXCERPT),
         *(figure(variant, f"ms_{variant}", each(numbers.decimals), unit="ms") for variant in variants),
     ]
-    what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
-    return Table("layers", ", ".join(what), frame, columns, totals=sum(map(bool, totals.values())))
+    title = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
+    return Table("layers", ", ".join(title), frame, columns, totals=sum(map(bool, totals.values())))
 
 
 def read(run: Path, only: Filter | None = None) -> list[Profiled]:
-    """Return the run's profiled cases in the plan's order, of replicates the first.
-
-    Raises ConfigError if there are none.
-    """
+    """Return the first replicates of profiled cases, in the plan's order. Raises ConfigError without any."""
     runs = read_runs([run])
     if len(runs.runs) > 1:
-        raise ConfigError(
-            f"{run}: it has a run for each kind of device; give one: {', '.join(r.name for r in runs.runs)}"
-        )
+        names = ", ".join(part.name for part in runs.runs)
+        raise ConfigError(f"{run}: it has a run for each kind of device; give one: {names}")
     rows = runs.results.collect()
     if runs.layers.limit(1).collect().is_empty():
         warnings = rows["warnings"].explode().drop_nulls()
         reasons = warnings.filter(warnings.str.starts_with("no-layers"))
-        why = f" ({reasons[0]})" if len(reasons) else ""
-        again = f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))} --profile"
-        raise ConfigError(f"layers {run}: this run has no layers{why}; measure them by {again}")
+        reason = f" ({reasons[0]})" if len(reasons) else ""
+        command = f"{PROGRAM} {shlex.quote(str(run / 'bench.yaml'))} --profile"
+        raise ConfigError(f"layers {run}: this run has no layers{reason}; measure them by {command}")
     if only is not None:
         check_only(only, runs.results)
         rows = rows.filter(chosen(only))
-    found = profiled(rows, runs.layers, [*_GROUP, "variant"])
-    if not found:
+    cases = profiled(rows, runs.layers, [*_GROUP, "variant"])
+    if not cases:
         raise ConfigError(f"--only {only}: no case with layers has all of these")
-    return found
+    return cases

@@ -1,4 +1,4 @@
-"""Gather what a page shows of runs: cells, the choice in each group, what was not measured, and charts' rows."""
+"""Gather a page's data from runs: cells, the choice in each group, failed cases, and charts' rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.report.chart_specs import MEMORY, Domains
 from profiler.results.cells import CONFIGURATION, GROUP, OK, cells, not_measured, warned
 from profiler.results.choice import Choice, choices
 from profiler.results.columns import parts, place
-from profiler.results.layers import Profiled, groups, profiled, together
+from profiler.results.layers import Profiled, match_layers, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.result import ends_of
 from profiler.tables.numbers import WIDEST, natural
@@ -25,9 +25,9 @@ CONFIGURATION_KEY = ["run", *CONFIGURATION]
 SWEEP = ["run", "model", "pass", "setting"]
 """Groups that differ only by the batch size share these."""
 _MOST_LAYERED = 8
-"""Cells whose layers are drawn; the command `layers` prints every one."""
+"""Most cells whose layers are drawn; the command `layers` prints all."""
 _MOST_LAYERS = 14
-"""In the chart of layers: the longest."""
+"""Most layers of a cell in their chart."""
 _DRAWN = [
     *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "setting"),
     *("latency_ms", "latency_low_ms", "latency_high_ms", "throughput", "factor", "factor_low", "factor_high"),
@@ -38,10 +38,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Data:
-    """Hold all that a page shows.
+    """The data of a page.
 
-    `cells` are the measured ones, each group fastest first; `run` labels their runs. `choices` stand under their
-    group's key, and `layers` holds profiled cells that differ only by the variant.
+    `cells` are the measured ones, each group fastest first; `run` labels their runs. Each choice has its group's key.
+    `layers` has groups of profiled cells that differ only by the variant.
     """
 
     runs: Runs
@@ -61,16 +61,14 @@ class Data:
         return first
 
 
-def gather(runs: Runs, only: Filter | None = None, known: pl.DataFrame | None = None) -> Data:
+def gather(runs: Runs, only: Filter | None = None, merged: pl.DataFrame | None = None) -> Data:
     """Gather the cells that meet the conditions; `statuses` is empty if no case does.
 
-    `known` are the cells of all runs by run_id, if the caller has made them.
+    `merged` are the cells of all runs by run_id, if the caller has made them.
     """
-    results = runs.results.collect()
-    labels = runs.labels
-    run = pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String)
-    results = results.with_columns(run=run)
-    merged = cells(results, by=("run",)) if known is None else known.with_columns(run=run).drop("run_id")
+    run = pl.col("run_id").replace_strict(runs.labels, default=None, return_dtype=pl.String)
+    results = runs.results.with_columns(run=run).collect()
+    merged = cells(results, by=("run",)) if merged is None else merged.with_columns(run=run).drop("run_id")
     if only:
         results = results.filter(chosen(only))
         merged = merged.join(results, on=CONFIGURATION_KEY, how="semi", nulls_equal=True, maintain_order="left")
@@ -114,7 +112,6 @@ def _derived(shown: pl.DataFrame) -> pl.DataFrame:
 
 
 def _problems(results: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each reason, with its models and batch sizes."""
     keys = ["run", "status", "reason", "pass", "variant", "precision"]
     reasons = not_measured(results, keys, pl.col("model").unique(), pl.len().alias("cases"))
     models = [sorted(names, key=natural) for names in reasons["model"].to_list()]
@@ -122,50 +119,28 @@ def _problems(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def _layers(runs: Runs, shown: pl.DataFrame) -> list[list[Profiled]]:
-    """Put profiled cells together that differ only by the variant; of a cell the first profiled process counts."""
+    """Group profiled cells that differ only by the variant; a cell's first profiled process counts."""
     keys = [*KEY, "precision"]
     cases = shown.with_columns(run_id="run_ids", case_id="case_ids").explode("case_id").explode("run_id")
     profiles = together(profiled(cases.with_row_index("replicate"), runs.layers, [*keys, "variant"]), keys)
-    # The fullest: most variants side by side, then the largest batch.
+    # Most variants side by side, then the largest batch.
     fullest = sorted(profiles, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:_MOST_LAYERED]
     return [cell for cell in profiles if cell in fullest]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Hold exported nodes that some variant runs as one, the modules they come from, and each variant's time."""
-
-    nodes: str
-    modules: str | None
-    ms: Mapping[str, float]
-
-
-def layers(cell: Sequence[Profiled]) -> list[Layer]:
-    """Return the nodes in the graph's order, then all layers without one; else a variant's own layers."""
-    known = [Layer(group.name, group.modules, {v: group.ms(v) for v in group.layers}) for group in groups(cell)]
-    if not known:
-        (case,) = cell[:1]
-        return [Layer(f"{own['kind']} {own['layer']}", None, {case.row["variant"]: own["ms"]}) for own in case.layers]
-    alone = {case.row["variant"]: [own["ms"] for own in case.layers if not own["nodes"]] for case in cell}
-    strangers = {variant: sum(times) for variant, times in alone.items() if times}
-    return known + ([Layer("no exported node", None, strangers)] if strangers else [])
-
-
 def chart_rows(data: Data) -> dict[str, list[Row]]:
-    """Return the rows that charts draw, by data set."""
-    cells = data.cells.with_columns(
-        pl.when((pl.col(ends_of(name)[1]) <= WIDEST * pl.col(ends_of(name)[0])).fill_null(value=True))
-        .then(each)
-        .alias(each)
-        for name in ("latency_ms", "factor")
-        for each in (name, *ends_of(name))
-    )
+    """Return the rows that charts draw, by data set, without figures of too wide intervals."""
+    cells = data.cells
+    for name in ("latency_ms", "factor"):
+        low, high = ends_of(name)
+        is_narrow = (pl.col(high) <= WIDEST * pl.col(low)).fill_null(value=True)
+        cells = cells.with_columns(pl.when(is_narrow).then(pl.col(name, low, high)))
     lines: list[Row] = list(cells.select(_DRAWN).iter_rows(named=True))
     return {"lines": lines, "roofs": _roofs(data), "layers": _longest_layers(data)}
 
 
 def domains(cells: pl.DataFrame) -> Domains:
-    """Return the values that the scales cover under every filter."""
+    """Return the values that scales cover under every filter."""
     cells = cells.sort("step", nulls_last=True)
     precisions = cells.select("precision").unique().sort(place("precision", PRECISIONS), "precision")
     bases = cells["base"].drop_nulls().unique()
@@ -179,19 +154,19 @@ def domains(cells: pl.DataFrame) -> Domains:
 
 
 def _roofs(data: Data) -> list[Row]:
-    """Return the attainable rate of each precision that occurs, over the range of intensities that occur."""
-    known = data.cells.filter(pl.col("intensity").is_not_null(), pl.col("tflops").is_not_null())
-    if known.is_empty():
+    """Return each occurring precision's attainable rate over the range of occurring intensities."""
+    cells = data.cells.drop_nulls(["intensity", "tflops"])
+    if cells.is_empty():
         return []
-    low, high = known["intensity"].min() / 2, known["intensity"].max() * 2  # type: ignore[operator]
+    low, high = cells["intensity"].min() / 2, cells["intensity"].max() * 2  # type: ignore[operator]
     points: list[Row] = []
     for run, environment in data.environments.items():
         roofs = (environment.get("roofs") or {}) if environment.get("roofs_quiet", True) else {}
         slope = roofs.get("copy_gb_s")
-        precisions = known.filter(run=run).sort("step")["precision"].unique(maintain_order=True)
+        precisions = cells.filter(run=run).sort("step")["precision"].unique(maintain_order=True)
         peaks = {p: peak for p in precisions if (peak := roofs.get(f"{p.removeprefix('amp-')}_tflops"))}
         for precision, peak in peaks.items() if slope else ():
-            # Roofs at nearly one height share a label, which the first of them has.
+            # Roofs at nearly the same height share the first one's label.
             near = [other for other, height in peaks.items() if 0.8 < height / peak < 1.25]
             ridge = min(max(1000 * peak / slope, low), high)
             for intensity in sorted({low, ridge, high}):
@@ -202,12 +177,11 @@ def _roofs(data: Data) -> list[Row]:
 
 
 def _longest_layers(data: Data) -> list[Row]:
-    """Return the layers of each profiled cell that take longest in some variant, a row a variant."""
     drawn: list[Row] = []
     for cell in data.layers:
-        longest = sorted(layers(cell), key=lambda layer: max(layer.ms.values()), reverse=True)[:_MOST_LAYERS]
+        longest = sorted(match_layers(cell), key=lambda layer: max(layer.ms.values()), reverse=True)[:_MOST_LAYERS]
         keys = {case.row["variant"]: {name: case.row[name] for name in CONFIGURATION_KEY} for case in cell}
         for layer in longest:
-            told = {"nodes": layer.nodes, "modules": layer.modules}
-            drawn += [{**key, **told, "ms": layer.ms[name]} for name, key in keys.items() if name in layer.ms]
+            names = {"nodes": layer.nodes, "modules": layer.modules}
+            drawn += [{**key, **names, "ms": layer.ms[name]} for name, key in keys.items() if name in layer.ms]
     return drawn

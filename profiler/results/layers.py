@@ -1,12 +1,12 @@
-"""Match the profiled layers of variants by the exported nodes, and put the passes of single layers together.
+"""Match the profiled layers of variants by the exported nodes, and combine the passes of single layers.
 
-The latter in the form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks).
+The latter have the form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -35,30 +35,22 @@ class Profiled:
         return float(sum(layer["ms"] for layer in self.layers))
 
 
-@dataclass
-class Group:
-    """Exported nodes that cannot be told apart, since some variant runs them as one; each variant's layers for them."""
+@dataclass(frozen=True)
+class Layer:
+    """Exported nodes that some variant runs as one, like "Conv_754 + relu", and each variant's time for them."""
 
-    nodes: list[str] = field(default_factory=list)
-    layers: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    modules: str = ""
-    """The PyTorch modules that they come from, like "layer1.0: conv3, bn3, add, relu"; empty if unknown."""
-
-    @property
-    def name(self) -> str:
-        """Join the nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
-        return " + ".join(node.removeprefix(_PREFIX) for node in self.nodes)
-
-    def ms(self, variant: str) -> float:
-        return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
+    nodes: str
+    ms: Mapping[str, float]
+    modules: str | None = None
+    """Their PyTorch modules, like "layer1.0: conv3, bn3, add, relu", if known."""
 
 
 def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> list[Profiled]:
-    """Return the rows that have layers, in their order; of those that are alike in the keys the first replicate."""
-    found = layers.join(rows.lazy().select(_CASE), on=_CASE, how="semi").collect()
-    parts = found.sort("order").partition_by(_CASE, as_dict=True)
-    own = rows.with_row_index("place").join(found, on=_CASE, how="semi", maintain_order="left")
-    first = own.sort("replicate", maintain_order=True).unique(keys, keep="first", maintain_order=True)
+    """Return the rows with layers, in their order; of rows with the same keys the first replicate."""
+    matching = layers.join(rows.lazy().select(_CASE), on=_CASE, how="semi").collect()
+    parts = matching.sort("order").partition_by(_CASE, as_dict=True)
+    profiled_rows = rows.with_row_index("place").join(matching, on=_CASE, how="semi", maintain_order="left")
+    first = profiled_rows.sort("replicate", maintain_order=True).unique(keys, keep="first", maintain_order=True)
     return [Profiled(row, parts[row["run_id"], row["case_id"]].to_dicts()) for row in first.sort("place").to_dicts()]
 
 
@@ -66,8 +58,15 @@ def together(cases: Iterable[Profiled], keys: Sequence[str]) -> list[list[Profil
     return list(grouped((tuple(case.row[key] for key in keys), case) for case in cases).values())
 
 
-def groups(cases: Sequence[Profiled]) -> list[Group]:
-    """Return the exported nodes in the graph's order, as finely as every variant tells them apart."""
+def match_layers(cases: Sequence[Profiled]) -> list[Layer]:
+    """Match variants' layers by the finest groups of exported nodes that each runs whole, in the graph's order.
+
+    Layers without nodes are summed at the end. If no layer has nodes, the first variant's layers stand alone.
+    """
+    covering = [(case.row["variant"], layer) for case in cases for layer in case.layers if layer["nodes"]]
+    if not covering:
+        variant = cases[0].row["variant"]
+        return [Layer(f"{layer['kind']} {layer['layer']}", {variant: layer["ms"]}) for layer in cases[0].layers]
     root: dict[str, str] = {}
 
     def find(node: str) -> str:
@@ -75,23 +74,27 @@ def groups(cases: Sequence[Profiled]) -> list[Group]:
             node = root[node]
         return node
 
-    covering = [(case, layer) for case in cases for layer in case.layers if layer["nodes"]]
     for _, layer in covering:
         for node in layer["nodes"]:
             root[find(node)] = find(layer["nodes"][0])
-    found: dict[str, Group] = {}
-    for node in _order(cases):
-        found.setdefault(find(node), Group()).nodes.append(node)
-    for case, layer in covering:
-        found[find(layer["nodes"][0])].layers.setdefault(case.row["variant"], []).append(layer)
+    layers_of = grouped((find(layer["nodes"][0]), (variant, layer)) for variant, layer in covering)
     namer = next((case.row["variant"] for case in cases if ENGINES[case.row["engine"]].layers_are_modules), "")
-    for group in found.values():
-        group.modules = _modules(group.layers.get(namer, []))
-    return list(found.values())
+    rows = []
+    for first, nodes in grouped((find(node), node) for node in _order(cases)).items():
+        by_variant = grouped(layers_of[first])
+        name = " + ".join(node.removeprefix(_PREFIX) for node in nodes)
+        rows.append(Layer(name, _sums(by_variant), _modules(by_variant.get(namer, []))))
+    others = ((case.row["variant"], layer) for case in cases for layer in case.layers if not layer["nodes"])
+    sums = _sums(grouped(others))
+    return [*rows, *[Layer("no exported node", sums)] * bool(sums)]
+
+
+def _sums(by_variant: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    return {variant: float(sum(layer["ms"] for layer in layers)) for variant, layers in by_variant.items()}
 
 
 def _order(cases: Sequence[Profiled]) -> list[str]:
-    """Order every node that some layer covers: as the case that knows most, the others' own nodes put between."""
+    """Order all covered nodes as the case with the most nodes does, with other cases' nodes in between."""
     runs = [list(dict.fromkeys(node for layer in case.layers for node in layer["nodes"])) for case in cases]
     order = list[str]()
     for nodes in sorted(runs, key=len, reverse=True):
@@ -104,22 +107,22 @@ def _order(cases: Sequence[Profiled]) -> list[str]:
 
 
 def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Name the common part of the modules' paths, then the rest of each, or its kind for an own operator."""
+    """Name the common part of the modules' paths, then each rest, or the kind of a module's operator."""
     paths = [layer["layer"].split(".") for layer in layers]
     common = [name for name, *_ in takewhile(lambda level: len({*level}) == 1, zip(*paths, strict=False))]
     head = ".".join(common)
     if all(path == common for path in paths):
         return head
     rests = (".".join(path[len(common) :]) for path in paths)
-    own = [rest or str(layer["kind"]).strip("_") for rest, layer in zip(rests, layers, strict=True)]
-    return f"{head + ': ' if head else ''}{', '.join(dict.fromkeys(own))}"
+    tails = [rest or str(layer["kind"]).strip("_") for rest, layer in zip(rests, layers, strict=True)]
+    return f"{head + ': ' if head else ''}{', '.join(dict.fromkeys(tails))}"
 
 
 def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row by KEYS of each measured layer: its training pass, or inference as the forward part.
+    """Return one row by KEYS per measured layer: its training pass, or inference as the forward part.
 
-    All times and rates are on one `clock`: "gpu" where the device's own time is there for all of the row, else the
-    headline's. `status` and `reason` are training's if it was asked for. `results` are results.parquet's.
+    All times and rates are on one `clock`: "gpu" if the device's time is known for the whole row, else the headline
+    clock. `status` and `reason` are training's if the job has training. `results` are results.parquet's.
     """
     layers = cells(results.filter(pl.col("model_kind") == "layer"), by=("machine", "device")).rename({"model": "layer"})
     in_training, parts = pl.col("pass") == "training", [f"gpu_{part}_ms" for part in PARTS]
@@ -131,13 +134,13 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     figures |= {name: pl.when(in_training).then(value) for name, value in whole.items()}
     figures["clock"] = pl.when(gated).then(pl.lit("gpu")).otherwise("clock")
     part_flops = pl.col("flops_per_item") * pl.col("batch_size") / pl.when(in_training).then(3).otherwise(1)
-    # Where training has no time, inference stands in for its forward part.
+    # Inference stands in for the forward part of training without a time.
     rank = pl.when(~in_training).then(1).when(total.is_null()).then(2).otherwise(0)
-    rows = layers.with_columns(**figures, part_tflop=part_flops / 1e9, rank=rank).group_by(KEYS, maintain_order=True)
-    made = rows.agg(
+    layers = layers.with_columns(**figures, part_tflop=part_flops / 1e9, rank=rank)
+    rows = layers.group_by(KEYS, maintain_order=True).agg(
         pl.col(*figures, "part_tflop", "peak_memory_mib").sort_by("rank").first(),
         pl.col("status", "reason").sort_by(~in_training).first(),
     )
     backward, tflop = pl.col("grad_input_ms") + pl.col("grad_weight_ms"), pl.col("part_tflop")
     rates = {"forward_tflops": tflop / pl.col("forward_ms"), "total_tflops": 3 * tflop / pl.col("total_ms")}
-    return made.with_columns(backward_ms=backward, **rates).drop("part_tflop")
+    return rows.with_columns(backward_ms=backward, **rates).drop("part_tflop")

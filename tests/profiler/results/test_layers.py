@@ -9,20 +9,21 @@ import polars as pl
 import pytest
 from handmade import layer
 
-from profiler.results.layers import Profiled, groups, layer_rows, profiled, together
+from profiler.results.layers import Profiled, layer_rows, match_layers, profiled, together
 
 GFLOP = 1e9
 EAGER = Profiled({"engine": "eager", "variant": "mine"}, handmade.EAGER)
 ORT = Profiled({"engine": "ort", "variant": "ort"}, handmade.ORT)
 
 
-def test_groups_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
-    found = groups([EAGER, ORT])
-    assert [group.name for group in found] == ["Conv_1 + relu", "add", "reshape", "linear"]
-    assert [group.ms("mine") for group in found] == [3.0, 0.25, 0.0, 0.75]
-    assert [group.ms("ort") for group in found] == [1.5, 0.2, 0.0, 0.7]
-    assert [group.name for group in groups([EAGER])] == ["Conv_1", "relu", "add", "linear"]
-    assert {group.modules for group in groups([ORT])} == {""}
+def test_layers_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
+    found = match_layers([EAGER, ORT])
+    names = ["Conv_1 + relu", "add", "reshape", "linear", "no exported node"]
+    assert [layer.nodes for layer in found] == names
+    assert [layer.ms.get("mine", 0.0) for layer in found] == [3.0, 0.25, 0.0, 0.75, 0.0]
+    assert [layer.ms.get("ort", 0.0) for layer in found] == [1.5, 0.2, 0.0, 0.7, 0.1]
+    assert [layer.nodes for layer in match_layers([EAGER])] == ["Conv_1", "relu", "add", "linear"]
+    assert not any(layer.modules for layer in match_layers([ORT]))
 
 
 def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
@@ -54,8 +55,8 @@ def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
 )
 def test_modules_are_named_by_what_they_have_in_common(layers: list[dict[str, Any]], said: str) -> None:
     own = [{**one, "nodes": ["node_Conv"]} for one in layers]
-    found = groups([ORT, Profiled({"engine": "eager", "variant": "mine"}, own)])
-    assert {group.name: group.modules for group in found if group.modules} == {"Conv": said}
+    found = match_layers([ORT, Profiled({"engine": "eager", "variant": "mine"}, own)])
+    assert {layer.nodes: layer.modules for layer in found if layer.modules} == {"Conv": said}
 
 
 def case(variant: str, pass_: str = "training", **more: Any) -> dict[str, Any]:
