@@ -20,7 +20,7 @@ import polars as pl
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
-from profiler.published.cleaning import Run, clean, read_run, write_run
+from profiler.published.cleaning import Run, clean, commands_of, read_run, write_run
 from profiler.results.cells import GROUP, OK, cells, not_measured
 from profiler.results.choice import MAX_ERROR, cell_name, choices
 from profiler.results.columns import Group, factor, field, names
@@ -191,13 +191,9 @@ def _table(frame: pl.DataFrame, fields: Sequence[Field]) -> str:
     return markdown(Table("", "", frame, fields)).rstrip()
 
 
-def _commands(run: Run) -> list[list[str]]:
-    return [words for words in [*run.environment.get("earlier_commands", []), run.environment.get("command")] if words]
-
-
 def _jobs(runs: Sequence[Run]) -> list[str]:
     """Say which job file is here, and which are gone."""
-    files = [word for run in runs for words in _commands(run) for word in words if word.endswith(".yaml")]
+    files = [word for run in runs for words in commands_of(run.environment) for word in words if word.endswith(".yaml")]
     first, *others = dict.fromkeys(files) or ["bench.yaml"]
     said = [f"`{first}` is [bench.yaml](bench.yaml) here"] * (first != "bench.yaml")
     said += [f"{numbers.listed(f'`{name}`' for name in others)} are not kept"] * bool(others)
@@ -206,7 +202,7 @@ def _jobs(runs: Sequence[Run]) -> list[str]:
 
 def _run(run: Run) -> str:
     """Write its commands and how many cases are of each status."""
-    commands = ", then ".join(f"`{shlex.join(words)}`" for words in _commands(run))
+    commands = ", then ".join(f"`{shlex.join(words)}`" for words in commands_of(run.environment))
     counts = run.results["status"].value_counts(sort=True).rows()
     return f"{commands or 'Its command is not known'}: {', '.join(f'{count} {status}' for status, count in counts)}."
 

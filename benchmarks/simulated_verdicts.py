@@ -76,7 +76,7 @@ def cells(counted: Floats, known: Spread | None, seen: Floats | None = None, tes
     return Processes(
         middle=np.median(counted, axis=1),
         count=np.full(number, float(count)),
-        seen=np.full(number, float(every.shape[1])),
+        usable=np.full(number, float(every.shape[1])),
         variance=every.var(axis=1, ddof=1) if every.shape[1] > 1 else np.full(number, np.nan),
         lowest=np.quantile(counted, at, axis=1),
         highest=np.quantile(counted, 1 - at, axis=1),

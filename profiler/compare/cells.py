@@ -1,6 +1,6 @@
-"""Compare the cells of several sides, such as two machines, and sum up what they say; all of it is data.
+"""Compare the cells of several sides, such as two machines, as data.
 
-A ratio is the base's time over the side's: how many times faster the side is.
+A ratio is the base's time over the side's: the side is so many times faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_A_SIDE = {
     "processes": "processes",
     "footnotes": "footnotes",
 }
-"""By column of a cell its name behind `base_` and `side_`."""
+"""Name of a cell's column behind `base_` and `side_`."""
 _FAILED = ("failed", "oom", "timeout", "crashed")
 REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
 """The codes of regressions, worst first, with their exit codes."""
@@ -40,15 +40,15 @@ def compare(
     base: str | None = None,
     only: pl.Expr | None = None,
 ) -> pl.DataFrame:
-    """Return one row a cell and side: how many times faster the side is than the base, and how much memory it takes.
+    """Return one row per cell and side: how many times faster than the base it is, and its memory.
 
     `results` has all rows of its runs; `by` is the text column whose values are the sides. The base is the side of that
     name, else the first. `only` selects cells.
 
-    `ratio`, its 95 % interval and `verdict` are of the latency; memory is in MiB. A cell that failed or that a side
-    lacks has no ratio: its status says why, or is null. `differs` says "options" where these are not the same.
+    `ratio`, its 95 % interval and `verdict` are of the latency; memory is in MiB. A failed or missing cell has no
+    ratio, and its status, or null. `differs` is "options" if the sides' options differ.
 
-    Raises ConfigError for a column that does not exist, for one side only, and where sides share no cell.
+    Raises ConfigError for a missing column, for a single side, and for sides without a common cell.
     """
     texts = [name for name, dtype in results.collect_schema().items() if dtype == pl.String]
     if by not in texts:
@@ -58,23 +58,23 @@ def compare(
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
     lines = merged.cells(rows, by=("side",)).with_columns(pl.col("setting").fill_null(""))
     lines = lines if only is None else lines.filter(only)
-    # A cell is not told by its side, which may be a part of its setting.
-    own = pl.col("setting").str.strip_suffix(pl.col("side")) if by == "shape" else pl.col("setting")
-    lines = lines.with_columns(own.str.replace(f"(^|/){re.escape(by)}=[^/]*", "").str.strip_chars("/"))
+    # The side, which may be a part of the setting, is no part of a cell's key.
+    setting = pl.col("setting").str.strip_suffix(pl.col("side")) if by == "shape" else pl.col("setting")
+    lines = lines.with_columns(setting.str.replace(f"(^|/){re.escape(by)}=[^/]*", "").str.strip_chars("/"))
     if by in CELL:
         lines = lines.with_columns(pl.lit(None, lines.schema[by]).alias(by))
     names = lines["side"].unique(maintain_order=True).to_list()
     if len(names) < 2:
-        there = f"there is only one side ({by} {names[0]})" if names else "--only: no row of these runs matches"
-        raise ConfigError(f"{there}: give another run, or other sides by --by")
+        problem = f"there is only one side ({by} {names[0]})" if names else "--only: no row of these runs matches"
+        raise ConfigError(f"{problem}: give another run, or other sides by --by")
     if base is not None and base not in names:
         raise ConfigError(f"--base: no side is called '{base}'{nearest(base, names)}")
     base = base or names[0]
-    found = pl.concat(_against(lines, base, side) for side in names if side != base)
-    if found.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
-        others, keys = (", ".join(each) for each in (names, [name for name in CELL if name != by]))
-        raise ConfigError(f"no cell is on both sides: {others} share no {keys}; compare runs of the same models")
-    return found
+    compared = pl.concat(_against(lines, base, side) for side in names if side != base)
+    if compared.drop_nulls(["base_status", "side_status"]).is_empty():
+        sides, keys = ", ".join(names), ", ".join(name for name in CELL if name != by)
+        raise ConfigError(f"no cell is on both sides: {sides} share no {keys}; compare runs of the same models")
+    return compared
 
 
 def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
@@ -84,9 +84,8 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         other, on=CELL, how="full", suffix="_side", coalesce=True, nulls_equal=True, maintain_order="left_right"
     )
     both = both.hstack(merged.compared(both, base="", own="_side"))
-    own = {
-        f"{of}_{new}": f"{old}{end}" for old, new in _OF_A_SIDE.items() for of, end in (("base", ""), ("side", "_side"))
-    }
+    ends = (("base", ""), ("side", "_side"))
+    of_sides = {f"{side}_{new}": f"{old}{end}" for old, new in _OF_A_SIDE.items() for side, end in ends}
     ratios = {f"ratio{end}": f"factor{end}" for end in ("", "_low", "_high")}
     memory = pl.col("peak_memory_mib_side") / pl.col("peak_memory_mib")
     differs = pl.col("variant").is_not_null() & (pl.col("options") != pl.col("options_side"))
@@ -95,7 +94,7 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         pl.lit(side).alias("side"),
         *CELL[:-1],
         pl.col("setting").replace("", None),
-        **own,
+        **of_sides,
         **ratios,
         verdict="verdict",
         degrees=pl.min_horizontal("latency_degrees", "latency_degrees_side"),
@@ -105,11 +104,11 @@ def _against(lines: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
 
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
-    """Return the cells of `compare` that are worse by more than the limit, worst first, each with a `code`.
+    """Return the cells of `compare` that are worse than the limit allows, worst first, with a `code`.
 
-    `slower`: the ratio lies beyond the limit for certain; in 97.5 % of comparisons no cell is called so falsely,
-    however many there are. `failed`: the base ran the cell. `unclear`: the ratio lies beyond the limit, and not for
-    certain. `lost`: the base ran the cell, and the side lacks it or cannot run it.
+    `slower`: the ratio is surely beyond the limit; 97.5 % of comparisons have no false one among any number of cells.
+    `unclear`: it is beyond the limit, but not surely. `failed`: the cell fails, and the base ran it. `lost`: the side
+    lacks the cell or cannot run it, and the base ran it.
     """
     beyond, ran = 1 / (1 + limit), pl.col("base_status") == "ok"
     tests: dict[str, pl.Expr | pl.Series] = {
@@ -122,14 +121,14 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
     status = pl.concat_str("side_status", "side_reason", separator=": ", ignore_nulls=True)
     ends = {"ratio": "ratio", "low": "ratio_low", "high": "ratio_high"}
     reason = pl.when(pl.col("side_status") != "ok").then(status)
-    found = cells.select("base", "side", code=code, cell=cell_name(), **ends, limit=limit, reason=reason)
-    return found.drop_nulls("code").sort("code", "ratio", nulls_last=True, maintain_order=True)
+    rows = cells.select("base", "side", code=code, cell=cell_name(), **ends, limit=limit, reason=reason)
+    return rows.drop_nulls("code").sort("code", "ratio", nulls_last=True, maintain_order=True)
 
 
 def _surely_below(cells: pl.DataFrame, limit: float) -> list[bool]:
-    """Tell by row whether its ratio lies below a limit, at one level for all rows together.
+    """Return whether each row's ratio lies below a limit, at one level for all rows together.
 
-    Student's t of the ratio's interval gives each row's chance of lying so far below by luck alone.
+    Student's t of the ratio's interval gives each row's chance to lie so far below by luck alone.
     """
     from scipy.special import stdtr
 
@@ -148,10 +147,10 @@ def cell_name() -> pl.Expr:
 
 
 def totals(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return one row for each side and pass in which cells of `compare` have a ratio, in their order.
+    """Return one row per side and pass with ratios, in the order of `compare`.
 
-    `ratio` and `memory_ratio` are geometric means; `low` and `high` are the 95 % interval of that ratio, whose arms are
-    the cells' in squares (cells are measured by themselves), null where a cell has none.
+    `ratio` and `memory_ratio` are geometric means. The arms of the 95 % interval, `low` to `high`, add the cells' in
+    squares (cells are measured independently); it is null if a cell has no interval.
     """
     mean = {name: pl.col(name).log().mean().exp() for name in ("ratio", "memory_ratio")}
     is_known = pl.col("ratio_low").null_count() == 0
@@ -165,6 +164,6 @@ def totals(cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def resolution(cells: pl.DataFrame) -> float | None:
-    """Return the difference, as a share, that half of the cells can tell: the median half-width of their intervals."""
+    """Return the median half-width of the cells' intervals, as a share: half of the cells resolve this difference."""
     width = cells.select((pl.col("ratio_high") / pl.col("ratio_low")).log().median() / 2).item()
     return None if width is None else math.expm1(width)

@@ -1,4 +1,4 @@
-"""Compare runs, machines or versions, and what their environments do not have in common; print or write it."""
+"""Compare runs, machines or versions, and their environments; print the result or write it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _OF_THE_RUN = {"command", "earlier_commands", "wall_seconds", "roofs_quiet", "un
 _TWICE = {f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages}
 """Packages whose versions have a key of their own."""
 _CLOSE = 0.02
-"""Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
+"""Figures within this share are the same: every run measures roofs and clocks again."""
 
 
 class OtherModel(BaseModel):
-    """Name a model that is another network in `side` than in `base`; not `certain` where only its code differs."""
+    """A model that is another network in `side` than in `base`; not `certain` if only its code differs."""
 
     model: str
     base: str
@@ -54,10 +54,10 @@ class OtherModel(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Hold all that a comparison found, as --format json writes it.
+    """A comparison as --format json writes it.
 
     `sides` has each side's run ids. `cells`, `totals` and `regressions` are frames of profiler/compare/cells.py; the
-    last is null without a limit. In half of the cells differences below the share `resolution` cannot be told.
+    last is null without a limit. Half of the cells cannot resolve differences below the share `resolution`.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -73,7 +73,7 @@ class Comparison(BaseModel):
 
     @property
     def exit_code(self) -> int:
-        """Return 1 for a regression or without a ratio, 4 for what is unclear or lost, else 0."""
+        """Return 1 for a regression or without a ratio, 4 for unclear or lost cells, else 0."""
         if self.totals.is_empty():
             return 1
         codes = () if self.regressions is None else self.regressions["code"].unique()
@@ -81,39 +81,34 @@ class Comparison(BaseModel):
 
 
 def execute(options: Options, console: Console) -> int:
-    """Compare and print; return 1 for a regression or without a ratio, 4 for an unclear regression, else 0.
-
-    Raises ConfigError for what cannot be used.
-    """
+    """Compare, print, and return the comparison's exit code. Raises ConfigError."""
     check_choice("--format", options.format, FORMATS)
     comparison = make_comparison(options)
-    if options.format == "text":
-        for section in sections(comparison, options.top):
-            print_section(console, section)
-        return comparison.exit_code
     if options.format == "json":
         print(comparison.model_dump_json())
-    else:
+    elif options.format == "md":
         print("\n".join(map(markdown_section, sections(comparison, options.top))), end="")
+    else:
+        for section in sections(comparison, options.top):
+            print_section(console, section)
     return comparison.exit_code
 
 
 def make_comparison(options: Options) -> Comparison:
-    """Compare as the options ask. Raises ConfigError for what cannot be used."""
-    limit = (
-        None if options.fail_on_regression is None else parse_limit("--fail-on-regression", options.fail_on_regression)
-    )
+    """Compare as the options ask. Raises ConfigError."""
+    text = options.fail_on_regression
+    limit = None if text is None else parse_limit("--fail-on-regression", text)
     only, runs, by = parse_only(options.only), read_runs(options.runs), options.by or "run"
     results = runs.results.with_columns(run=pl.col("run_id").replace_strict(runs.labels, return_dtype=pl.String))
-    wanted = None
+    is_selected = pl.lit(value=True)
     if only is not None:
         check_only(only, results)
         replicates = only.conditions.get("replicate")
         results = results.filter(pl.col("replicate").is_in(replicates)) if replicates else results
-        wanted = chosen(only.without("replicate"))
+        is_selected = chosen(only.without("replicate"))
     rows = results.collect()
-    cells = compare(rows, by, options.base, wanted)
-    rows = rows.filter(pl.lit(value=True) if wanted is None else wanted, pl.col(by).is_not_null())
+    cells = compare(rows, by, options.base, is_selected)
+    rows = rows.filter(is_selected, pl.col(by).is_not_null())
     sides = dict(rows.group_by(by, maintain_order=True).agg(pl.col("run_id").unique(maintain_order=True)).iter_rows())
     base_first = dict(sorted(sides.items(), key=lambda side: side[0] != options.base))
     return Comparison(
@@ -130,11 +125,11 @@ def make_comparison(options: Options) -> Comparison:
 
 
 def parse_limit(option: str, text: str) -> float:
-    """Read "5%" or "0.05" as 0.05; raise ConfigError for anything else."""
-    found = _LIMIT.fullmatch(text.strip())
-    if not found:
+    """Read "5%" or "0.05" as 0.05. Raises ConfigError for anything else."""
+    match = _LIMIT.fullmatch(text.strip())
+    if not match:
         raise ConfigError(f"{option}: expected a percentage such as 5%, or a share, got '{text}'")
-    return float(found[1]) / 100 if found[1] else float(found[2])
+    return float(match[1]) / 100 if match[1] else float(match[2])
 
 
 def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Container[str]) -> list[OtherModel]:
@@ -157,50 +152,51 @@ def other_models(runs: Runs, sides: Mapping[str, Sequence[str]], models: Contain
 
 
 def _environments(rows: pl.DataFrame, runs: Runs) -> list[dict[str, Any]]:
-    """List the environments of a side's runs, with their rows' median SM clock, and the libraries that ran no row."""
-    found = []
+    """List the environments of a side's runs, with their rows' median SM clock, without unused libraries' versions."""
+    environments = []
     for (run_id,), part in rows.group_by("run_id", maintain_order=True):
-        others = dict.fromkeys(versions_of_others(part["engine"].unique()))
-        found.append({**runs.environments[str(run_id)], **others, "sm_clock_mhz": part["sm_clock_mhz"].median()})
-    return found
+        unused = dict.fromkeys(versions_of_others(part["engine"].unique()))
+        clock = {"sm_clock_mhz": part["sm_clock_mhz"].median()}
+        environments.append(runs.environments[str(run_id)] | unused | clock)
+    return environments
 
 
 def differences(sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
-    """Return one row a fact that every side recorded, and otherwise: `what`, then each side's values under its name."""
-    flattened = {name: [dict(flat(environment)) for environment in own] for name, own in sides.items()}
+    """Return one row per fact that all sides recorded differently: `what`, then each side's values under its name."""
+    flattened = {name: [dict(flat(environment)) for environment in runs] for name, runs in sides.items()}
     rows = []
     for key in dict.fromkeys(key for runs in flattened.values() for run in runs for key in run):
         if key.partition(".")[0] in _OF_THE_RUN or key in _TWICE:
             continue
         facts = {name: [run.get(key) for run in runs] for name, runs in flattened.items()}
-        values = {name: _distinct(v for v in own if isinstance(v, str | int | float)) for name, own in facts.items()}
-        if all(values.values()) and len(_distinct(value for own in values.values() for value in own)) > 1:
-            told = {
-                name: [compact(v, 5) if isinstance(v, float) else str(v) for v in own] for name, own in values.items()
+        values = {name: _distinct(v for v in of if isinstance(v, str | int | float)) for name, of in facts.items()}
+        if all(values.values()) and len(_distinct(value for side in values.values() for value in side)) > 1:
+            texts = {
+                name: [compact(v, 5) if isinstance(v, float) else str(v) for v in of] for name, of in values.items()
             }
-            rows.append({"what": key, **{name: ", ".join(own) for name, own in told.items()}})
+            rows.append({"what": key, **{name: ", ".join(side) for name, side in texts.items()}})
     return rows
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
     """List the values that are not close to an earlier one."""
-    found: list[Any] = []
+    distinct: list[Any] = []
     for value in values:
-        close = (math.isclose(value, old, rel_tol=_CLOSE) for old in found if isinstance(old, float))
-        if value not in found and not (isinstance(value, float) and any(close)):
-            found.append(value)
-    return found
+        close = (math.isclose(value, old, rel_tol=_CLOSE) for old in distinct if isinstance(old, float))
+        if value not in distinct and not (isinstance(value, float) and any(close)):
+            distinct.append(value)
+    return distinct
 
 
 def sections(comparison: Comparison, top: int) -> list[Section]:
-    """Return what is printed, in order; each table of cells has the `top` that changed most."""
+    """Return the printed sections; each table of cells has the `top` that changed most."""
     parts = [_totals(comparison), _cells(comparison, top), _differences(comparison)]
     parts += [_regressions(comparison, top), Section("Notes", comparison.notes)]
     return [part for part in parts if part.paragraphs or part.tables]
 
 
 def _totals(comparison: Comparison) -> Section:
-    """Say which models are others before any factor, then how the sides compare, and what can be told."""
+    """State differences between models, then compare the sides, with the resolution."""
     paragraphs = [
         f"{'Not' if other.certain else 'Maybe not'} the same model in {other.side} as in {other.base}: {other.model} "
         f"({', '.join(other.differs)})."
@@ -214,7 +210,7 @@ def _totals(comparison: Comparison) -> Section:
         return Section(title, [*paragraphs, "No cell was measured on both sides."])
     if comparison.resolution:
         share = percent(comparison.resolution, 0 if comparison.resolution >= 0.1 else 1)
-        paragraphs.append(f"Differences below {share} % cannot be told here; more --replicates would tell them.")
+        paragraphs.append(f"Differences below {share} % cannot be resolved; more --replicates would resolve them.")
     fields = [
         *(words(name.title(), name) for name in ("side", "pass")),
         figure("Cells", "cells", whole),
@@ -228,7 +224,7 @@ def _totals(comparison: Comparison) -> Section:
 
 
 def _cells(comparison: Comparison, top: int) -> Section:
-    """Return a table a side and pass: the slowest and the fastest, where there are more than `top`."""
+    """Return one table per side and pass, with at most `top` cells: the slowest and the fastest."""
     fields = [
         *map(field, ("model", "variant", "precision", "batch_size", "setting")),
         figure("Base", "base_ms", _FOUR_DIGITS, unit="ms", expendable=2),
@@ -262,7 +258,6 @@ def _differences(comparison: Comparison) -> Section:
 
 
 def _regressions(comparison: Comparison, top: int) -> Section:
-    """Return the cells that are worse than the limit allows, the `top` worst."""
     if comparison.regressions is None:
         return Section()
     counts = comparison.regressions["code"].value_counts(sort=True)

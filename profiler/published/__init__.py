@@ -1,1 +1,1 @@
-"""Show runs next to published benchmarks: studies → references → times → tables → cleaning → command."""
+"""Show runs next to published benchmarks."""

@@ -1,4 +1,4 @@
-"""Compare own rows with a study's published ones: five conclusions, a matrix of ratios, and its claims as of today."""
+"""Compare our rows with a study's published ones: five conclusions, a matrix of ratios, and its claims as of today."""
 
 from __future__ import annotations
 
@@ -19,52 +19,51 @@ from profiler.tables.writers import MARK
 MATRIX = "How many times as fast"
 CONCLUSIONS = 5
 OWN = f"{MARK}\u00a0{{}}"
-"""The heading of a column of ours; on a terminal it does not break after the sign."""
+"""The heading of a column of ours; a terminal does not break it after the sign."""
 Claim = Mapping[str, Any]
 _USES = {"inference": "classify", "training": "train on"}
 _KEYS = ("network", "pass", "key")
 _WITHOUT_CUDNN = pl.col("implementation").str.starts_with("eager-nocudnn")
 _TIMED = (pl.col("device") == "cpu") | pl.col("gpu_ms").is_not_null()
-"""Own sweeps compare sizes by the device's clock, which some GPU rows lack."""
+"""Our sweeps compare sizes by the device's clock, which some GPU rows lack."""
 _SWEEP_CLAIMS = ("time_per_sample", "ms_above_twice", "curvature")
 
 
 def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of networks and layers with a time per image; `side` tells what ran them where.
+    """Return the rows of networks and layers with a time per image.
 
-    `key` is the batch size in a sweep.
+    `side` names what ran them where; `key` is the batch size in a sweep.
     """
     study, library = STUDIES[name], pl.col("library")
     if "layers" in study.tables:
-        one = (pl.col("layer") != "total") & pl.col("implementation").ne_missing(BEST_PER_LAYER)
-        layers = layers.filter(one).with_columns(
+        single = (pl.col("layer") != "total") & pl.col("implementation").ne_missing(BEST_PER_LAYER)
+        layers = layers.filter(single).with_columns(
             pl.lit("training").alias("pass"), network="layer", swept=pl.lit(value=False),
             gpu_ms=pl.lit(None, pl.Float64), published_network=pl.lit(None, pl.String), note=pl.lit(None, pl.String),
         )  # fmt: skip
-        # Published rows stand beside own ones of their kind.
+        # Published rows stand beside our rows of their kind.
         both = (layers, rows)
-        rows = pl.concat([each for each in both if each["ours"].any()] or both, how="diagonal_relaxed")
+        rows = pl.concat([frame for frame in both if frame["ours"].any()] or both, how="diagonal_relaxed")
     if study.by_release:
         library = release()
     named = ["machine", library, *["implementation"] * ("implementation" in study.columns)]
     side = pl.concat_str(named, separator=", ", ignore_nulls=True)
-    # Published figures have no intervals, and are taken as they are.
-    totals = {own: pl.when("ours").then(total).otherwise("total_ms") for total, own in TOTALS.items()}
-    per_image = {own: total / pl.col("batch_size") for own, total in totals.items()}
+    # Published figures have no intervals.
+    totals = {cell: pl.when("ours").then(total).otherwise("total_ms") for total, cell in TOTALS.items()}
+    per_image = {cell: total / pl.col("batch_size") for cell, total in totals.items()}
     return rows.with_columns(**per_image, side=side, key=pl.when("swept").then("batch_size")).drop_nulls("latency_ms")
 
 
 def release() -> pl.Expr:
-    """Name the cuDNN of a published row; keep an own row's library."""
+    """Name the cuDNN of a published row, the library of ours."""
     named = pl.when(library="None").then(pl.lit("no cuDNN")).otherwise("cuDNN " + pl.col("library"))
     return pl.when("ours").then("library").otherwise(named)
 
 
 def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
-    """Keep our rows, and one published row a machine and network: its newest release, or its fastest library.
+    """Keep our rows, and one published row per machine and network: its newest release or fastest library.
 
-    The `side` of a published row is then the machine; where there is one machine every library stays, under its name.
-    All rows have a time, so an older release stands for one that could not run.
+    A published row's `side` becomes its machine. A single machine keeps a row per library, under the library's name.
     """
     published = rows.filter(~pl.col("ours"))
     if published["machine"].n_unique() < 2:
@@ -80,9 +79,9 @@ def represented(rows: pl.DataFrame, study: Study) -> pl.DataFrame:
 
 
 def matrix(rows: pl.DataFrame) -> list[Section]:
-    """Compare every side with each published one, and with what stands for these on our machines.
+    """Compare every side with each published one and with our counterparts.
 
-    A cell is the geometric mean of the ratios over all networks that both ran, and their range, to the ends of the 95 %
+    A cell is the geometric mean of the ratios over the networks that both ran, and their range, to the ends of the 95 %
     intervals.
     """
     columns = rows.filter(~pl.col("ours") | pl.col("counterpart")).sort("ours", maintain_order=True)
@@ -96,8 +95,8 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
     parts = ["middle", "low", "high"]
     wide = ratios.pivot("side_base", index=["side", "ours"], values=parts, maintain_order=True)
     fields = [words("×", "side")] + [
-        figure(OWN.format(side) if own else side, tuple(f"{part}_{side}" for part in parts), mean_factors)
-        for side, own in columns.select("side", "ours").unique(maintain_order=True).rows()
+        figure(OWN.format(side) if ours else side, tuple(f"{part}_{side}" for part in parts), mean_factors)
+        for side, ours in columns.select("side", "ours").unique(maintain_order=True).rows()
         if f"middle_{side}" in wide.columns
     ]
     text = (
@@ -108,9 +107,9 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
 
 
 def sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) -> str:
-    """Say in which range of factors rows are faster than others, of the same networks; empty if they share none.
+    """State the range of factors of rows over others of the same networks; empty if they share no network.
 
-    They are "faster" only if the whole interval of every ratio says so.
+    Rows are "faster" only if the whole interval of every ratio lies above 1.
     """
     both = _pairs(rows, bases)
     if both.is_empty():
@@ -123,84 +122,80 @@ def sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) 
 
 
 def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[str]:
-    """Draw five of the source's kind of conclusions from own rows, the broadest first and GPUs before CPUs."""
+    """Draw five conclusions of the source's kinds from our rows, the broadest first and GPUs before CPUs."""
     published, ours = rows.filter(~pl.col("ours")), rows.filter("ours")
-    standing = ours.filter("counterpart").sort("device", descending=True, maintain_order=True)
-    machines = standing.partition_by("machine", maintain_order=True)
+    counterparts = ours.filter("counterpart").sort("device", descending=True, maintain_order=True)
+    machines = counterparts.partition_by("machine", maintain_order=True)
     drawn: list[tuple[int, str, pl.DataFrame, str, pl.DataFrame]] = []
-    for own in machines:
-        machine, device, variant = own.select("machine", "device", "implementation").row(0)
-        mine, same = ours.filter(machine=machine), published.filter(device=device)
+    for usual in machines:
+        machine, device, variant = usual.select("machine", "device", "implementation").row(0)
+        mine, theirs = ours.filter(machine=machine), published.filter(device=device)
         called = f"{machine} ({variant} fp32)"
         units = {"cuda": "GPU", "cpu": "CPU"} if published["machine"].n_unique() > 1 else {device: "library"}
-        if same["network"].n_unique() > 1:
-            drawn.append((0, f"The {called}", own, f"the fastest published {units[device]}", fastest(same)))
+        if theirs["network"].n_unique() > 1:
+            drawn.append((0, f"The {called}", usual, f"the fastest published {units[device]}", fastest(theirs)))
         if units[device] == "GPU":
             # The fastest of those that ran most networks.
-            of_side = same.group_by("side").agg(pl.len(), speed=-pl.col("latency_ms").log().mean())
+            of_side = theirs.group_by("side").agg(pl.len(), speed=-pl.col("latency_ms").log().mean())
             best = of_side.sort("len", "speed")["side"][-1]
-            drawn.append((1, f"The {machine}", own, f"the {best}", same.filter(side=best)))
-        drawn.append((2, f"On the {machine}, cuDNN", own, "PyTorch without it", mine.filter(_WITHOUT_CUDNN)))
-        own_sizes = own.filter(_TIMED)
-        sizes = {
-            size: own_sizes.filter(key=size).with_columns(key=None)
-            for size in own_sizes["key"].drop_nulls().unique().sort()
-        }
-        for least in [size for size in (min(sizes, default=0), 8, 64) if size in sizes and size < max(sizes)]:
-            most = f"Per image, the {machine} with {max(sizes)} at a time"
-            drawn.append((2, most, sizes[max(sizes)], f"with {least}", sizes[least]))
-        slower = [its for its in machines if (device, its["device"][0]) == ("cuda", "cpu")]
-        drawn += [(6, f"Per image, the {machine}", own, f"the {its['machine'][0]}", its) for its in slower]
+            drawn.append((1, f"The {machine}", usual, f"the {best}", theirs.filter(side=best)))
+        drawn.append((2, f"On the {machine}, cuDNN", usual, "PyTorch without it", mine.filter(_WITHOUT_CUDNN)))
+        timed = usual.filter(_TIMED)
+        sizes = {size: timed.filter(key=size).with_columns(key=None) for size in timed["key"].drop_nulls().unique()}
+        largest = max(sizes, default=0)
+        for size in [size for size in (min(sizes, default=0), 8, 64) if size in sizes and size < largest]:
+            subject = f"Per image, the {machine} with {largest} at a time"
+            drawn.append((2, subject, sizes[largest], f"with {size}", sizes[size]))
         if mine["side"].n_unique() > 1:
-            drawn.append((4, f"The {machine} in its fastest configuration", fastest(mine), f"the {called}", own))
+            drawn.append((4, f"The {machine} in its fastest configuration", fastest(mine), f"the {called}", usual))
         others = mine.filter(~pl.col("counterpart")).partition_by("side", maintain_order=True)
-        drawn += [(5, its["side"][0], its, str(variant), own) for its in others]
-    said = [sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
+        drawn += [(5, other["side"][0], other, str(variant), usual) for other in others]
+    sentences = [sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
     first = _winners(ours) if "frameworks" in STUDIES[name].tables else _prices(name, results, published)
-    return [text for text in (*first, *said) if text][:CONCLUSIONS]
+    return [text for text in (*first, *sentences) if text][:CONCLUSIONS]
 
 
 def _winners(ours: pl.DataFrame) -> list[str]:
     """Count the networks on which each library is proven the fastest, by machine and pass."""
-    said, rows = [], ours.filter(~pl.col("swept")).sort("device", descending=True, maintain_order=True)
-    for (machine, pass_), own in rows.group_by("machine", "pass", maintain_order=True):
-        ranked = own.sort("latency_ms").with_columns(rank=pl.int_range(pl.len()).over("network"))
+    texts, rows = [], ours.filter(~pl.col("swept")).sort("device", descending=True, maintain_order=True)
+    for (machine, pass_), part in rows.group_by("machine", "pass", maintain_order=True):
+        ranked = part.sort("latency_ms").with_columns(rank=pl.int_range(pl.len()).over("network"))
         both = _pairs(ranked.filter(rank=0), ranked.filter(rank=1), ("network",))
         proven = both.filter(pl.col("factor_low") > 1)
         counts = proven["library"].value_counts(sort=True).sort("count", "library", descending=[True, False]).rows()
         if both.height:
             wins = [f"{library} is the fastest on {won} of {both.height} networks" for library, won in counts]
             ties = [f"the first two tie on {both.height - proven.height}"] * (proven.height < both.height)
-            said.append(f"On the {machine}, {PASSES[str(pass_)]}: {'; '.join(wins + ties)}.")
-    return said
+            texts.append(f"On the {machine}, {PASSES[str(pass_)]}: {'; '.join(wins + ties)}.")
+    return texts
 
 
 def _prices(name: str, results: pl.DataFrame, published: pl.DataFrame) -> list[str]:
-    """Say what a million images cost on each machine whose price is known, in the cheapest way for each network."""
-    costs, said = cost_rows(name, results).drop_nulls("usd_per_million_items"), []
+    """State each priced machine's cost of a million images, in the cheapest way for each network."""
+    costs, texts = cost_rows(name, results).drop_nulls("usd_per_million_items"), []
     for (machine, price), rows in costs.group_by("machine", "usd_per_hour", maintain_order=True):
         usd = pl.col("usd_per_million_items")
-        least = rows.group_by("pass", "network").agg(usd.min())
-        ends = least.group_by("pass").agg(low=usd.min(), high=usd.max()).sort("pass").rows()
+        cheapest = rows.group_by("pass", "network").agg(usd.min())
+        ends = cheapest.group_by("pass").agg(low=usd.min(), high=usd.max()).sort("pass").rows()
         cost = listed(f"{compact(low, 2)} to {compact(high, 2)} USD to {_USES[pass_]}" for pass_, low, high in ends)
-        said.append(f"On the {machine}, at {compact(float(str(price)))} USD an hour, a million images cost {cost}.")
+        texts.append(f"On the {machine}, at {compact(float(str(price)))} USD an hour, a million images cost {cost}.")
     for (machine,), cards in break_even(costs, published).group_by("machine", maintain_order=True):
         ends = cards.select("gpu", "usd_low", "usd_high").rows()
         prices = [f"the {gpu} at {compact(low, 2)} to {compact(high, 2)}" for gpu, low, high in ends]
-        said.append(f"To train as cheaply as the {machine}, in USD an hour by network: {listed(prices)}.")
-    return said
+        texts.append(f"To train as cheaply as the {machine}, in USD an hour by network: {listed(prices)}.")
+    return texts
 
 
 def claims(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
-    """List the source's statements: what its rows say (references/conclusions.csv), and what ours do.
+    """Set the source's statements (references/conclusions.csv) against its rows and ours.
 
     Leave out statements about layers, batch sizes or networks without a row of ours.
     """
     frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
     of_sweeps, of_layers = pl.col("kind").is_in(_SWEEP_CLAIMS), pl.col("layer").is_not_null()
     others = ours.filter(~pl.col("swept") & ~pl.col("network").is_in(list(LAYERS))).height > 0
-    there = pl.when(of_layers).then(pl.lit(layers["ours"].any())).when(of_sweeps).then(pl.lit(ours["swept"].any()))
-    frame = frame.filter(there.otherwise(pl.lit(others)))
+    subject = pl.when(of_layers).then(pl.lit(layers["ours"].any())).when(of_sweeps).then(pl.lit(ours["swept"].any()))
+    frame = frame.filter(subject.otherwise(pl.lit(others)))
     layers = layers.filter("ours", device="cuda", precision="fp32")
     today = [_today(claim, ours, layers) or NOT_MEASURED for claim in frame.iter_rows(named=True)]
     frame = frame.with_columns(today=pl.Series(today, dtype=pl.String))
@@ -211,7 +206,7 @@ def claims(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> list[Section]
 
 
 def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
-    """Say what own rows, and layers in fp32, say of a claim; empty if nothing. Without networks it is of all layers."""
+    """Answer a claim from our rows and fp32 layers, or return "". A claim without networks is about the layers."""
     kind, gpus = claim["kind"], ours.filter(device="cuda")
     networks = claim["networks"].split("; ") if claim["networks"] else [*LAYERS]
     named, swept = gpus.filter(pl.col("network").is_in(networks)), gpus.filter("counterpart", "swept", _TIMED)
@@ -219,9 +214,8 @@ def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
         printed = f"printed {_range(pl.Series([claim['low'], claim['high']]))}; " if claim["low"] else ""
         return f"{printed}today {_range(ratios)}"
     if kind in ("fit", "support") and (ran := named.filter(_WITHOUT_CUDNN | pl.lit(kind == "fit"))).height:
-        how = " without it" if kind == "support" else ""
         runs = "it runs" if len(networks) == 1 else f"{ran['network'].n_unique()} of {len(networks)} run"
-        return f"today {runs}{how} on the {ran['machine'][0]}"
+        return f"today {runs}{' without it' * (kind == 'support')} on the {ran['machine'][0]}"
     if kind == "best":
         # In the first pass, and like the source's in fp32.
         part = pl.col(f"{claim['pass'].partition(';')[0]}_ms")
@@ -230,30 +224,30 @@ def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
         return f"today {best[0][0]}, {milliseconds(best[0][1])}" if best else ""
     if kind == "best_per_layer":
         part = pl.col(references.LAYER_PARTS.get(claim["pass"], "total_ms"))
-        lowest = layers.filter(implementation=BEST_PER_LAYER).group_by("layer").agg(ms=part.min())
-        least = lowest["ms"].drop_nulls()
-        said = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(least.to_list()))}"
-        return said if least.len() == len(LAYERS) else ""
+        lowest = layers.filter(implementation=BEST_PER_LAYER).group_by("layer").agg(part.min().alias("ms"))
+        times_ms = lowest["ms"].drop_nulls().to_list()
+        text = f"printed {compact(claim['low'])} ms; today {milliseconds(sum(times_ms))}"
+        return text if len(times_ms) == len(LAYERS) else ""
     if kind == "memory_use":
         peaks = layers.group_by("library", "implementation").agg(pl.col("peak_memory_mib").max()).drop_nulls()
         ends = peaks.sort("peak_memory_mib", "implementation").rows()
-        taken = [f"{count(mib)} MiB ({library}, {variant})" for library, variant, mib in (*ends[:1], *ends[1:][-1:])]
-        return f"today from {' to '.join(taken)}" if taken else ""
+        texts = [f"{count(mib)} MiB ({library}, {variant})" for library, variant, mib in (*ends[:1], *ends[1:][-1:])]
+        return f"today from {' to '.join(texts)}" if texts else ""
     doubled = _pairs(swept.with_columns(key=pl.col("key") // 2), swept)
     if kind == "time_per_sample" and doubled.height:
         return f"today less at {(doubled['factor'] > 1).sum()} of {doubled.height} doublings"
     doubled = doubled.filter(pl.col("pass") == "training", network=networks[0], key=64)
     if kind == "ms_above_twice" and doubled.height:
-        more = doubled["total_ms"] - 2 * doubled["total_ms_base"]
-        word = "less" if more[0] < 0 else "more"
-        return f"printed almost {compact(claim['low'])} ms more; today {abs(more[0]):.2f} ms {word}"
+        above = (doubled["total_ms"] - 2 * doubled["total_ms_base"])[0]
+        word = "less" if above < 0 else "more"
+        return f"printed almost {compact(claim['low'])} ms more; today {abs(above):.2f} ms {word}"
     return ""
 
 
 def _ratios_today(claim: Claim, ours: pl.DataFrame) -> pl.Series:
-    """Return how many times as fast as `from` our counterparts of a claim's `to` are."""
-    slow, fast, standing = claim["from"], claim["to"], ours.filter("counterpart")
-    gpus, cpus = (standing.filter(device=kind) for kind in ("cuda", "cpu"))
+    """Return the factors of our counterparts of a claim's `to` over those of its `from`."""
+    slow, fast, counterparts = claim["from"], claim["to"], ours.filter("counterpart")
+    gpus, cpus = (counterparts.filter(device=kind) for kind in ("cuda", "cpu"))
     if claim["kind"] == "network_speed":
         both = _pairs(gpus.filter(network=fast), gpus.filter(network=slow), ("pass", "side"))
     elif slow == "nn":
@@ -261,7 +255,7 @@ def _ratios_today(claim: Claim, ours: pl.DataFrame) -> pl.Series:
     elif slow.startswith("CPU"):
         both = _pairs(gpus, cpus)
     else:
-        both = _pairs(standing.filter(machine=fast), standing.filter(machine=slow))
+        both = _pairs(counterparts.filter(machine=fast), counterparts.filter(machine=slow))
     return both["factor"]
 
 
@@ -275,6 +269,6 @@ def fastest(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _range(ratios: pl.Series) -> str:
-    """Write the least and the greatest factor as the sources do: 1.31x to 1.43x."""
+    """Format the lowest and the highest factor as the sources do: 1.31x to 1.43x."""
     ends = [times(end, sign="x") for end in ratios.sort().gather([0, -1])]
     return " to ".join(dict.fromkeys(ends))

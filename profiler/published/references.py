@@ -1,6 +1,6 @@
 """Read the published figures, references/*.csv, as polars frames.
 
-references/README.md explains the files, their columns and the slips of their sources, which are kept.
+references/README.md explains the files, their columns and their sources' slips, which are preserved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBERS = {
 }
 LAYER_PARTS = {"forward": "forward_ms", "backward": "backward_ms"}
 LAYER_PARTS |= {"gradInput": "grad_input_ms", "gradWeight": "grad_weight_ms"}
-"""By convnet-benchmarks' table of a pass of its layers our column."""
+"""Our column for each of convnet-benchmarks' tables of layers."""
 _ROW = (
     *("ours", "network", "published_network", "layer", "rank", "batch_size"),
     *("device", "machine", "library", "implementation", "url"),
@@ -29,7 +29,7 @@ _ROW = (
 def read(name: str) -> pl.DataFrame:
     """Read references/`name`.csv: counts Int64, measures Float64, all else text; an empty cell is null.
 
-    The asterisks of a library's name, which refer to footnotes, are left out. Raises ConfigError for a missing file.
+    Library names lose the asterisks of their footnotes. Raises ConfigError for a missing file.
     """
     path = FOLDER / f"{name}.csv"
     if not path.is_file():
@@ -39,40 +39,37 @@ def read(name: str) -> pl.DataFrame:
 
 
 def networks(study: str) -> pl.DataFrame:
-    """Return a row a network, machine and library, in the printed order: `forward_ms`, `backward_ms`, `total_ms`."""
+    """Return one row per network, machine and library, as printed, with `forward_ms`, `backward_ms`, `total_ms`."""
     return _side_by_side(read(study), "pass")
 
 
 def layers() -> pl.DataFrame:
-    """Return convnet-benchmarks' `L1` to `L5` and their `total`: a row a `layer` and library, a column a printed table.
+    """Return convnet-benchmarks' `L1` to `L5` and `total`: one row per `layer` and library, one column per table.
 
-    `total_ms` is of forward and backward; a cell without a plain number is null. The source's row `cherry-picking` is
-    there as printed, although some of its cells are not the lowest. Ranks and links differ by table.
+    `total_ms` adds forward and backward; a cell without a plain number is null. The row `cherry-picking` is as printed,
+    although some of its cells are not the lowest. Ranks and links, which differ by table, are dropped.
     """
     cells = read("convnet-layers").filter(pl.col("table") != "summary").drop("rank", "url")
     return _side_by_side(cells, "table").with_columns(total_ms=pl.col("forward_ms") + pl.col("backward_ms"))
 
 
 def layer_summary() -> pl.DataFrame:
-    """Return convnet-benchmarks' table of all five layers together: a row a library, `forward_ms` and so on.
+    """Return convnet-benchmarks' sums of all five layers: one row per library with its times.
 
-    `why` is the total as printed where that is no plain number.
+    `why` is the printed total if that is no plain number.
     """
     cells = read("convnet-layers").filter(table="summary")
     return _side_by_side(cells, "pass").with_columns(why=cells.filter(pl.col("pass") == "total")["remark"])
 
 
 def notes(study: str) -> dict[str, str]:
-    """Return by a table's title what its source says beside it."""
+    """Return the source's note by table title."""
     rows = read("notes").filter(pl.col("source").str.split("; ").list.contains(study))
     return dict(rows.select("table", "note").rows())
 
 
 def network_names(study: str) -> dict[str, str]:
-    """Map the catalog's names of the study's networks to the printed ones, in the printed order.
-
-    studies.csv comes first: it also has the networks whose figures were printed as pictures.
-    """
+    """Map the catalog's names of the study's networks to the printed ones, in the printed order."""
     listed = read("studies").filter(pl.col("source") == study, pl.col("study") != "layers")
     # "ResNet-52" is a slip of the source, which references/README.md mentions.
     printed = pl.col("published_networks").str.replace("ResNet-52", "ResNet-152", literal=True)
@@ -81,7 +78,7 @@ def network_names(study: str) -> dict[str, str]:
 
 
 def _side_by_side(cells: pl.DataFrame, on: str) -> pl.DataFrame:
-    """Return a printed row's times side by side, its `machine` and `library` as ours are called."""
+    """Pivot a printed row's times into columns, and name its `machine` and `library` as ours."""
     column = pl.col(on).replace({**LAYER_PARTS, "total": "total_ms"})
     cells = cells.with_columns(column, machine="gpu", library="published_library", ours=pl.lit(value=False))
     return cells.pivot(on, index=cs.by_name(_ROW, require_all=False), values="milliseconds", maintain_order=True)

@@ -14,19 +14,19 @@ class Study:
 
     title: str
     address: str = ""
-    """Empty where the source gives no address of its own."""
+    """Empty if the source names no address."""
     tables: tuple[str, ...] = ("networks",)
     """Names of profiler.published.tables.TABLES."""
     titles: Mapping[str, str] = field(default_factory=dict)
-    """Its title where only one of the tables has rows of ours."""
+    """Its title by the only table that has rows of ours."""
     columns: Mapping[str, str] = field(kw_only=True)
-    """Headings of its tables' first columns. With `implementation` among them, that column names the variant."""
+    """Headings of its tables' first columns; `implementation`, if present, names the variant."""
     passes: tuple[Pass, ...] = ("training",)
     """Training is a forward and a backward pass, inference the forward pass alone."""
     forward_alone: bool = False
-    """Show what only infers among the training passes, with a forward time."""
+    """Show rows that only infer among the training passes, with a forward time."""
     batch_size: int | None = None
-    """Batch size of all networks; None where each network has that of its published rows."""
+    """Batch size of all networks; None for the sizes of their published rows."""
     by_release: bool = False
     """Represent a machine by the newest release that ran a network, not by its fastest library."""
     input_gradient: tuple[str, ...] = ()
@@ -49,8 +49,8 @@ _CNN_BENCHMARKS = Study(
     by_release=True,
     # Its cuDNN searched for the fastest algorithms: utils.lua of its repository sets cudnn.benchmark.
     counterpart=("eager-benchmark", "eager"),
-    # model:backward of its cnn_benchmark.lua, which computes it for every model of which it was not switched off;
-    # facebookarchive/fb.resnet.torch did that for its ResNets (models/resnet.lua: model:get(1).gradInput = nil).
+    # model:backward of its cnn_benchmark.lua computes it unless the model switches it off, as the ResNets of
+    # facebookarchive/fb.resnet.torch do (models/resnet.lua: model:get(1).gradInput = nil).
     input_gradient=("alexnet", "googlenet-torch", "vgg16", "vgg19"),
 )
 STUDIES = {
@@ -72,7 +72,7 @@ STUDIES = {
             "backward_ms": "backward (ms)",
         },
         forward_alone=True,
-        # In 2015 Torch's cuDNN had no switch for such a search.
+        # In 2015 Torch's cuDNN had no switch for that search.
         # updateGradInput of its benchmark.lua; the networks switched it off only in August 2015 (commit d2455f3).
         input_gradient=("alexnet-owt", "overfeat", "vgg11"),
     ),
@@ -90,4 +90,3 @@ STUDIES = {
         counterpart=("eager-benchmark", "eager"),
     ),
 }
-"""By the name that a config's `published` and the column `source` have."""

@@ -1,4 +1,4 @@
-"""Make a study's tables and picture with the rows of runs among its figures, ours marked, ranked per image."""
+"""Make a study's tables and picture with our rows, marked, among its figures, ranked per image."""
 
 from __future__ import annotations
 
@@ -53,8 +53,16 @@ _HOSTS = {
     "gpu": "GPU", "cpu": "CPU", "cpus": "CPUs", "cores": "Cores", "threads": "Threads", "clock_ghz": "Clock (GHz)",
     "memory": "Memory", "os": "OS", "cuda": "CUDA", "driver": "Driver",
 }  # fmt: skip
+_LIMITS = {
+    "gpu": "GPU", "machine": "As cheap as", "networks": "Networks", "usd_low": "From (USD/h)", "usd_high": "To (USD/h)",
+}  # fmt: skip
+_COSTS = {
+    "machine": "Machine", "instance": "Instance Name", "published_network": "Network", "pass": "Pass",
+    "library": "Library", "usd_per_hour": "USD/h", "batch_size": "Batch", "throughput": "Images/s",
+    "usd_per_million_items": "USD/1M images", "joules": "J/image", "peak_memory_mib": "Peak (MiB)",
+}  # fmt: skip
+_MONEY = ("usd_low", "usd_high", "usd_per_hour", "usd_per_million_items", "joules")
 _LINKS = {"gpu": "url", "cloud": "cloud_url", "implementation": "url", "citation": "citation_url"}
-"""By column that of the addresses that its cells lead to."""
 _DEVICE_TIME = "Own times are the device's, without gaps between launches, where they are known."
 _SWEPT = (
     "Own times are the smaller of the device's time, without gaps between launches, and the call's latency: where it "
@@ -64,7 +72,7 @@ _SUMS = "Own backward is the sum of the medians of gradInput and gradWeight, an 
 _WHOLE = "An own total is the median of whole iterations, not the sum of its parts' medians."
 _BEST = 'Our "best per layer" takes the lowest time in fp32 of any library, as the source\'s does.'
 _PEAK = "Peak memory is what the process added to the GPU's memory in use, on a CPU to its own resident set."
-_KNOWN = "A row that is missing has none on record."
+_RECORDED = "A row that is missing has none on record."
 _ONLY_INFER = "Rows that ran only inference show its time as forward."
 _BATCHES = "Batch sizes differ: ranked by the time per image."
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
@@ -73,33 +81,33 @@ _PICTURES = "The source printed its figures as pictures: only those in its text 
 def published_tables(
     name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()
 ) -> tuple[list[str], list[Section]]:
-    """Return five conclusions, and the study's tables to which the results have something to say.
+    """Return five conclusions and the study's tables that have rows of ours, or nothing without such rows.
 
-    `environments` are those of the runs. Without a row of ours there is nothing. Raises ConfigError where references/
-    is missing.
+    `environments` are the runs' environment.json. Raises ConfigError if references/ is missing.
     """
     times, layers = study_times(name, results), layer_times(results)
     if not times["ours"].any() and ("layers" not in STUDIES[name].tables or not layers["ours"].any()):
         return [], []
-    made = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
+    sections = [section for form in STUDIES[name].tables for section in TABLES[form](name, times, layers, results)]
     rows = represented(per_network(name, times, layers), STUDIES[name])
-    sections = [*made, *_absent(name, results), *_hardware(name, own_times(results), environments)]
+    sections += [_absent(name, results), _hardware(name, own_times(results), environments)]
     sections += [*matrix(rows), *claims(name, rows, layers)]
     notes = references.notes(name)
     noted = [
-        replace(each, tables=[replace(table, note=notes.get(table.title or each.heading, "")) for table in each.tables])
-        for each in sections
+        replace(part, tables=[replace(table, note=notes.get(table.title or part.heading, "")) for table in part.tables])
+        for part in sections
+        if part.tables
     ]
-    return conclusions(name, results, rows), [section for section in noted if section.tables]
+    return conclusions(name, results, rows), noted
 
 
 def title(name: str, results: pl.DataFrame) -> str:
-    """Return the title of the study, or of its part that the results are of."""
-    kinds = {"layers": results.filter(pl.col("model_kind") == "layer").height > 0}
-    kinds["minibatch"] = study_times(name, results).filter("ours")["swept"].all() and not kinds["layers"]
-    kinds["frameworks"] = not kinds["minibatch"]
-    titles = STUDIES[name].titles
-    return next((titles[kind] for kind, there in kinds.items() if there and kind in titles), STUDIES[name].title)
+    """Return the title of the study, or of the part that the results cover."""
+    if "layer" in results["model_kind"]:
+        kind = "layers"
+    else:
+        kind = "minibatch" if study_times(name, results).filter("ours")["swept"].all() else "frameworks"
+    return STUDIES[name].titles.get(kind, STUDIES[name].title)
 
 
 def picture(name: str, results: pl.DataFrame) -> str:
@@ -115,10 +123,10 @@ def picture(name: str, results: pl.DataFrame) -> str:
 
 
 def picture_rows(name: str, results: pl.DataFrame) -> list[tuple[pl.DataFrame, str]]:
-    """Return the rows and the heading of each part of a picture: a row a `side`, `network`, `pass` and batch size.
+    """Return rows and heading of each part of a picture: one row per `side`, `network`, `pass` and batch size.
 
-    Where a GPU was measured CPUs, which are hundreds of times slower, are left out. Of several published machines each
-    has one row, its newest release or fastest library. `hollow` marks calls that wait for the host.
+    Pictures with GPUs leave out CPUs, which are hundreds of times slower. Each of several published machines has one
+    row, its newest release or fastest library. `hollow` marks calls that wait for the host.
     """
     names, study = references.network_names(name), STUDIES[name]
     rows = per_network(name, study_times(name, results), layer_times(results))
@@ -151,13 +159,12 @@ def picture_rows(name: str, results: pl.DataFrame) -> list[tuple[pl.DataFrame, s
 
 
 def _brief(side: str) -> pl.Expr:
-    """Name what ran an own row without its releases, which the tables have."""
+    """Drop releases, which the tables have, from the name of our row's side."""
     brief = pl.col(side).str.replace(r", cuDNN [\d.]+", "").str.replace(r"(, [A-Za-z ]+) [\d.]+", "${1}")
     return pl.when("ours").then(brief).otherwise(side).alias(side)
 
 
 def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
-    """List the source's networks, with a column a machine of ours: its time with what stands for the library."""
     rows = times.filter("ours", "counterpart", ~pl.col("swept"), pl.col("pass") == "training").drop_nulls("total_ms")
     is_alike = pl.col("batch_size").n_unique().over("network").max() == 1
     side = pl.when(is_alike).then("machine").otherwise(pl.format("{}, batch {}", "machine", "batch_size"))
@@ -167,13 +174,13 @@ def _overview(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     depth = pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None)
     frame = references.read("networks").filter(source=name).with_columns(ours=pl.lit(value=True), why=why, layers=depth)
     frame = frame.join(wide, on="network", how="left", maintain_order="left")
-    own = [figure(OWN.format(f"{one} (ms)"), (one, "ours", "why"), _times) for one in wide.columns[1:]]
-    fields = [*_fields(frame, _NETWORKS), *own, *_fields(frame, {"citation": "Citation"})]
+    ours = [figure(OWN.format(f"{side} (ms)"), (side, "ours", "why"), _times) for side in wide.columns[1:]]
+    fields = [*_fields(frame, _NETWORKS), *ours, *_fields(frame, {"citation": "Citation"})]
     return [Section("The networks", (), [Table("overview", "", frame, fields)] if rows.height else [])]
 
 
 def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
-    """Show a table a network, a row a machine and library: the times of its passes."""
+    """Show the times of the passes: one table per network, one row per machine and library."""
     study = STUDIES[name]
     rows = _with_figures(times.filter(~pl.col("swept")), *_SIDE)
     order = place("network", references.network_names(name))
@@ -183,7 +190,7 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
     fields = [
         *_fields(rows, study.columns),
         figure("95 %", ("low_ms", "high_ms", "ours"), own_ends, unit="ms", expendable=1),
-        *(_milliseconds("gpu_ms", "Device (ms)", expendable=2), *batch, _peak("Peak (MiB)")),
+        *(_milliseconds("Device (ms)", "gpu_ms", expendable=2), *batch, _peak("Peak (MiB)")),
     ]
     text = [_WHOLE, _PEAK, *[_ONLY_INFER] * (FORWARD_ONLY in rows["why"]), *[_BATCHES] * bool(batch)]
     heading = f"{study.title}: forward and backward pass"
@@ -191,7 +198,7 @@ def _networks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]
 
 
 def _missing(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that our machines and libraries lack: a network that one of them did not measure."""
+    """Return a row for each network that one of our machines and libraries did not measure."""
     keys = ["machine", "library", "implementation", "ours"]
     networks = rows.select("network", "published_network").unique(maintain_order=True)
     sides = rows.filter("ours").select(keys).unique(maintain_order=True)
@@ -200,7 +207,7 @@ def _missing(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
-    """Show a table a pass, a row a machine and library, a column a network."""
+    """Show one table per pass, one row per machine and library, one column per network."""
     rows = _with_figures(times.filter(~pl.col("swept")), *_SIDE).with_columns(
         section=pl.col("pass").replace(PASSES),
         place=(pl.col("total_ms") / pl.col("batch_size")).rank().over("pass", "network"),
@@ -215,7 +222,7 @@ def _frameworks(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Sectio
 
 
 def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section]:
-    """Show a table a network and pass, a row a machine and library, a column a batch size."""
+    """Show one table per network and pass, one row per machine and library, one column per batch size."""
     rows = _with_figures(times.filter("swept", pl.col("ours").any().over("network")), *_SIDE, "network")
     rows = rows.with_columns(
         section=pl.format("{}, {}", "published_network", pl.col("pass").replace(PASSES)),
@@ -230,40 +237,36 @@ def _minibatch(name: str, times: pl.DataFrame, *_: pl.DataFrame) -> list[Section
 
 
 def _peaks(name: str, rows: pl.DataFrame, on: str, title: str, *keys: str) -> list[Section]:
-    """Show a table a pass of own peaks of memory, in the columns of the times' table."""
-    known = pl.col("peak_memory_mib").is_not_null().any().over(*_SIDE, *keys)
+    """Show our peaks of memory, one table per pass, in the columns of the times' table."""
+    is_measured = pl.col("peak_memory_mib").is_not_null().any().over(*_SIDE, *keys)
     section = pl.format("peak memory, {}", pl.col("pass").replace(PASSES))
-    rows = rows.filter("ours", known).with_columns(section=section, note=pl.lit(None, pl.String))
+    rows = rows.filter("ours", is_measured).with_columns(section=section, note=pl.lit(None, pl.String))
     if rows.is_empty():
         return []
     frame, spread = _wide(rows, on, [*keys, "machine", "library", "section", "ours"], "peak_memory_mib")
     headings = {"published_network": "Network", **STUDIES[name].columns, "batch_size": "Batch"}
     fields = _fields(frame, {column: heading for column, heading in headings.items() if column in frame.columns})
-    return [
-        _section(
-            title, [f"{_PEAK} {_KNOWN}"], frame.sort("section", maintain_order=True), [*fields, *spread], "section"
-        )
-    ]
+    frame = frame.sort("section", maintain_order=True)
+    return [_section(title, [f"{_PEAK} {_RECORDED}"], frame, [*fields, *spread], "section")]
 
 
 def _layers(name: str, _: pl.DataFrame, layers: pl.DataFrame, __: pl.DataFrame) -> list[Section]:
-    """Show the layers' shapes, the sums over all five and every pass; only of L1 to L5."""
-    headings, own = STUDIES[name].columns, layers.filter("ours")
-    sizes = own.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
-    of_two = {one: pl.format("{}x{}", f"{one}_height", f"{one}_width") for one in ("input", "kernel", "stride")}
+    headings, ours = STUDIES[name].columns, layers.filter("ours")
+    sizes = ours.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
+    pairs = {part: pl.format("{}x{}", f"{part}_height", f"{part}_width") for part in ("input", "kernel", "stride")}
     frame = references.read("convnet-layer-shapes").join(sizes, on="layer", how="left", maintain_order="left")
-    frame = frame.with_columns(**of_two, maps=pl.format("{}->{}", "in_channels", "out_channels"))
+    frame = frame.with_columns(**pairs, maps=pl.format("{}->{}", "in_channels", "out_channels"))
     fields = [words(heading, column) for column, heading in _SHAPES.items()]
     shapes = Section("L1 to L5: shapes", (), [Table("layer-shapes", "", frame, fields)])
-    return [shapes, _layer_sums(own, headings), _layer_passes(layers, headings)] if own.height else []
+    return [shapes, _layer_sums(ours, headings), _layer_passes(layers, headings)] if ours.height else []
 
 
-def _layer_sums(own: pl.DataFrame, headings: Mapping[str, str]) -> Section:
+def _layer_sums(ours: pl.DataFrame, headings: Mapping[str, str]) -> Section:
     times = pl.col("total_ms", "forward_ms", "backward_ms")
-    peak = pl.col("peak_memory_mib").max()
-    own = own.group_by(_ROW, maintain_order=True).agg(pl.when(times.count() == len(LAYERS)).then(times.sum()), peak)
-    own = own.filter(pl.any_horizontal(times.is_not_null())).with_columns(why=pl.lit(FORWARD_ONLY))
-    frame = _ranked(pl.concat([references.layer_summary(), own], how="diagonal_relaxed"))
+    sums = pl.when(times.count() == len(LAYERS)).then(times.sum())
+    ours = ours.group_by(_ROW, maintain_order=True).agg(sums, pl.col("peak_memory_mib").max())
+    ours = ours.filter(pl.any_horizontal(times.is_not_null())).with_columns(why=pl.lit(FORWARD_ONLY))
+    frame = _ranked(pl.concat([references.layer_summary(), ours], how="diagonal_relaxed"))
     fields = [*_fields(frame, {**headings, "total_ms": "Total (ms)"}), *_batch(frame), _peak("Peak Memory (MiB)")]
     text = (
         f"{_DEVICE_TIME} {_SUMS} {_ONLY_INFER} {_BEST} {_PEAK} It is of the layer that takes most; the source has none."
@@ -287,46 +290,34 @@ def _layer_passes(layers: pl.DataFrame, headings: Mapping[str, str]) -> Section:
     frame = _ranked(wide, place("table", references.LAYER_PARTS))
     frame = frame.with_columns(section=pl.col("table").replace(_LAYER_HEADINGS))
     labels = {column: heading for column, heading in headings.items() if column in _ROW}
-    fields = [*_fields(frame, labels), *spread, _milliseconds("total_ms", "Total"), *_batch(frame)]
+    fields = [*_fields(frame, labels), *spread, _milliseconds("Total", "total_ms"), *_batch(frame)]
     return _section("L1 to L5, by pass (ms)", [f"{_DEVICE_TIME} {_BEST}"], frame, fields, "section")
 
 
 def _cost(name: str, times: pl.DataFrame, layers: pl.DataFrame, results: pl.DataFrame) -> list[Section]:
-    """Show own rows whose price or energy is known, by network and pass, cheapest first, and what others may cost."""
+    """Show our rows with a price or energy, cheapest first, and published cards' prices to break even."""
     costs = cost_rows(name, results)
     rows = costs.with_columns(pl.col("pass").replace(PASSES))
     published = per_network(name, times, layers).filter(~pl.col("ours"))
-    even = break_even(costs.drop_nulls("usd_per_million_items"), published).with_columns(ours=pl.lit(value=False))
-    limits = [words("GPU", "gpu"), words("As cheap as", "machine"), figure("Networks", "networks", whole)]
-    limits += [figure("From (USD/h)", "usd_low", money), figure("To (USD/h)", "usd_high", money)]
-    fields = [
-        *(words("Machine", "machine"), words("Instance Name", "instance"), words("Network", "published_network")),
-        *(words("Pass", "pass"), words("Library", "library"), figure("USD/h", "usd_per_hour", money)),
-        *(figure("Batch", "batch_size", whole), figure("Images/s", "throughput", rates)),
-        *(figure("USD/1M images", "usd_per_million_items", money), figure("J/image", "joules", money)),
-        _peak("Peak (MiB)"),
-    ]
+    even = break_even(costs.drop_nulls("usd_per_million_items"), published)
     text = "At full load, at the price that the run was given. Energy is the whole card's, without the host's."
-    section = _section("What a million images cost", [text], rows, fields)
+    section = _section("What a million images cost", [text], rows, _fields(rows, _COSTS))
     title = "The published cards: prices an hour at which they train as cheaply, by network"
-    section = replace(
-        section, tables=[*section.tables, *[Table("break-even", title, even, limits)] * bool(even.height)]
-    )
-    return [section] if rows.height else []
+    limits = [Table("break-even", title, even, _fields(even, _LIMITS))] * bool(even.height)
+    return [replace(section, tables=[*section.tables, *limits])] if rows.height else []
 
 
-def _absent(name: str, results: pl.DataFrame) -> list[Section]:
-    """List the cases without figures, once a reason."""
+def _absent(name: str, results: pl.DataFrame) -> Section:
     rows = absent_times(references.network_names(name), results)
     fields = [words("Machine", "machine"), words("Library", "libraries"), words("Pass", "pass")]
     fields += [prose("Networks", "networks"), prose("Reason", "why")]
-    return [_section("Not measured", (), rows, fields)]
+    return _section("Not measured", (), rows, fields)
 
 
-def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> list[Section]:
-    """List the published GPUs and, before them, what runs knew of their machines."""
+def _hardware(name: str, ours: pl.DataFrame, environments: Sequence[Environment]) -> Section:
+    """List our machines, as the runs describe them, and then the published GPUs."""
     rows, hosts, cards = [], [], {card["gpu"]: card for card in references.read("cards").to_dicts()}
-    for row in own.unique("machine", keep="first", maintain_order=True).iter_rows(named=True):
+    for row in ours.unique("machine", keep="first", maintain_order=True).iter_rows(named=True):
         facts = next((f for f in environments if row["machine"] in map(f.get, ("machine", "gpu", "cpu"))), {})
         roofs, source = facts.get("roofs") or {}, f" ({facts['price_source']})" if facts.get("price_source") else ""
         card = cards.get(facts.get("gpu"), {})
@@ -345,10 +336,10 @@ def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment])
             "memory": f"{count(facts['memory_mib'] / 1024)}GiB" if facts.get("memory_mib") else None,
             "os": facts.get("platform"), "cuda": facts.get("cuda"), "driver": facts.get("driver"), "ours": True,
         })  # fmt: skip
-    of_card = pl.format("{}GB {}", "memory_gb", "memory_type")
-    price = pl.format("{} ({})", "price_usd", "price_kind").str.replace(r"(.+) \((less than)\)", "$2 $1")
-    published = references.read("hardware").filter(source=name)
-    published = published.with_columns(memory=of_card, price=price, ours=pl.lit(value=False))
+    published = references.read("hardware").filter(source=name).with_columns(
+        memory=pl.format("{}GB {}", "memory_gb", "memory_type"), ours=pl.lit(value=False),
+        price=pl.format("{} ({})", "price_usd", "price_kind").str.replace(r"(.+) \((less than)\)", "$2 $1"),
+    )  # fmt: skip
     frame = pl.concat([pl.DataFrame(rows, schema=published.schema), published])
     text = "Own TFLOPS were measured in matrix products, own bandwidth in a copy (bytes read and written)."
     text += " A GPU of ours has its other facts from NVIDIA."
@@ -361,7 +352,7 @@ def _hardware(name: str, own: pl.DataFrame, environments: Sequence[Environment])
     machines = pl.concat([pl.DataFrame(hosts, infer_schema_length=None), theirs], how="diagonal_relaxed")
     fields = [words(heading, column) for column, heading in _HOSTS.items()]
     hosted = Table("hosts", "Their hosts", machines, fields, marked="ours")
-    return [replace(section, tables=[*section.tables, hosted])]
+    return replace(section, tables=[*section.tables, hosted])
 
 
 TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame, pl.DataFrame], list[Section]]] = {
@@ -372,13 +363,16 @@ TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame, pl.DataFrame], l
     "minibatch": _minibatch,
     "cost": _cost,
 }
-"""Given a study's name, `study_times`, `layer_times` and the results."""
+"""Call with a study's name, `study_times`, `layer_times` and the results."""
 
 
 def _section(
     title: str, text: Sequence[str], frame: pl.DataFrame, fields: Sequence[Field], section: str = ""
 ) -> Section:
-    """Split a frame into tables by the column `section`: own rows marked (without any none), lowest times bold."""
+    """Make a table per value of the column `section`, our rows marked and lowest times bold.
+
+    A frame without rows of ours gives no table.
+    """
     if "note" in frame.columns:
         fields = [*fields, prose("Note", "note")]
     parts = frame.partition_by(section, maintain_order=True) if section else [frame]
@@ -390,90 +384,96 @@ def _section(
 
 
 def _lowest(rows: pl.DataFrame, fields: Sequence[Field]) -> dict[str, list[bool]]:
-    """Find the lowest time per image of each contested column, among the published rows and among our own."""
+    """Mark the lowest time per image of each contested column, among the published rows and among ours."""
     names = [field.columns[0] for field in fields if field.contested]
-    # "best per layer" is put together of several libraries.
-    is_one = pl.col("implementation").ne_missing(BEST_PER_LAYER) if "implementation" in rows.columns else True
-    times = pl.when(is_one).then(pl.col(names) / (pl.col("batch_size") if "batch_size" in rows.columns else 1))
+    # "best per layer" mixes several libraries.
+    is_single = pl.col("implementation").ne_missing(BEST_PER_LAYER) if "implementation" in rows.columns else True
+    times = pl.when(is_single).then(pl.col(names) / (pl.col("batch_size") if "batch_size" in rows.columns else 1))
     best = (times == times.min()) & (times.count() > 1)
     return rows.select(best.over("ours").fill_null(value=False)).to_dict(as_series=False) if names else {}
 
 
-def _wide(rows: pl.DataFrame, on: str, keys: list[str], value: str, *more: pl.Expr) -> tuple[pl.DataFrame, list[Field]]:
-    """Spread `value` over a column for each value of `on`; returns these columns' fields as well.
+def _wide(
+    rows: pl.DataFrame, on: str, keys: list[str], value: str, *aggregates: pl.Expr
+) -> tuple[pl.DataFrame, list[Field]]:
+    """Pivot `value` into one column per value of `on`; return the frame and these columns' fields.
 
-    `more` is made of each row's values. A blank of ours gives the reason, once in a row: a dash repeats what stands to
-    its left.
+    `aggregates` are of each row's values. Our empty cells give the reason; a dash repeats the one to its left.
     """
     of_note = rows.drop_nulls("note").group_by(*keys, "note", maintain_order=True)
     where = pl.col(on).cast(pl.String).unique(maintain_order=True).str.join(", ")
     notes = of_note.agg(where=where).with_columns(note=pl.format("{}: {}", "note", "where"))
     notes = notes.group_by(keys, maintain_order=True).agg(pl.col("note").str.join("; "))
-    about = rows.group_by(keys, maintain_order=True).agg(*more)
+    about = rows.group_by(keys, maintain_order=True).agg(*aggregates)
     about = about.join(notes, on=keys, how="left", nulls_equal=True, maintain_order="left")
     columns = rows.select(on).unique(maintain_order=True)
     best = rows.sort(value, nulls_last=True, maintain_order=True).unique([*keys, on], keep="first")
     best = best.select(*keys, on, value, "why")
     cells = about.join(columns, how="cross").join(best, [*keys, on], "left", nulls_equal=True, maintain_order="left")
     why = pl.when("ours", pl.col(value).is_null()).then(pl.coalesce("why", pl.lit(NOT_MEASURED)))
-    said = why.forward_fill().shift().over(keys)
-    cells = cells.with_columns(why=pl.when(why == said).then(pl.lit("–")).otherwise(why))
+    before = why.forward_fill().shift().over(keys)
+    cells = cells.with_columns(why=pl.when(why == before).then(pl.lit("–")).otherwise(why))
     wide = cells.pivot(on, index=about.columns, values=[value, "why"], maintain_order=True)
-    names = map(str, columns[on])
-    if value == "peak_memory_mib":
-        return wide, [_peak(name, f"{value}_{name}", f"why_{name}") for name in names]
-    return wide, [_milliseconds(f"{value}_{name}", name, f"why_{name}") for name in names]
+    make = _peak if value == "peak_memory_mib" else _milliseconds
+    return wide, [make(name, f"{value}_{name}", f"why_{name}") for name in map(str, columns[on])]
 
 
 def _with_figures(rows: pl.DataFrame, *side: str) -> pl.DataFrame:
-    """Leave out own sides without any figure, which stand under "Not measured" with their reason."""
-    known = pl.any_horizontal(pl.col("total_ms", "forward_ms").is_not_null()).any()
-    return rows.filter(~pl.col("ours") | known.over(side))
+    """Leave out our sides without a figure: "Not measured" lists them with their reason."""
+    is_measured = pl.any_horizontal(pl.col("total_ms", "forward_ms").is_not_null()).any()
+    return rows.filter(~pl.col("ours") | is_measured.over(side))
 
 
 def _fields(frame: pl.DataFrame, headings: Mapping[str, str]) -> list[Field]:
-    """Declare columns: times to rank, other numbers, and all else as words; a blank total says why."""
+    """Declare times to rank, other numbers, and words; an empty total gives its reason."""
 
     def declared(column: str, heading: str) -> Field:
         if column.endswith("_ms"):
-            return _milliseconds(column, heading, *["why"] * (column == "total_ms"))
+            return _milliseconds(heading, column, *["why"] * (column == "total_ms"))
+        if column == "peak_memory_mib":
+            return _peak(heading)
         if frame.schema[column].is_numeric():
-            return figure(heading, column, whole if frame.schema[column].is_integer() else measures)
-        return words(heading, column, link=_LINKS.get(column, ""))
+            usual = whole if frame.schema[column].is_integer() else measures
+            form = money if column in _MONEY else rates if column == "throughput" else usual
+            return figure(heading, column, form)
+        link = _LINKS.get(column, "")
+        return words(heading, column, link=link if link in frame.columns else "")
 
     return [declared(column, heading) for column, heading in headings.items()]
 
 
 def _ranked(rows: pl.DataFrame, *groups: pl.Expr) -> pl.DataFrame:
-    """Sort within groups by the total per image, as `per_item_ms`; blanks come last."""
+    """Add the total per image as `per_item_ms` and sort groups by it, empty ones last."""
     rows = rows.with_columns(per_item_ms=pl.col("total_ms") / pl.col("batch_size"))
     return rows.sort(*groups, "per_item_ms", nulls_last=True, maintain_order=True)
 
 
 def _batch(frame: pl.DataFrame, within: str = "") -> list[Field]:
-    """Show batch sizes and the time per image where sizes differ."""
+    """Show batch sizes and times per image if the sizes differ."""
     if frame.select(pl.col("batch_size").drop_nulls().n_unique().over(within or pl.lit("all")).max()).item() == 1:
         return []
     return [figure("Batch", "batch_size", whole), figure("Per image (ms)", "per_item_ms", measures)]
 
 
-def _milliseconds(column: str, heading: str, *printed: str, **more: Any) -> Field:
-    """Declare a column of times, whose lowest stands out; `printed` names what replaces a missing number."""
-    return figure(heading, (column, "ours", *printed), _times, contested=True, **more)
+def _milliseconds(heading: str, column: str, *reasons: str, expendable: int = 0) -> Field:
+    """Declare a column of times whose lowest stands out; the columns of `reasons` fill its empty cells."""
+    return figure(heading, (column, "ours", *reasons), _times, contested=True, expendable=expendable)
 
 
-def _peak(heading: str, column: str = "peak_memory_mib", *printed: str) -> Field:
-    return figure(heading, (column, *printed), _counts, expendable=3)
+def _peak(heading: str, column: str = "peak_memory_mib", *reasons: str) -> Field:
+    return figure(heading, (column, *reasons), _counts, expendable=3)
 
 
-def _counts(values: Iterable[float | None], said: Iterable[str | None] = repeat(None)) -> list[str]:
-    return [text or "" if value is None else count(value) for value, text in zip(values, said, strict=False)]
+def _counts(values: Iterable[float | None], reasons: Iterable[str | None] = repeat(None)) -> list[str]:
+    return [text or "" if value is None else count(value) for value, text in zip(values, reasons, strict=False)]
 
 
 def _times(
-    values: Iterable[float | None], ours: Iterable[bool], said: Iterable[str | None] = repeat(None)
+    values: Iterable[float | None], ours: Iterable[bool], reasons: Iterable[str | None] = repeat(None)
 ) -> list[str]:
-    """Write published times that are all whole without decimals."""
-    rows = list(zip(values, ours, said, strict=False))
-    plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
-    return [text or "" if v is None else count(v) if plain and not own else measure(v) for v, own, text in rows]
+    """Format published times without decimals if all are whole."""
+    rows = list(zip(values, ours, reasons, strict=False))
+    plain = all(value.is_integer() for value, is_ours, _ in rows if value is not None and not is_ours)
+    return [
+        text or "" if ms is None else count(ms) if plain and not is_ours else measure(ms) for ms, is_ours, text in rows
+    ]

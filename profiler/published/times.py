@@ -1,4 +1,4 @@
-"""Collect a study's published times and those of runs, one row a machine, library, network, pass and batch size."""
+"""Collect published and our times, one row per machine, library, network, pass and batch size."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from profiler.results.layers import layer_rows
 from profiler.results.reading import json_object
 from profiler.results.warning_kinds import HOST_BOUND, KINDS
 
-LEAST_BATCHES = 3
-"""A network at fewer batch sizes is no sweep."""
+_FEWEST_OF_SWEEP = 3
 SEARCHING = ("eager-benchmark", "eager")
-"""As Study.counterpart, of libraries at their best."""
+"""Counterparts, as in Study, of libraries that search for the fastest algorithms."""
 NOTED = [HOST_BOUND, *(kind.kind for kind in KINDS.values() if kind.retake)]
-"""Footnotes that a table shows in its notes."""
+"""Footnotes that tables show in their notes."""
 NOT_MEASURED, FORWARD_ONLY = "not measured", "forward only"
 CALLS = "the call's time"
-"""Footnote of a sweep's time where the device's is unknown."""
+"""Footnote of a sweep without the device's time."""
 BEST_PER_LAYER = "best per layer"
-"""Class of a row that takes each layer's lowest time from any library: the source's, and ours."""
+"""Implementation in a row of each layer's lowest times over all libraries: the source's, and ours."""
 PASSES = {"inference": "forward", "training": "forward + backward"}
-"""By pass the sources' word for it."""
+"""The sources' word for a pass."""
 TOTALS = {"total_ms": "latency_ms", "low_ms": "latency_low_ms", "high_ms": "latency_high_ms"}
-"""By column of a batch's time that of a cell, which is an image's where rows are compared."""
+"""A cell's column for each column of a batch's time."""
 _REASON = pl.coalesce("reason", "status").str.replace(": pip install .*", "")
 _WHY = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(_REASON)
-"""Why a case has no figures, without how to install what it lacked."""
-_BY = [*names(Group.MACHINE), "device", "cudnn", *(one for one in names(Group.VERSIONS) if one.endswith("_version"))]
-"""Rows that differ in one of these stand apart."""
+"""Why a case has no figures, without advice on installing."""
+_BY = [*names(Group.MACHINE), "device", "cudnn", *(name for name in names(Group.VERSIONS) if name.endswith("_version"))]
+"""Columns whose values get rows of their own."""
 
 
 def own_times(results: pl.DataFrame) -> pl.DataFrame:
-    """Return the cells of runs, each with the name of its machine and library.
+    """Return the cells of runs with the names of their machines and libraries.
 
-    `library` is the runtime, variant and precision, and what else distinguishes it: "PyTorch 2.11 eager fp32, cuDNN
-    9.19"; `runtime` is the same without the variant. `why` says why figures are missing, `note` names footnotes.
+    `library` is the runtime with variant, precision and other differences: "PyTorch 2.11 eager fp32, cuDNN 9.19".
+    `runtime` lacks the variant. `why` explains missing figures, `note` names footnotes.
     """
     machine = pl.coalesce("machine", "gpu", pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU")))
     rows = cells(results.with_columns(machine=machine), by=_BY)
@@ -62,20 +61,20 @@ def own_times(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
-    """Return a study's published rows, and after them those of runs, in the networks' order.
+    """Return a study's published rows, then ours, in the networks' order.
 
-    Own rows are of its networks and passes, without an optimizer's step; at the published batch size, or at all where a
-    configuration has none. In a study of batch sizes those of a network at three sizes or more all stay, as `swept`.
-    `total_ms`, its interval and perhaps its parts are of a whole batch, in our sweeps the device's; `counterpart` rows
-    stand for the published library.
+    Our rows are of its networks and passes, without an optimizer's step. They have the published batch size; a
+    configuration without it keeps every size. A study of batch sizes keeps all sizes, as `swept`, of networks with at
+    least three. `total_ms`, its interval and its parts are times of a whole batch, in our sweeps the device's.
+    `counterpart` rows stand for the published library.
     """
     study, networks = STUDIES[name], references.network_names(name)
     sweeps = pl.lit("minibatch" in study.tables)
-    own = own_times(results.filter(pl.col("model_kind").ne_missing("layer")))
-    own = own.filter(pl.col("network").is_in(list(networks)), pl.col("optimizer").fill_null("none") == "none")
+    ours = own_times(results.filter(pl.col("model_kind").ne_missing("layer")))
+    ours = ours.filter(pl.col("network").is_in(list(networks)), pl.col("optimizer").fill_null("none") == "none")
     trains = (pl.col("pass") == "training").any().over("machine", "variant", "precision", "network")
     alone = ~pl.col("pass").is_in(study.passes)
-    own = own.filter(~alone | pl.lit(study.forward_alone) & ~trains).with_columns(
+    ours = ours.filter(~alone | pl.lit(study.forward_alone) & ~trains).with_columns(
         forward_ms=pl.when(alone).then("latency_ms").otherwise("forward_ms"),
         why=pl.when(alone & OK).then(pl.lit(FORWARD_ONLY)).otherwise("why"),
         gpu_ms=pl.when(~alone).then("gpu_ms"),
@@ -85,32 +84,32 @@ def study_times(name: str, results: pl.DataFrame) -> pl.DataFrame:
     usual = dict(published.select("network", "batch_size").rows())
     is_usual = pl.col("batch_size") == (study.batch_size or pl.col("network").replace_strict(usual, default=None))
     family = ["machine", "library", "network", "pass"]
-    swept = sweeps & (pl.col("batch_size").n_unique().over(family) >= LEAST_BATCHES)
-    own = own.with_columns(swept=swept).filter(pl.col("swept") | is_usual | ~is_usual.any().over(family))
+    swept = sweeps & (pl.col("batch_size").n_unique().over(family) >= _FEWEST_OF_SWEEP)
+    ours = ours.with_columns(swept=swept).filter(pl.col("swept") | is_usual | ~is_usual.any().over(family))
     library = pl.col("runtime" if "implementation" in study.columns else "library") + _image_gradient(study)
-    # Own sweeps are of the device, which cannot take longer than the call.
+    # Our sweeps show the device's time, which cannot be longer than the call's.
     device = [pl.min_horizontal(t, pl.when("swept").then(cell.replace("latency", "gpu"))) for t, cell in TOTALS.items()]
     is_calls = pl.col("swept") & OK & (pl.col("device") == "cuda") & pl.col("gpu_ms").is_null()
     note = pl.when(is_calls).then(pl.lit(CALLS)).otherwise("note")
-    own = own.with_columns(*device, library=library, counterpart=counterpart(study.counterpart), note=note)
+    ours = ours.with_columns(*device, library=library, counterpart=counterpart(study.counterpart), note=note)
     # A published sweep's row at the study's batch size also stands in its other tables.
     both = published.filter("swept", batch_size=pl.lit(study.batch_size)).with_columns(swept=pl.lit(value=False))
     theirs = pl.concat([published, both]).with_columns(pl.lit("training").alias("pass"))
-    rows = pl.concat([theirs, own], how="diagonal")
+    rows = pl.concat([theirs, ours], how="diagonal")
     rows = rows.with_columns(published_network=pl.col("network").replace_strict(networks))
     return rows.sort(place("network", networks), maintain_order=True)
 
 
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
-    """Return the published layers, and after them `layer_rows` of L1 to L5 with the names of `own_times`.
+    """Return the published layers, then `layer_rows` of L1 to L5 with the names of `own_times`.
 
-    `implementation` is the variant. As the source does, each machine has a row of the lowest times in fp32.
+    `implementation` is the variant. Each machine also has a row of its lowest fp32 times, as the source has.
     """
     results = results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(list(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
-    own = own_times(results).with_columns(counterpart=counterpart(SEARCHING))
-    own = own.unique(keys, keep="first").select(*keys, "ours", "counterpart", "implementation", library="runtime")
-    rows = layer_rows(results).join(own, on=keys, how="left", maintain_order="left").with_columns(why=_WHY)
+    ours = own_times(results).with_columns(counterpart=counterpart(SEARCHING)).unique(keys, keep="first")
+    ours = ours.select(*keys, "ours", "counterpart", "implementation", library="runtime")
+    rows = layer_rows(results).join(ours, on=keys, how="left", maintain_order="left").with_columns(why=_WHY)
     parts = pl.col(*references.LAYER_PARTS.values())
     machines = rows.filter(precision="fp32").group_by("machine", "device", "layer", "batch_size", maintain_order=True)
     best = machines.agg(parts.min()).with_columns(
@@ -125,20 +124,18 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def absent_times(names: Mapping[str, str], results: pl.DataFrame) -> pl.DataFrame:
-    """Return own cells without figures, a row a machine, pass and reason: all its `networks` and `libraries`."""
-    own = own_times(results).filter(~OK, pl.col("network").is_in([*names, *LAYERS]))
-    keys = ["machine", "pass", "why", "ours"]
-    own = own.sort(place("network", [*names, *LAYERS]), maintain_order=True)
-    rows = own.with_columns(pl.col("network").replace(names), pl.col("pass").replace(PASSES))
-    rows = rows.group_by(*keys, "library", maintain_order=True).agg(
-        networks=pl.col("network").unique(maintain_order=True)
-    )
-    rows = rows.group_by(*keys, "networks", maintain_order=True).agg(libraries="library")
-    return rows.with_columns(pl.col("networks", "libraries").list.join(", "))
+    """Return one row per machine, pass and reason with the `networks` and `libraries` of our cells without figures."""
+    keys, order = ["machine", "pass", "why", "ours"], [*names, *LAYERS]
+    rows = own_times(results).filter(~OK, pl.col("network").is_in(order))
+    rows = rows.sort(place("network", order), maintain_order=True)
+    rows = rows.with_columns(pl.col("network").replace(names), pl.col("pass").replace(PASSES))
+    networks = pl.col("network").unique(maintain_order=True).str.join(", ")
+    rows = rows.group_by(*keys, "library", maintain_order=True).agg(networks=networks)
+    return rows.group_by(*keys, "networks", maintain_order=True).agg(libraries=pl.col("library").str.join(", "))
 
 
 def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
-    """Return own rows with what an image costs, or classified in one, cheapest first, if it is a study of costs."""
+    """Return our rows with a cost per image, or of inference, cheapest first; no rows unless the study is of costs."""
     names = references.network_names(name) if "cost" in STUDIES[name].tables else {}
     costs = pl.any_horizontal(pl.col("usd_per_million_items", "energy_mj_per_item").is_not_null())
     printed, joules = pl.col("network").replace(names), pl.col("energy_mj_per_item") / 1e3
@@ -149,16 +146,13 @@ def cost_rows(name: str, results: pl.DataFrame) -> pl.DataFrame:
 
 
 def break_even(costs: pl.DataFrame, published: pl.DataFrame) -> pl.DataFrame:
-    """Return the hourly price that lets a published GPU train as cheaply as a machine of `cost_rows`.
+    """Return the hourly price for a published GPU to train as cheaply as a machine of `cost_rows`.
 
-    A row a `machine` and published `gpu`, dearest first, with the least and greatest price over their `networks`.
-    `published` rows have the time per image of `per_network`.
+    One row per `machine` and published `gpu`, dearest first, has the lowest and highest price over their `networks`.
+    `published` has the times per image of `per_network`.
     """
-    usd = (
-        costs.filter(pl.col("pass") == "training")
-        .group_by("machine", "network")
-        .agg(pl.col("usd_per_million_items").min())
-    )
+    trained = costs.filter(pl.col("pass") == "training")
+    usd = trained.group_by("machine", "network").agg(pl.col("usd_per_million_items").min())
     quickest = published.filter(device="cuda").group_by("network", gpu="machine").agg(pl.col("latency_ms").min())
     price = pl.col("usd_per_million_items") * 3.6 / pl.col("latency_ms")
     both = usd.join(quickest, on="network").with_columns(price=price).group_by("machine", "gpu")
@@ -167,7 +161,7 @@ def break_even(costs: pl.DataFrame, published: pl.DataFrame) -> pl.DataFrame:
 
 
 def _image_gradient(study: Study) -> pl.Expr:
-    """Name a difference in the gradient of the image: the study computed it and the row did not, or inversely."""
+    """Name the image's gradient in rows that computed it against the study's practice, or did not."""
     to_image = pl.col("input_gradient").fill_null(value=False)
     differs = (to_image != pl.col("network").is_in(study.input_gradient)) & (pl.col("pass") == "training")
     word = pl.when(to_image).then(pl.lit("with")).otherwise(pl.lit("without"))
@@ -175,20 +169,20 @@ def _image_gradient(study: Study) -> pl.Expr:
 
 
 def counterpart(variants: Sequence[str]) -> pl.Expr:
-    """Mark the first of some variants in fp32 that its machine measured in that pass; without any the base."""
+    """Mark the first of these variants that a machine measured in fp32 and in that pass, or else its base."""
     rank = pl.when(pl.col("variant").is_in(variants), precision="fp32").then(place("variant", variants))
     first = rank.filter(OK).min().over("machine", "device", "pass")
     return pl.coalesce((rank == first).fill_null(value=False) | first.is_null() & pl.col("is_base"), False)
 
 
 def _library(row: Mapping[str, Any], variant: str) -> str:
-    """Name what a cell ran in, and what else it did than the published rows."""
+    """Name a cell's runtime, and its differences from the published rows."""
     engine = engine_row(row["engine"])
     version = _release(row[engine.version.column]) if engine.version else ""
     words = [" ".join(filter(None, [engine.library, version, variant, row["precision"]]))]
     if row["device"] == "cuda" and engine.uses_cudnn and row["cudnn"] is not None:
-        without = json_object(row["options"]).get("cudnn", True) is False
-        words.append("no cuDNN" if without else f"cuDNN {_cudnn_release(row['cudnn'])}")
+        is_off = json_object(row["options"]).get("cudnn", True) is False
+        words.append("no cuDNN" if is_off else f"cuDNN {_cudnn_release(row['cudnn'])}")
     words += [f"as {row['model']}"] * (row["network"] not in (None, row["model"]))
     words += ["dropout on"] * bool(row["dropout"])
     # The published backward passes began with a gradient of the network's output.
@@ -197,7 +191,7 @@ def _library(row: Mapping[str, Any], variant: str) -> str:
 
 
 def _cudnn_release(number: str) -> str:
-    """Write cuDNN's own number as people do: 91900 is 9.19, 8902 is 8.9."""
+    """Format cuDNN's version number: 91900 is 9.19, 8902 is 8.9."""
     if not number.isdigit():
         return _release(number)
     major, rest = divmod(int(number), 10_000 if int(number) >= 90_000 else 1_000)

@@ -18,14 +18,14 @@ from profiler.results.columns import parts
 Spec = dict[str, Any]
 
 MEMORY = [*parts("peak_memory_mib"), "undivided_mib"]
-"""The last is the rest of the peak: all of it on a CPU."""
+"""Parts of the peak; the last is its rest, which is all of it on a CPU."""
 
 _INK, _MUTED = "var(--ink)", "var(--muted)"
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380
 _ONE = {"run": 1, "pass": 1, "model": 1, "setting": 1}
 _BESIDE = 0.15
-"""Share of the axis of batch sizes over which configurations of one size are spread."""
+"""Share of the batch sizes' axis over which configurations of one size are spread."""
 _CONFIGURATION = ("configuration", "batch_size")
 _SPEEDUPS = (
     "The base's latency over the configuration's own, with its 95 % interval. The rows go from the base through "
@@ -33,7 +33,7 @@ _SPEEDUPS = (
 )
 _LATENCIES = "Median latency of one call, with its 95 % interval. Both scales are logarithmic."
 _FRONT = "No other point beats one on the dashed front in both latency and throughput."
-_PEAK = "Peak memory of the largest batch, and its parts as far as they are known."
+_PEAK = "Peak memory of the largest batch, and its known parts."
 _ROOFLINE = (
     "No call is faster than its FLOPs at the measured peak, nor than its bytes at the memory's bandwidth. A point far "
     "below its roof waits for something else, often for launches."
@@ -43,9 +43,9 @@ _LAYERS = "Each row holds the exported nodes that some runtime runs as one. Time
 
 @dataclass(frozen=True)
 class Domains:
-    """The values that scales must cover, so that a configuration looks the same under every filter.
+    """The values of all scales, so that a configuration looks the same under every filter.
 
-    Variants and precisions stand in the order of steps; `parts` are the parts of memory that occur.
+    Variants and precisions stand in the order of steps; `parts` are the occurring parts of memory.
     """
 
     variants: Sequence[str]
@@ -57,11 +57,10 @@ class Domains:
 
 @dataclass(frozen=True)
 class Chart:
-    """Declare a chart, drawn from the rows of its data set that have a value of the field `needs`.
+    """A chart of the rows of its data set that have a value of the field `needs`.
 
-    `keep` limits how many values of a key are drawn: evenly spread ones, or the last ones if it is negative.
-    `data` names its set and those drawn with it. `row_height` has the pixels of a row and the fields that tell rows
-    apart; None means a fixed height.
+    `keep` limits the number of a key's values: evenly spread ones, or the last ones if negative. `data` names its set,
+    then further ones. `row_height` has the pixels of a row and the fields that identify a row; None is a fixed height.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Chart:
 
 
 def charts(domains: Domains) -> list[Chart]:
-    """Return every chart; a chart has its section's name."""
+    """Return every chart, named like its section."""
     spread, largest = {**_ONE, "batch_size": 3}, {**_ONE, "batch_size": -1}
     title, front, roofs = "Speed-up by configuration", "Throughput against latency", ("lines", "roofs")
     rows, bars, nodes, node = (13, _CONFIGURATION), (20, _CONFIGURATION), (9, ("nodes", "variant")), {"precision": 1}
@@ -139,7 +138,7 @@ def latency(domains: Domains) -> Spec:
     values = list(domains.batches)
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
-    # Side by side, so that no bar hides another: all configurations take a share of the axis around their batch size.
+    # Configurations stand side by side around their batch size, so that no bar hides another.
     share = _BESIDE * math.log2(max(2.0, values[-1] / values[0]))
     scale = alt.Scale(type="log", base=2, nice=False, padding=24, domain=[values[0], values[-1]])
     axis = alt.Axis(values=values, format=",", grid=False, labelOverlap="greedy", labelSeparation=6)
@@ -149,7 +148,7 @@ def latency(domains: Domains) -> Spec:
     shift = f"{share} * ((datum.place - 0.5) / datum.last - 0.5)"
     lines = placed.transform_calculate(x=f"datum.batch_size * pow(2, {shift})").encode(x=x, color=_engine(domains))
     y = alt.Y(**_log("latency_ms", "Latency, ms"))
-    # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
+    # A separate field leaves the legend of the shapes unchanged.
     dash = alt.StrokeDash("dash:N", scale=alt.Scale(domain=list(domains.precisions)), legend=None)
     line = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(y=y, strokeDash=dash)
     bar = lines.mark_rule(strokeWidth=1.5).encode(y=alt.Y("latency_low_ms:Q"), y2="latency_high_ms:Q")
@@ -174,16 +173,16 @@ def throughput(domains: Domains) -> Spec:
 
 
 def memory(domains: Domains) -> Spec:
-    """Draw each configuration's peak as a bar of its parts, the least first."""
-    known = list(domains.parts) or MEMORY
-    bars = alt.Chart(_LINES).transform_fold([*known], as_=["part", "value"]).transform_filter("isValid(datum.value)")
-    bars = bars.transform_calculate(order=f"indexof({known!r}, datum.part)")
+    """Draw each configuration's peak as a bar of its parts, the smallest first."""
+    names = list(domains.parts) or MEMORY
+    bars = alt.Chart(_LINES).transform_fold([*names], as_=["part", "value"]).transform_filter("isValid(datum.value)")
+    bars = bars.transform_calculate(order=f"indexof({names!r}, datum.part)")
     labels = "replace(replace(datum.label, '_mib', ''), '_', ' ')"
-    legend = alt.Legend(labelExpr=labels) if len(known) > 1 else None
+    legend = alt.Legend(labelExpr=labels) if len(names) > 1 else None
     chart = bars.mark_bar(height={"band": 0.75}).encode(
         y=_names("configuration", "peak_memory_mib"),
         x=alt.X("value:Q", title="Peak memory, MiB", stack="zero", axis=_plain()),
-        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=known), legend=legend),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=names), legend=legend),
         order="order:Q",
         tooltip=[alt.Tooltip("part:N", title="Part"), *_tips(("value", "MiB"), ("peak_memory_mib", "Total"))],
     )
@@ -204,7 +203,7 @@ def roofline(domains: Domains) -> Spec:
 
 
 def layers(domains: Domains) -> Spec:
-    """Draw the longest groups of nodes, each with a bar a variant."""
+    """Draw the longest groups of nodes, with one bar per variant."""
     tips = [alt.Tooltip(f"{field}:N", title=field.capitalize()) for field in ("modules", "nodes", "variant")]
     chart = alt.Chart(alt.NamedData("layers")).mark_bar(height={"band": 0.9})
     chart = chart.encode(
@@ -242,13 +241,13 @@ def _plain() -> alt.Axis:
 
 
 def _tips(*figures: tuple[str, str]) -> list[alt.Tooltip]:
-    known = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("configuration:N", title="Engine")]
+    names = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("configuration:N", title="Engine")]
+    names.append(alt.Tooltip("batch_size:Q", title="Batch"))
     figures = figures or (("latency_ms", "Latency, ms"), ("throughput", "Items/s"), ("factor", "Speed-up, ×"))
-    known.append(alt.Tooltip("batch_size:Q", title="Batch"))
-    return known + [alt.Tooltip(f"{field}:Q", title=title, format=",.4r") for field, title in figures]
+    return names + [alt.Tooltip(f"{field}:Q", title=title, format=",.4r") for field, title in figures]
 
 
 def _finished(chart: Any) -> Spec:
-    # Altair would check each against Vega-Lite's schema, which takes longer than all else; the tests do.
+    # The tests check it against Vega-Lite's schema, which takes longer than all else.
     spec: Spec = chart.properties(width="container").to_dict(validate=False)
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}

@@ -20,21 +20,18 @@ _NAME = "report.html"
 
 
 def execute(options: Options, console: Console) -> int:
-    """Write the report and print where it is. Raises ConfigError for what cannot be used."""
+    """Write the report and print its path. Raises ConfigError."""
     console.print(str(write(options)), soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
-def write(options: Options, known: pl.DataFrame | None = None) -> Path:
-    """Write the page and return its path. Raises ConfigError.
-
-    `known` are `cells` of the runs by run_id, where they were made before.
-    """
+def write(options: Options, cells: pl.DataFrame | None = None) -> Path:
+    """Write the page and return its path; `cells` are the runs' by run_id, if already made. Raises ConfigError."""
     only, runs = parse_only(options.only), read_runs(options.runs)
     target = _target(options)
     if only is not None:
         check_only(only, runs.results)
-    data = gather(runs, only, known)
+    data = gather(runs, only, cells)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
     try:
@@ -48,7 +45,7 @@ def write(options: Options, known: pl.DataFrame | None = None) -> Path:
 def _target(options: Options) -> Path:
     """Return the file to write: --output, or in the only run's folder, or here."""
     if options.output is not None:
-        named_files.exists(options.output)  # Or else it says why not.
+        named_files.exists(options.output)  # Raises ConfigError for a path that cannot be looked up.
         is_file = options.output.suffix == ".html" and not options.output.is_dir()
         return options.output if is_file else options.output / _NAME
     folder = Path(options.runs[0])

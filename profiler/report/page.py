@@ -53,7 +53,7 @@ _TITLES = {
 }
 """The sections in the order of reading; charts and tables have their section's name."""
 _OPEN = ("deploy", "answer", "not-measured", "warnings", "environment")
-"""Sections whose tables are shown at once; a reader unfolds the others."""
+"""Sections with open tables; a reader unfolds the others."""
 _ANSWER = (
     "The lowest latency of each model and batch size among configurations whose error bound is at most "
     f"{error(MAX_ERROR)}. Tied ones are not told apart from it; {TIES}."
@@ -76,7 +76,7 @@ Options = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a page: title, machine, charts with their rows, tables and texts."""
+    """A page's content: title, machine, charts with their rows, tables and texts."""
 
     title: str
     machine: str
@@ -87,14 +87,15 @@ class Report:
 
 
 def compose(data: Data) -> Report:
-    """Put a report together from what was gathered of runs."""
-    rows, made = chart_rows(data), tables(data)
-    ask = shlex.join(["recommend", *(run.address for run in data.runs.runs)])
+    """Compose a report of the data."""
+    rows, by_name = chart_rows(data), tables(data)
+    recommend = shlex.join(["recommend", *(run.address for run in data.runs.runs)])
+    limits = f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {recommend}"
     texts = {
-        "deploy": [_ANSWER, f"To choose under limits of latency, throughput, memory, error or cost: {PROGRAM} {ask}"],
-        "setup": [_SET_UP] if "setup" in made else [],
-        "not-measured": [] if "not-measured" in made else ["Every case succeeded."],
-        "warnings": [] if "warnings" in made else ["No warnings."],
+        "deploy": [_ANSWER, limits],
+        "setup": [_SET_UP] if "setup" in by_name else [],
+        "not-measured": [] if "not-measured" in by_name else ["Every case succeeded."],
+        "warnings": [] if "warnings" in by_name else ["No warnings."],
         "environment": data.runs.notes,
         "method": _METHOD,
         "layers": [f"To print the times of every node: {PROGRAM} layers RUN"] if data.layers else [],
@@ -106,21 +107,21 @@ def compose(data: Data) -> Report:
     ]
     counts = ", ".join(f"{count(number)} {status}" for status, number in data.statuses.items())
     machine = f"{', '.join(data.environments)} · {count(sum(data.statuses.values()))} cases: {counts}"
-    return Report(headline(data.choices), machine, drawn, rows, list(made.values()), texts)
+    return Report(headline(data.choices), machine, drawn, rows, list(by_name.values()), texts)
 
 
 def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
     """Return the answer in short, like "Deploy compiled fp16 for 5 of 6 models and batch sizes"."""
     answered = [(key["pass"], choice) for key, choice in choices if choice.best]
-    # Inference is what gets deployed.
-    found = [choice for pass_, choice in answered if pass_ == "inference"] or [choice for _, choice in answered]
-    won = [choice for choice in found if choice.winner]
+    # Users deploy inference.
+    answers = [choice for pass_, choice in answered if pass_ == "inference"] or [choice for _, choice in answered]
+    won = [choice for choice in answers if choice.winner]
     if not won:
         nothing = "No configuration can be deployed" if choices else "No case succeeded"
-        return f"No recommendation yet: {found[0].doubt}" if found else nothing
+        return f"No recommendation yet: {answers[0].doubt}" if answers else nothing
     ((names, number),) = Counter(choice.names for choice in won).most_common(1)
-    if len(found) > 1:
-        return f"Deploy {names} for {number} of {len(found)} models and batch sizes"
+    if len(answers) > 1:
+        return f"Deploy {names} for {number} of {len(answers)} models and batch sizes"
     winner = won[0].winner or {}
     factor, low, high = (winner[end] for end in FACTOR)
     gain = times(factor, low, high, sign=f"× {winner['base']}") if factor else "no base to compare it with"
@@ -128,13 +129,13 @@ def headline(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> str:
 
 
 def page(report: Report) -> str:
-    """Return the whole document. Only the two scripts whose hashes it allows can run, whatever names it holds."""
+    """Return the document. Its policy allows only the two scripts' hashes, so names in it cannot run as code."""
     options, bundle = _options(report.rows["lines"]), vega_bundle()
     style, body, script = ((_TEMPLATES / f"report.{kind}").read_text("utf-8") for kind in ("css", "html", "js"))
     hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
     sections = {name: text for name in _TITLES if (text := _section(report, name))}
     return Template(body).substitute(
-        hashes=" ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes),
+        hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes),
         title=escape(report.title),
         machine=escape(report.machine),
         style=style,
@@ -148,7 +149,7 @@ def page(report: Report) -> str:
 
 
 def vega_bundle() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script; it takes a second to bundle, so the cache keeps it."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script, cached, as bundling takes a second."""
     import vl_convert
 
     def bundled() -> str:
@@ -191,7 +192,6 @@ def _table(table: Table, is_open: bool) -> str:
 
 
 def _options(rows: Sequence[Row]) -> Options:
-    """Return by key the values that a filter offers, in the order of the page."""
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
     options["setting"].sort(key=natural)
@@ -229,29 +229,22 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
 
 
 def _keys(table: Table, options: Options) -> dict[str, Any]:
-    """Map each row's values to their index among a filter's options: -1 for null, -2 for a value without one."""
+    """Map each row's values to their index among a filter's options: -1 for null, -2 for a missing one."""
     keys, columns = [key for key in _FILTERS if key in table.keys], []
     for key in keys:
         places = {value: place for place, value in enumerate(options[key])} | {None: -1}
-        columns.append(
-            [
-                [places.get(one, -2) for one in value] if isinstance(value, pl.Series) else places.get(value, -2)
-                for value in table.frame[key]
-            ]
-        )
+        values = [list(value) if isinstance(value, pl.Series) else [value] for value in table.frame[key]]
+        columns.append([[places.get(value, -2) for value in cell] for cell in values])
     return {"keys": keys, "rows": list(zip(*columns, strict=True))}
 
 
 def _short(value: Any) -> Any:
-    """Five digits are more than a chart can show."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return [_short(item) for item in value] if isinstance(value, list) else value
 
 
 def _json(value: Any) -> str:
-    """JSON that ends no script element, whatever names are in it."""
+    """Write JSON that cannot end a script element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})

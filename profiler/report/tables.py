@@ -12,7 +12,7 @@ from profiler.job.case import setting_words
 from profiler.report.data import CONFIGURATION_KEY, KEY, Data
 from profiler.results.cells import CELLS
 from profiler.results.choice import Choice, cell_name
-from profiler.results.columns import DERIVED, Group, Shown, columns, factor, field, fields
+from profiler.results.columns import Group, Shown, columns, factor, field, fields
 from profiler.results.overview import overview
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
@@ -27,6 +27,7 @@ _FACTS = {
     "Host": {"host": "{}"},
     "Platform": {"platform": "{}"},
 }
+_ROOFS = {"copy_gb_s": "Memory bandwidth, measured", "cache_mib": "Last-level cache"}
 _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 _LATENCY = ("latency_ms", "latency_low_ms", "latency_high_ms")
 FACTOR = ("factor", "factor_low", "factor_high")
@@ -41,15 +42,15 @@ _ELSEWHERE = ("throughput", "rel_l2_error", "rel_l2_error_high", "loss_error", "
 
 def tables(data: Data) -> dict[str, Table]:
     """Return every table that is not empty, by name; a table has its section's name."""
-    made = [_overview(data.choices), _answer(data.choices), *_of_cells(data.cells)]
-    made += [_problems(data.problems), _warnings(data.warnings), environment_table(data.environments)]
-    return {table.name: table for table in made if table.rows}
+    every = [_overview(data.choices), _answer(data.choices), *_of_cells(data.cells)]
+    every += [_problems(data.problems), _warnings(data.warnings), environment_table(data.environments)]
+    return {table.name: table for table in every if table.rows}
 
 
 def _of_cells(cells: pl.DataFrame) -> list[Table]:
-    """Return the tables with a row a cell that has one of the figures that they need."""
+    """Return the tables of cells, each with the cells that have one of its needed figures."""
     latency, undivided = _latency(), figure("Undivided", "undivided_mib", whole, unit="MiB")
-    sums = [figure(DERIVED[of].heading, of, aligned(most=2), unit="s") for of in ("once_s", "start_s", "set_up_s")]
+    sums = [field(name) for name in ("once_s", "start_s", "set_up_s")]
     further = [field(c.name) for c in columns(*_FURTHER, shown=Shown.REPORT) if c.name not in _ELSEWHERE]
     verdict = [words("over", "base"), words("Verdict", "verdict"), field("error"), field("error_high"), *further]
     verdict += [words("Footnotes", "footnotes")]
@@ -59,9 +60,9 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
     ]
     roofline = [
         figure("GFLOPs an item", "gflops_per_item"),
-        figure("FLOPs per byte", "intensity", aligned(most=1)),
+        figure("FLOPs per byte", "intensity", aligned(max_places=1)),
         *_shown(Group.ROOFLINE),
-        figure("Latency over floor", "over_floor", aligned(most=1), unit="×"),
+        figure("Latency over floor", "over_floor", aligned(max_places=1), unit="×"),
     ]
     training = [
         *(_latency("Iteration (95\u00a0%)"), *_shown(Group.PARTS), field("throughput", format=numbers.rates)),
@@ -86,34 +87,33 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
         ("setup", "Set-up", cells, ["set_up_s"], [*_shown(Group.SET_UP), *sums]),
         ("energy", "Energy and cost", cells, ["energy_mj_per_item", "usd_per_hour"], energy),
     ]
-    made = []
+    tables = []
     for name, title, frame, needs, shown in declared:
-        known = frame.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
-        made.append(Table(name, title, known, [*_identity(known), *shown], keys=CONFIGURATION_KEY))
-    return made
+        measured = frame.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
+        tables.append(Table(name, title, measured, [*_identity(measured), *shown], keys=CONFIGURATION_KEY))
+    return tables
 
 
 def environment_table(environments: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return versions and machine, a column a label, and then what the device reached."""
-    known = [_facts(environment) for environment in environments.values()]
-    parts = list(dict.fromkeys(part for of in known for part in of))
-    places = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(known)}
-    columns = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(environments))]
-    return Table("environment", "Machines and versions", {"part": parts, **places}, columns)
+    """Return versions and machine, and then the measured roofs, with one column per label."""
+    facts = [_facts(environment) for environment in environments.values()]
+    parts = list(dict.fromkeys(part for texts in facts for part in texts))
+    values = {f"v{n}": [texts.get(part) for part in parts] for n, texts in enumerate(facts)}
+    columns = [words("Part", "part"), *(prose(label, f"v{n}") for n, label in enumerate(environments))]
+    return Table("environment", "Machines and versions", {"part": parts, **values}, columns)
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return by part what environment.json says of the machine, its software, and what the device reached."""
-    found = {}
+    """Describe the machine, its software and roofs, by part."""
+    facts = {}
     for part, forms in _FACTS.items():
-        known = {key: value for key in forms if (value := environment.get(key)) is not None}
-        found[part] = ", ".join(forms[key].format(value) for key, value in known.items())
-    found["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
+        values = {key: value for key in forms if (value := environment.get(key)) is not None}
+        facts[part] = ", ".join(forms[key].format(value) for key, value in values.items())
+    facts["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
     for name, value in (environment.get("roofs") or {}).items():
-        of, _, unit = name.partition("_")
-        what = {"copy": "Memory bandwidth, measured", "cache": "Last-level cache"}.get(of, f"{of} peak, measured")
-        found[what] = f"{compact(value)} {_UNITS.get(unit, unit)}"
-    return {part: what for part, what in found.items() if what}
+        precision, _, unit = name.partition("_")
+        facts[_ROOFS.get(name, f"{precision} peak, measured")] = f"{compact(value)} {_UNITS.get(unit, unit)}"
+    return {part: text for part, text in facts.items() if text}
 
 
 def _overview(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
@@ -127,7 +127,7 @@ def _overview(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
 
 
 def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
-    """List the choice in each group; where nothing may be chosen, why not."""
+    """List the choice in each group, or the reason against one."""
     rows = [_answered(key, choice) for key, choice in choices if choice.best or choice.nearest]
     schema = {name: CELLS.get(name, pl.Float64()) for name in (*KEY, *_ANSWERED, *_MARGIN)}
     schema |= dict.fromkeys(("run", "deploy", "tied", "runner_up", "note"), pl.String())
@@ -153,9 +153,9 @@ def _answer(choices: Sequence[tuple[Mapping[str, Any], Choice]]) -> Table:
 def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     cell, runner, margin = choice.best, choice.runner_up, choice.margin
     if cell is None:
-        why = [reason for loser in choice.losers if loser.cell is choice.nearest for reason in loser.reasons]
+        reasons = [reason for loser in choice.losers if loser.cell is choice.nearest for reason in loser.reasons]
         assert choice.nearest is not None
-        return {**key, "deploy": "nothing", "note": f"{cell_name(choice.nearest)}: {'; '.join(map(str, why))}"}
+        return {**key, "deploy": "nothing", "note": f"{cell_name(choice.nearest)}: {'; '.join(map(str, reasons))}"}
     base = next((loser.cell for loser in choice.losers if loser.cell["is_base"]), cell)
     return {
         **key,
@@ -165,12 +165,12 @@ def _answered(key: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
         "tied": ", ".join(map(cell_name, choice.tied)),
         "runner_up": cell_name(runner) if runner else None,
         **(dict(zip(_MARGIN, (margin.value, margin.low, margin.high), strict=True)) if margin else {}),
-        "footnotes": list(dict.fromkeys(kind for one in (cell, base, runner or cell) for kind in one["footnotes"])),
+        "footnotes": list(dict.fromkeys(kind for shown in (cell, base, runner or cell) for kind in shown["footnotes"])),
     }
 
 
 def _identity(frame: pl.DataFrame, configuration: bool = True) -> list[Field]:
-    """Name what tells the rows apart; what all of them share is left out."""
+    """Return the fields that identify a row, without the run and pass if all rows share them."""
     several = {name for name in ("run", "pass") if frame[name].n_unique() > 1}
     return [
         *([words("Run", "run")] if "run" in several else []),
@@ -192,10 +192,11 @@ def _speedup() -> Field:
 
 def _problems(problems: pl.DataFrame) -> Table:
     runs = [words("Run", "run")] if problems["run"].n_unique() > 1 else []
-    told = [field("status"), prose("Reason", "reason"), field("variant", "Engine"), field("precision"), field("pass")]
-    of = [prose("Models", "model"), words("Batches", "batch_size"), figure("Cases", "cases", whole)]
+    columns = [field("status"), prose("Reason", "reason"), field("variant", "Engine"), field("precision")]
+    columns += [field("pass"), prose("Models", "model"), words("Batches", "batch_size")]
+    columns += [figure("Cases", "cases", whole)]
     keys = ["run", "pass", "precision", "model", "batch_size"]
-    return Table("not-measured", "Not measured", problems, [*runs, *told, *of], keys=keys)
+    return Table("not-measured", "Not measured", problems, [*runs, *columns], keys=keys)
 
 
 def _warnings(warnings: pl.DataFrame) -> Table:

@@ -1,8 +1,8 @@
-"""Declare every column of results.parquet once: name, type, unit, heading, group, and which way is better.
+"""Declare every column of results.parquet once: name, type, unit, heading, group, and its better direction.
 
-Rows, tables/*.csv, terminal, report, charts and recommend read the columns from here: declare a new one in its group,
-say in docs/columns.md what it means, and fill it where it is measured; one of a case, a training or the environment is
-filled by its name. Outside tools rely on the names and types; a unit is part of the name.
+Rows, tables/*.csv, terminal, report, charts and recommend read the columns from here. Declare a new column in its
+group, explain it in docs/columns.md, and fill it where it is measured; columns of a case, a training or the environment
+are filled by name. Outside tools rely on the names and types; a unit is part of the name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT, COUNT, MEASURE, FLAG = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
 
 
 class Group(StrEnum):
-    """Say what a column tells about a case; a terminal's table has the groups in this order."""
+    """Subject of a column; a terminal's table has the groups in this order."""
 
     CASE = "case"
     OUTCOME = "outcome"
@@ -44,17 +44,17 @@ class Group(StrEnum):
 
 
 Shown = IntEnum("Shown", {"FILES": 0, "REPORT": 1, "TERMINAL": 2})
-"""How far a column reaches; each reach includes those before it. All are in results.parquet."""
+"""Reach of a column, which includes the reaches before it. All columns are in results.parquet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column of the results.
 
-    `heading` goes over it in tables, `noun` is its name in a sentence, both without the unit, which is such as "ms",
-    "share" (in percent) or "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. A narrow
-    terminal does without the most `expendable` column first, never without one of 0. `recommend` chooses by an
-    `objective` of that name; `limit` is the option that limits it.
+    `heading` is its name in tables and `noun` in a sentence, both without the unit, such as "ms", "share" (in percent)
+    or "error" (1.6e-3). Parts (`part_of`) of one whole add up to it. A narrow terminal drops the most `expendable`
+    column first, and never one of 0. `objective` is its name in recommend --objective, `limit` the option that limits
+    it.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Column:
     shown: Shown = Shown.FILES
 
 
-def _column(name: str, heading: str = "", aim: str = "", **more: Any) -> Column:
-    return Column(name=name, heading=heading, **{"noun": aim, "objective": aim, **more})
+def _column(name: str, heading: str = "", aim: str = "", **attributes: Any) -> Column:
+    return Column(name=name, heading=heading, **{"noun": aim, "objective": aim, **attributes})
 
 
 _text = partial(_column, type=TEXT)
@@ -92,9 +92,8 @@ _error = partial(_figure, unit="error", better="less")
 _spread = partial(_column, unit="share")
 
 
-def _each(make: Callable[..., Column], *shown: Shown, **headings: str) -> tuple[Column, ...]:
-    more = {"shown": shown[0]} if shown else {}
-    return tuple(make(name, heading, **more) for name, heading in headings.items())
+def _each(make: Callable[..., Column], **headings: str) -> tuple[Column, ...]:
+    return tuple(make(name, heading) for name, heading in headings.items())
 
 
 _DECLARED: tuple[Group | Column, ...] = (
@@ -118,7 +117,7 @@ _DECLARED: tuple[Group | Column, ...] = (
     Group.LATENCY,
     _text("clock", "Clock"),
     _percentile("latency_ms", "Latency", aim="latency"),
-    *_each(_ms, Shown.FILES, latency_mean_ms="Mean", latency_min_ms="Least"),
+    *_each(partial(_ms, shown=Shown.FILES), latency_mean_ms="Mean", latency_min_ms="Least"),
     *(_percentile(f"latency_p{q}_ms", f"p{q}", noun=f"p{q} latency", percentile=q) for q in (90, 95, 99)),
     _spread("latency_spread", "Spread between processes"),
     _column("latency_spread_free", "Degrees of freedom"),
@@ -130,7 +129,7 @@ _DECLARED: tuple[Group | Column, ...] = (
     _column("gpu_spread_free", "Degrees of freedom on device"),
     *_each(_ms, enqueue_ms="Enqueue", host_ms="Host", h2d_ms="To device", d2h_ms="From device"),
     Group.PARTS,
-    *_each(_part, Shown.TERMINAL, forward_ms="Forward", backward_ms="Backward", step_ms="Step"),
+    *_each(partial(_part, shown=Shown.TERMINAL), forward_ms="Forward", backward_ms="Backward", step_ms="Step"),
     *_each(_part, grad_input_ms="Input gradient", grad_weight_ms="Weight gradient"),
     *_each(_gpu_part, gpu_forward_ms="Forward on device", gpu_backward_ms="Backward on device"),
     *_each(_gpu_part, gpu_step_ms="Step on device", gpu_grad_input_ms="Input gradient on device"),
@@ -186,7 +185,7 @@ _DECLARED: tuple[Group | Column, ...] = (
     *_each(_text, cuda="CUDA", driver="Driver", cudnn="cuDNN", python="Python", torch_version="torch"),
     *_each(_text, onnxruntime_version="ONNX Runtime", tensorrt_version="TensorRT", openvino_version="OpenVINO"),
 )
-"""The columns in the order of results.parquet, each below its group; docs/columns.md says what they mean."""
+"""The columns in the order of results.parquet, each below its group; docs/columns.md explains them."""
 
 
 def _declared() -> Iterator[Column]:
@@ -202,7 +201,6 @@ def _declared() -> Iterator[Column]:
 
 
 COLUMNS = {column.name: column for column in _declared()}
-"""By name, in the order of results.parquet."""
 _MADE = (
     _seconds("set_up_s", "Set-up", noun="set-up"),
     _seconds("once_s", "Once", noun="set-up once", part_of="set_up_s"),
@@ -212,26 +210,26 @@ _MADE = (
     _ms("plain_run_ms", "session.run"),
 )
 DERIVED = {column.name: column for column in _MADE}
-"""Figures that are made of columns; no file has them."""
+"""Figures computed from columns; files do not have them."""
 FIGURES = {**COLUMNS, **DERIVED}
 LIMITED_BY = {column.name: column.limit for column in FIGURES.values() if column.limit}
-"""By figure the option of recommend that limits it."""
+"""The option of recommend that limits a figure."""
 
 Schema = dict[str, pl.DataType]
 RESULTS: Schema = {column.name: column.type for column in COLUMNS.values()}
-"""One row a case."""
+"""One row per case."""
 SAMPLES: Schema = {"run_id": TEXT, "case_id": TEXT, "clock": TEXT, "index": COUNT, "ms": MEASURE}
-"""One row a raw sample, in the order in which they were taken."""
+"""One row per raw sample, in the order of sampling."""
 LAYERS: Schema = dict.fromkeys(("run_id", "case_id"), TEXT) | {"order": COUNT, "layer": TEXT, "kind": TEXT}
 LAYERS |= {"nodes": pl.List(pl.String()), "ms": MEASURE, "share": MEASURE}
-"""One row a layer of a case, in running order; `share` is of the sum over the case's layers."""
+"""One row per layer of a case, in running order; `share` is relative to the sum over the case's layers."""
 _TRIED = ("run_id", "model", "variant", "pass", "precision", "setting", "batch_size", "status", "reason")
 LARGEST_BATCH: Schema = {name: RESULTS[name] for name in (*_TRIED, "peak_memory_mib")}
-"""One row a batch that the search for the largest one tried."""
+"""One row per batch tried in the search for the largest."""
 
 
 def columns(*groups: Group, shown: Shown = Shown.FILES) -> list[Column]:
-    """Return the columns of some groups, group by group, that are shown at least so far."""
+    """Return the columns of these groups, group by group, with at least this reach."""
     return [c for group in groups for c in COLUMNS.values() if c.group == group and c.shown >= shown]
 
 
@@ -240,19 +238,19 @@ def names(*groups: Group, shown: Shown = Shown.FILES) -> list[str]:
 
 
 def parts(whole: str) -> list[str]:
-    """Return the names of the columns that add up to `whole`; of a part that has parts itself, those."""
-    own = [column.name for column in FIGURES.values() if column.part_of == whole]
-    return [name for part in own for name in parts(part) or [part]]
+    """Return the names of the finest columns that add up to `whole`."""
+    direct = [column.name for column in FIGURES.values() if column.part_of == whole]
+    return [name for part in direct for name in parts(part) or [part]]
 
 
 def prices(throughput: Any, usd_per_hour: Any) -> dict[str, Any]:
-    """Return the figures of Group.COST of items a second and what an hour costs, which are numbers or columns."""
+    """Return the figures of Group.COST, given items per second and the price of an hour as numbers or columns."""
     items = throughput * 3600 / usd_per_hour
     return {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
 
 
 def check(figures: Mapping[str, Any]) -> None:
-    """Raise KeyError for a figure that is no column, TypeError for one that is no number."""
+    """Raise KeyError for a figure without a column, TypeError for a value that is no number."""
     for name, value in figures.items():
         if name not in COLUMNS:
             raise KeyError(f"no column is called '{name}'; declare it in profiler/results/columns.py")
@@ -266,23 +264,23 @@ def kind_of_warning(written: pl.Expr) -> pl.Expr:
 
 
 def place(column: str, order: Iterable[str]) -> pl.Expr:
-    """Return where in the order a column's value is; what is not in it comes last."""
+    """Return the index of a column's value in the order; other values come last."""
     names = list(order)
     return pl.col(column).replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64)
 
 
-def field(name: str, heading: str | None = None, **more: Any) -> Field:
-    """Make the field of a column, under its own heading and in its unit's format unless others are given."""
+def field(name: str, heading: str | None = None, **options: Any) -> Field:
+    """Make the field of a column, by default with its heading and its unit's format."""
     column = FIGURES[name]
     heading = column.heading if heading is None else heading
     if not column.type.is_numeric():
-        return words(heading, name, **{"expendable": column.expendable, **more})
+        return words(heading, name, **{"expendable": column.expendable, **options})
     unit, format = UNITS[column.unit]
-    return figure(heading, name, **{"format": format, "unit": unit, "expendable": column.expendable, **more})
+    return figure(heading, name, **{"format": format, "unit": unit, "expendable": column.expendable, **options})
 
 
 def fields(*groups: Group, shown: Shown) -> list[Field]:
-    """Make the fields of every column of some groups that is shown at least so far; busy figures say so."""
+    """Make the fields of these groups' columns with at least this reach; a busy figure says so."""
     return [_unless_busy(field(column.name)) for column in columns(*groups, shown=shown)]
 
 
@@ -293,6 +291,6 @@ def _unless_busy(plain: Field) -> Field:
     return replace(plain, columns=(name, *ends_of(name)), format=unless_busy(plain.format))
 
 
-def factor(heading: str, **more: Any) -> Field:
+def factor(heading: str, **options: Any) -> Field:
     """Make the field of the factor over the base with its interval."""
-    return figure(heading, ("factor", "factor_low", "factor_high"), factors, **more)
+    return figure(heading, ("factor", "factor_low", "factor_high"), factors, **options)

@@ -1,4 +1,4 @@
-"""Hold what a case gave, from its worker to its line in the journal. Workers read this without polars."""
+"""Hold a case's result, from its worker to its line in the journal. Workers import this without polars."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
 
 Figures = dict[str, float | None]
-"""By column; None is what was not measured."""
+"""By column; None if not measured."""
 Finding = str | Warning | None
-"""A check's finding: why the row is failed, a warning, or nothing."""
+"""A check's reason to fail the row, its warning, or None."""
 PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_ms")
 """Parts of an iteration on the headline clock."""
 WITH_ENDS = ("latency_ms", "gpu_ms", "throughput", *PARTS)
@@ -33,7 +33,7 @@ def ends_of(name: str) -> tuple[str, str]:
 
 @dataclass
 class Result:
-    """How a case ended and what it gave: raw samples in ms, throughput in items/s; row.py derives statistics."""
+    """A case's outcome: raw samples in ms, throughput in items/s; row.py derives statistics."""
 
     case_id: str
     status: Status
@@ -55,15 +55,15 @@ class Result:
     layers: list[dict[str, Any]] = field(default_factory=list)
     """In running order, with `layer`, `kind`, `nodes` and `ms` as in layers.parquet; empty without --profile."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Wall seconds by phase of the worker process, as its parent saw them."""
+    """Wall seconds of the worker by phase, on its parent's clock."""
     entered: dict[str, float] = field(default_factory=dict)
-    """When each phase was entered first, in seconds on the clock of telemetry.csv."""
+    """First entry into each phase, in seconds on the clock of telemetry.csv."""
     environment: dict[str, Any] = field(default_factory=dict)
-    """Columns from environment.json as they were when this was measured."""
+    """Columns from environment.json at the time of measurement."""
     graph: str | None = None
     """Maker of the ONNX graph that ran, and its batches."""
     log: str | None = None
-    """Log of a case that is not ok, traceback included, as a path in the run's folder."""
+    """Path in the run's folder of a failed case's log, with its traceback."""
 
     @property
     def reason(self) -> str | None:
@@ -71,7 +71,7 @@ class Result:
 
     @property
     def clocks(self) -> dict[str, list[float]]:
-        """Return the samples by their clocks' columns; `event`, a headline clock, is in `latency_ms` alone."""
+        """Return the samples by column, without the headline clock `event`, which only `latency_ms` has."""
         return {f"{clock}_ms": values for clock, values in self.samples.items() if clock != "event"}
 
     def median(self, clock: str | None) -> float | None:
@@ -87,7 +87,7 @@ class Result:
         return any(warning.kind == kind for warning in self.warnings)
 
     def fail(self, reason: str) -> None:
-        """Make the row `failed`, for one more reason."""
+        """Set the status to `failed` and add a reason."""
         self.status = "failed"
         self.reasons.append(reason)
 
@@ -116,46 +116,46 @@ class Result:
             "warnings": list(map(Warning.parse, values["warnings"])),
         }
         result = cls(**values | special)
-        times = [ms for each in result.samples.values() for ms in each] + [layer["ms"] for layer in result.layers]
+        times = [ms for values in result.samples.values() for ms in values] + [layer["ms"] for layer in result.layers]
         if result.status not in get_args(Status) or not all(0 <= ms < math.inf for ms in times):
             raise ValueError(f"{result.case_id}: a sample is no time, or the status is unknown")
         return result
 
 
-HOST_SHARE = 0.8
-"""Enqueueing takes more than this share of the device's time where the host sets a row's latency."""
+_HOST_SHARE = 0.8
+"""The host sets a row's latency if enqueueing takes more than this share of the device's time."""
 
 
 def set_by_host(call: float | None, gpu: float | None, enqueue: float | None) -> bool:
     """Return whether the host sets a CUDA row's latency or is close to it, by the medians of its clocks."""
     # With far faster enqueueing gaps between launches are the device's: it is slower with more work in its queue.
-    return enqueue is None or enqueue > HOST_SHARE * (gpu or call or 0.0)
+    return enqueue is None or enqueue > _HOST_SHARE * (gpu or call or 0.0)
 
 
 class Stage(StrEnum):
-    """How far a case is whose Result a worker reports to be kept; after `COMPLETE` only closing the session is left."""
+    """Progress of a case whose Result a worker reports to be saved; after `COMPLETE` the session only has to close."""
 
     SAMPLED, FITTED, CHECKED, COMPLETE = "sampled", "fitted", "checked", "complete"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A Result on its way."""
+    """A Result saved from a worker before its end."""
 
     result: Result
     stage: Stage
 
 
 def result_of(case_id: str, outcome: Outcome) -> Result:
-    """Return what a process that ended so gives for its case."""
-    kept = outcome.salvage if isinstance(outcome.salvage, Kept) else None
+    """Return the Result of a case whose process ended with this outcome."""
+    saved = outcome.salvage if isinstance(outcome.salvage, Kept) else None
     if isinstance(outcome.value, Result):
         result = outcome.value
-    elif kept and (warning := _loss(kept.stage, outcome)):
-        result = kept.result
+    elif saved and (warning := _loss(saved.stage, outcome)):
+        result = saved.result
         result.warnings.append(warning)
     else:
-        samples = kept.result.samples if kept else {}
+        samples = saved.result.samples if saved else {}
         result = Result(case_id, outcome.status, [outcome.reason] if outcome.reason else [], samples=samples)
     if outcome.contradiction is not None:
         result.fail(outcome.contradiction)
@@ -166,12 +166,12 @@ def result_of(case_id: str, outcome: Outcome) -> Result:
 
 
 def log_name(log: Path | None) -> str | None:
-    """Name a log as the column `log` does, like "logs/export-mine-fp32.log"; None where nothing was printed."""
+    """Return a log's path in the run's folder, like "logs/export-mine-fp32.log"; None for an empty log."""
     return f"{log.parent.name}/{log.name}" if log and log.exists() and log.stat().st_size else None
 
 
 def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
-    """Return what a Result lacks whose process ended at this stage; None if too much for a figure."""
+    """Warn of the part that a process did not finish; return None if the figures are unfinished."""
     if stage is Stage.FITTED and outcome.status == "oom":
         return Warning("unchecked", f"no memory was left for the checks: {outcome.reason}")
     if stage is Stage.CHECKED:
@@ -180,14 +180,12 @@ def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
 
 
 def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warning]:
-    """Warn where more than one sample in twenty is far from the median, and where the samples drift."""
-    values = samples.get(clock, [])
-    count = statistics.outliers(values)
-    warnings = []
+    """Warn if more than one sample in twenty is far from the median, and if the samples drift."""
+    values, warnings = samples.get(clock, []), []
+    count, change = statistics.outliers(values), statistics.drift(values)
     if count > len(values) / 20:
         warnings.append(Warning("outliers", f"{count} of {len(values)} samples are far from the median (Tukey's rule)"))
-    change = statistics.drift(values)
     if change is not None:
-        how = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
-        warnings.append(Warning("drift", f"the last third of the samples is {how} than the first"))
+        word = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
+        warnings.append(Warning("drift", f"the last third of the samples is {word} than the first"))
     return warnings

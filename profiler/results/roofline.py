@@ -1,7 +1,7 @@
-"""Place a row below its device's roofs, peak FLOP/s and bandwidth, and judge a time that is too short for them.
+"""Compare a row with its device's roofs, peak FLOP/s and bandwidth, and judge a time that is too short for them.
 
-Williams, Waterman, Patterson, Roofline, CACM 52 (2009), https://doi.org/10.1145/1498765.1498785. The roofs are the most
-that was seen on this machine: measured by profiler.worker.roofline, or reached by a row of the run.
+Williams, Waterman, Patterson, Roofline, CACM 52 (2009), https://doi.org/10.1145/1498765.1498785. The roofs are the
+highest rates of this machine: measured by profiler.worker.roofline, or reached by a row of the run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ written a second); `cache_mib`, the size of the last-level cache. A roof that co
 
 MIB = 2**20
 _IMPOSSIBLE = 2.5
-"""How many times below its floor a time is not trusted any more: Winograd's F(2×2, 3×3) needs 2.25 times fewer
+"""No time is trusted beyond this speed-up over the floor: Winograd's F(2×2, 3×3) needs 2.25 times fewer
 multiplications (https://arxiv.org/abs/1509.09308)."""
 _ROUNDING = 1 + 1e-9
-"""A row that has set its own roof is at it, whatever the last bits of the quotients say."""
+"""Tolerance within which a row that set its roof is at it."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -41,7 +41,7 @@ def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Roofs; `quiet` is true if the counters could be read and show neither other work nor a slowdown meanwhile."""
+    """Roofs; `quiet` is true if the counters could be read and showed neither other work nor a slowdown."""
 
     roofs: dict[str, float]
     quiet: bool
@@ -54,13 +54,13 @@ class Work:
     flops: float | None
     moved_bytes: float | None
     precision: str | None
-    """Precision whose roof holds."""
+    """Precision of the roof that applies."""
     saved: float = _IMPOSSIBLE
     """Largest plausible speed-up over the roof. It is higher for a single convolution: the cost of Fourier transforms
     does not grow with the kernel (https://arxiv.org/abs/1312.5851)."""
 
     def floor(self, roofs: Roofs) -> tuple[float, Literal["peak", "bandwidth"]] | None:
-        """Return the shortest time in ms and the roof that sets it; None if unknown, or with nothing to do."""
+        """Return the shortest time in ms and the roof that sets it; None if unknown or zero."""
         peak, copy = roofs.get(f"{self.precision}_tflops"), roofs.get("copy_gb_s")
         if self.flops is None or self.moved_bytes is None or not peak or not copy:
             return None
@@ -69,12 +69,12 @@ class Work:
         return longest if longest[0] else None  # type: ignore[return-value]
 
     def uncached(self, roofs: Roofs) -> float:
-        """Return the bytes that the last-level cache cannot hold from one call to the next; 0 for an unknown cache."""
+        """Return the bytes beyond the last-level cache, which calls move again; 0 for an unknown cache."""
         return max(0.0, (self.moved_bytes or 0.0) - (roofs.get("cache_mib") or math.inf) * MIB)
 
 
 class Excess(NamedTuple):
-    """How far a time is below its floor, in words, and whether that is too far to be true."""
+    """A time's distance below its floor in words, and whether it is impossible."""
 
     text: str
     is_impossible: bool
@@ -94,19 +94,19 @@ def work_of(case: Case, result: Result) -> Work:
 
 
 def excess(case: Case, result: Result, roofs: Roofs) -> Excess | None:
-    """Return by how much a row is faster than the roofs allow; None if it is not, or nothing is known."""
+    """Return how much faster a row is than the roofs allow; None if it is not, or roofs or work are unknown."""
     work, fastest = work_of(case, result), _fastest_ms(result)
     floor = work.floor(roofs)
     if not fastest or not floor or floor[0] <= fastest * _ROUNDING:
         return None
-    least, roof = floor
-    took = f"{milliseconds(fastest)}, at least {milliseconds(least)}"
-    text = f"{times(least / fastest)} faster than the measured {roof} allows ({took})"
-    return Excess(text, least / fastest > (work.saved if roof == "peak" else _IMPOSSIBLE))
+    shortest, roof = floor
+    took = f"{milliseconds(fastest)}, at least {milliseconds(shortest)}"
+    text = f"{times(shortest / fastest)} faster than the measured {roof} allows ({took})"
+    return Excess(text, shortest / fastest > (work.saved if roof == "peak" else _IMPOSSIBLE))
 
 
 def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, float]:
-    """Raise each measured roof to the highest rate that a right row reached, which these roofs make possible."""
+    """Raise each measured roof to the highest possible rate of a row with checked outputs."""
     roofs = dict(measured)
     for case, result in rows:
         fastest, work, over = _fastest_ms(result), work_of(case, result), excess(case, result, measured)
@@ -114,7 +114,7 @@ def raised(measured: Roofs, rows: Iterable[tuple[Case, Result]]) -> dict[str, fl
         if not fastest or is_doubted or result.status != "ok" or result.reference is None:
             continue
         rates = {"copy_gb_s": work.uncached(measured) / fastest / 1e6}
-        # Where Fourier transforms do with fewer multiplications, FLOPs that are counted are no rate of the processor.
+        # Fourier transforms save multiplications, so the counted FLOPs are no rate of the processor.
         if work.flops is not None and work.saved == _IMPOSSIBLE:
             rates[f"{work.precision}_tflops"] = work.flops / fastest / 1e9
         roofs |= {name: max(roofs[name], rate) for name, rate in rates.items() if name in roofs}
@@ -126,12 +126,12 @@ def widened(roofs: Roofs) -> dict[str, float]:
 
     On a CPU without fp16 arithmetic eager fp16 runs 100 times slower than fp32.
     """
-    least = roofs.get("fp32_tflops", 0.0)
-    return {name: max(roof, least) if name.endswith("_tflops") else roof for name, roof in roofs.items()}
+    fp32 = roofs.get("fp32_tflops", 0.0)
+    return {name: max(roof, fp32) if name.endswith("_tflops") else roof for name, roof in roofs.items()}
 
 
 def placed(case: Case, result: Result, roofs: Roofs) -> Result:
-    """Add to the result its place below these roofs, and a warning if it is above them."""
+    """Add the result's figures relative to these roofs, and a warning if it is above them."""
     if result.status != "ok":
         return result
     work, latency, over = work_of(case, result), result.latency_ms, excess(case, result, roofs)

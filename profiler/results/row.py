@@ -1,4 +1,4 @@
-"""Make a result's row of results.parquet: its figures, and the interval that its process alone gives each."""
+"""Make a result's row of results.parquet: its figures, and their intervals by its process alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = names(Group.PLACE, Group.VERSIONS)
 
 
 def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Flatten the machine's price and cloud into environment.json; `machine` is its label, GPU or processor."""
+    """Return environment.json with the machine's price and cloud; `machine` is its label, GPU or processor."""
     machine = environment.get("machine")
     price = dict(machine) if isinstance(machine, dict) else {}
     name = name or price.pop("label", None) or environment.get("gpu") or environment.get("cpu")
@@ -33,12 +33,11 @@ def flat_environment(environment: Mapping[str, Any], name: str | None = None) ->
 def row_of(
     result: Result, case: Case, run_id: str, suite: str, environment: Mapping[str, Any], confirming: bool = False
 ) -> Row:
-    """Make the row of a process, a `confirming` one if earlier ones chose its case.
+    """Make the row of a process; `confirming` if earlier processes chose its case.
 
-    A column of a case, outcome or environment, the result's before the run's, is filled by name.
+    Columns of the case, outcome and environment (the result's before the run's) are filled by name.
     """
-    environment = flat_environment({**environment, **result.environment})
-    proof = result.proof
+    environment, proof = flat_environment({**environment, **result.environment}), result.proof
     row: Row = {
         **dict.fromkeys(COLUMNS),
         **{name: getattr(case, name, None) for name in names(Group.CASE)},
@@ -63,11 +62,8 @@ def row_of(
     if result.status != "ok":
         return row
     figures = _figures(result, case.batch_size, row)
-    return row | {name: None if _is_infinite(value) else value for name, value in figures.items()}
-
-
-def _is_infinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+    infinite = {name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
+    return row | figures | dict.fromkeys(infinite)
 
 
 def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
@@ -78,45 +74,40 @@ def _training(case: Case, proof: Proof | None) -> dict[str, Any]:
 
 
 def _figures(result: Result, batch_size: int, row: Row) -> Row:
-    found = result.figures | {name: statistics.median(values) for name, values in result.clocks.items()}
-    found |= {name: getattr(result, name) for name in ("clock", "stop_reason", "throughput")}
+    figures: Row = result.figures | {name: statistics.median(values) for name, values in result.clocks.items()}
+    figures |= {name: getattr(result, name) for name in ("clock", "stop_reason", "throughput")}
     if result.throughput and row["usd_per_hour"]:
-        found |= prices(result.throughput, row["usd_per_hour"])
+        figures |= prices(result.throughput, row["usd_per_hour"])
     samples = result.samples.get(result.clock or "", [])
     if samples:
-        found |= {
+        figures |= {
             "latency_ms": result.latency_ms,
             "latency_mean_ms": sum(samples) / len(samples),
             "latency_min_ms": min(samples),
             **{f"latency_p{q}_ms": statistics.percentile(samples, q) for q in statistics.PERCENTILE_NEEDS},
             "samples": len(samples),
         }
-    return found | (_intervals(result, samples, result.latency_ms, batch_size) if result.latency_ms else {})
+    return figures | (_intervals(result, samples, result.latency_ms, batch_size) if result.latency_ms else {})
 
 
 def _intervals(result: Result, samples: list[float], latency: float, batch_size: int) -> dict[str, float]:
-    """Return the ends of each figure's interval, by this process alone."""
     beside_work = (result.figures.get("disturbance") or 0.0) if result.has(DISTURBED) else None
-    others = [ms for ms in _other_latencies(result, batch_size) if max(ms / latency, latency / ms) > CONTRADICTION]
-    found = {"latency_ms": figure_interval(latency, samples, others, beside_work)}
+    # A call also takes its share of the throughput, and the sum of an iteration's parts.
+    by_rate = 1000 * batch_size / result.throughput if result.throughput else 0.0
+    by_parts = sum(statistics.median(values) or 0.0 for name, values in result.clocks.items() if name in PARTS)
+    others = [ms for ms in (by_rate, by_parts) if ms and max(ms / latency, latency / ms) > CONTRADICTION]
+    intervals = {"latency_ms": figure_interval(latency, samples, others, beside_work)}
     if result.throughput:
-        # What casts doubt on the latency casts it on the throughput, which was measured right after it.
-        own = figure_interval(latency, samples, beside_work=beside_work)
+        # Doubt about the latency is doubt about the throughput, which was measured right after it.
+        alone = figure_interval(latency, samples, beside_work=beside_work)
         rates = [1000 * batch_size / latency] if others else []
-        rates += [result.throughput * latency / end for end in (own.low, own.high)]
-        found["throughput"] = figure_interval(result.throughput, [], rates)
+        rates += [result.throughput * latency / end for end in (alone.low, alone.high)]
+        intervals["throughput"] = figure_interval(result.throughput, [], rates)
     for column, values in result.clocks.items():
         middle = statistics.median(values)
         if column in WITH_ENDS and middle:
-            # The share may be of the processors, which take no time from the device's own clock.
-            had = 0.0 if column == "gpu_ms" and beside_work is not None else beside_work
-            found[column] = figure_interval(middle, values, beside_work=had)
-    ends = (zip(ends_of(name), (interval.low, interval.high), strict=True) for name, interval in found.items())
+            # The share may be of the processors, which take no time from the device's clock.
+            share = 0.0 if column == "gpu_ms" and beside_work is not None else beside_work
+            intervals[column] = figure_interval(middle, values, beside_work=share)
+    ends = (zip(ends_of(name), (interval.low, interval.high), strict=True) for name, interval in intervals.items())
     return {end: value for pair in ends for end, value in pair}
-
-
-def _other_latencies(result: Result, batch_size: int) -> list[float]:
-    """Return what a call takes by the throughput, and by the sum of an iteration's parts."""
-    by_rate = 1000 * batch_size / result.throughput if result.throughput else 0.0
-    parts = sum(statistics.median(values) or 0.0 for name, values in result.clocks.items() if name in PARTS)
-    return [ms for ms in (by_rate, parts) if ms]

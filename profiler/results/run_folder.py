@@ -1,4 +1,4 @@
-"""Keep a run's folder: its files, its lock, a journal line as a case ends, and Parquet files and tables at the end."""
+"""Keep a run's folder: its lock, a journal line per finished case, and Parquet files and tables at the end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from profiler.results.spread import with_spread
 from profiler.tables.writers import csv, parquet
 
 _NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Exceptions of a line that is no result."""
+"""Exceptions of damaged lines."""
 _MOST_JSON_BYTES, _MOST_JOURNAL_BYTES = 2**24, 2**33
 _NOT_REACHED = "the run ended before; --resume measures it"
 _TIMES = names(Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
@@ -47,7 +47,7 @@ _FACTORS += ["factor", "factor_low", "factor_high", "verdict", "error", "error_h
 
 
 def read_text(path: Path) -> str:
-    """Read a run's file as printable text; nothing where there is none. Raises OSError."""
+    """Read a run's file as printable text, empty for a missing file. Raises OSError."""
     if not named_files.exists(path):
         return ""
     return str(printable(named_files.read_bytes(path).decode("utf-8", errors="replace")))
@@ -61,7 +61,7 @@ def read_json(path: Path, read: Callable[[Path, bytes], dict[str, Any]]) -> dict
 def append_line(journal: Path, line: str) -> None:
     """Add a JSON object, on the disk when this returns. Raises OSError."""
     with journal.open("ab+") as file:
-        # A line that a crash cut off must not swallow this one.
+        # This line must not join one that a crash cut off.
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.write(b"\n")
         file.write(line.encode() + b"\n")
@@ -70,7 +70,7 @@ def append_line(journal: Path, line: str) -> None:
 
 
 def read_lines(journal: Path) -> list[str]:
-    """Read every line that a crash has not cut off."""
+    """Read every line, except one that a crash cut off."""
     if not named_files.exists(journal):
         return []
     text = named_files.read_bytes(journal, _MOST_JOURNAL_BYTES).decode("utf-8", errors="replace")
@@ -79,9 +79,9 @@ def read_lines(journal: Path) -> list[str]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only process that writes into a run's folder.
+    """Lock a run's folder.
 
-    Raises ConfigError if another does, the disk is full, the folder is removed, or no process can be started.
+    Raises ConfigError if another process has the lock, the disk is full, the folder is removed, or no process starts.
     """
     try:
         with naming_limits(f"go on with: {resuming(folder)}"), FileLock(folder / "lock", timeout=0):
@@ -108,12 +108,12 @@ class RunFolder:
         self.journal = path / "journal.jsonl"
         self.tries = path / "largest_batch.jsonl"
         self._models = path / "models.json"
-        self._here: dict[str, Any] = {}
+        self._environment: dict[str, Any] = {}
         self.damaged = 0
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
-        """Make a folder in `output`, named <UTC time>-<host>-<4 hex>. Raises ConfigError if it cannot be made."""
+        """Make a folder in `output`, named <UTC time>-<host>-<4 hex>. Raises ConfigError if that fails."""
         host = socket.gethostname().partition(".")[0]
         run = cls(output / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{host}-{secrets.token_hex(2)}")
         try:
@@ -124,7 +124,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path) -> RunFolder:
-        """Open the folder of an earlier run. Raises ConfigError if it is none."""
+        """Open the folder of an earlier run. Raises ConfigError for another folder."""
         if not named_files.is_file(path / "bench.yaml"):
             raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
         run = cls(path.resolve())
@@ -132,7 +132,7 @@ class RunFolder:
         return run
 
     def write_config(self, config: Config) -> None:
-        """Write the config as resolved for this device; paths inside this folder, which may be moved, are relative."""
+        """Write the resolved config; paths inside this folder are relative, so that it can be moved."""
         data = as_job(config)
         inside = [(data, "import_from"), *((model, "inputs") for model in data["models"] if "inputs" in model)]
         for keys, key in inside:
@@ -140,55 +140,55 @@ class RunFolder:
         write_whole(self.path / "bench.yaml", to_yaml(data))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write environment.json; results that are appended from now on were measured in it."""
-        self._here = {name: environment[name] for name in ENVIRONMENT if name in environment}
+        """Write environment.json, for the results appended from now on."""
+        self._environment = {name: environment[name] for name in ENVIRONMENT if name in environment}
         write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """Read environment.json. Raises ConfigError where it cannot be read."""
+        """Read environment.json. Raises ConfigError for a damaged one."""
         return read_json(self.path / "environment.json", environment_of)
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
-        """Record in models.json what each model is."""
+        """Add each model's identity to models.json."""
         lines = {name: asdict(identity) for name, identity in {**self.read_models(), **identities}.items()}
         write_whole(self._models, json.dumps(lines, indent=2, default=repr) + "\n")
 
     def read_models(self) -> dict[str, Identity]:
-        """Read models.json, nothing in a run that has none. Raises ConfigError where it cannot be read."""
+        """Read models.json, if there is one. Raises ConfigError for a damaged one."""
         return models_of(read_json(self._models, identities_of))
 
     def append(self, result: Result) -> Result:
-        """Add a line to the journal, on the disk on return; return what it has, of wrong values a failed row."""
+        """Sync a line to the journal and return its result: a failed one for wrong values."""
         columns.check(dict.fromkeys([*result.figures, *result.clocks]))
-        result = replace(result, environment=result.environment or self._here)
+        result = replace(result, environment=result.environment or self._environment)
         try:
-            kept = _parsed(line := result.to_json())
+            written = _parsed(line := result.to_json())
         except _NO_RESULT as error:
-            lost = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"])
-            kept = _parsed(line := replace(lost, environment=result.environment).to_json())
+            failed = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"])
+            written = _parsed(line := replace(failed, environment=result.environment).to_json())
         append_line(self.journal, line)
-        return kept
+        return written
 
     def append_try(self, case: Case, result: Result) -> None:
-        """Add one line to the tries of the search for the largest batch, on the disk when this returns."""
+        """Sync a line to the tries of the search for the largest batch."""
         tried: dict[str, Any] = {"pass": case.pass_, "status": result.status, "reason": result.reason}
         tried |= {name: getattr(case, name) for name in ("model", "variant", "precision", "setting", "batch_size")}
         tried |= {"peak_memory_mib": result.figures.get("peak_memory_mib")}
         append_line(self.tries, json.dumps(printable(tried)))
 
     def results(self) -> dict[str, Result]:
-        """Return the journal's results by case id; of a case the last line that can be read counts."""
-        found, self.damaged = dict[str, Result](), 0
+        """Return the journal's results by case id; a case's last readable line counts."""
+        results, self.damaged = dict[str, Result](), 0
         for line in read_lines(self.journal):
             try:
                 result = _parsed(line)
-                found[result.case_id] = result
+                results[result.case_id] = result
             except _NO_RESULT:
                 self.damaged += 1
-        return found
+        return results
 
     def largest_batches(self) -> pl.DataFrame:
-        """Return one row a try of the search for the largest batch; the last line of one counts."""
+        """Return one row per try of the search for the largest batch; a try's last line counts."""
         rows = list[dict[str, Any]]()
         for line in read_lines(self.tries):
             with contextlib.suppress(*_NO_RESULT):
@@ -201,16 +201,17 @@ class RunFolder:
     def ended(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[list[tuple[Case, Result]], pl.DataFrame]:
-        """Return every case that has ended with its result, in the plan's order, and the rows of them.
+        """Return the finished cases with their results, in the plan's order, and their rows.
 
-        Further processes of a case, which no plan has, come last: they confirm what earlier ones chose.
+        Processes outside the plan come last: they confirm a choice by earlier ones.
         """
-        known, planned = self.results(), {case.id for case in cases}
-        every = {case.id: case for case in cases if case.id in known}
-        for case in [case for case in every.values() if not case.replicate]:
-            further = takewhile(lambda one: one.id in known, (replace(case, replicate=number) for number in count(1)))
-            every |= {one.id: one for one in further if one.id not in every}
-        ended = [(case, known[id_]) for id_, case in every.items()]
+        results, planned = self.results(), {case.id for case in cases}
+        finished = {case.id: case for case in cases if case.id in results}
+        for case in [case for case in finished.values() if not case.replicate]:
+            replicates = (replace(case, replicate=number) for number in count(1))
+            for replicate in takewhile(lambda replicate: replicate.id in results, replicates):
+                finished.setdefault(replicate.id, replicate)
+        ended = [(case, results[id_]) for id_, case in finished.items()]
         roofs = raised(environment.get("roofs") or {}, ended)
         done = [(case, placed(case, result, roofs)) for case, result in ended]
         rows = [
@@ -220,27 +221,31 @@ class RunFolder:
         return done, with_spread(pl.DataFrame(rows, RESULTS), environment.get("spread"))
 
     def write_parquet(
-        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any], left: Iterable[Case] = ()
+        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any], waiting: Iterable[Case] = ()
     ) -> tuple[pl.DataFrame, list[tuple[Case, Result]]]:
-        """Write every case that has ended, in the plan's order, then those `left`; return the rows, and `ended`.
+        """Write the finished cases, in the plan's order, then the `waiting` ones; return the rows, and `ended`.
 
         Raises OSError.
         """
         done, results = self.ended(suite, cases, environment)
-        waiting = [(case, Result(case.id, "waiting", [_NOT_REACHED])) for case in left if done]
-        rows = [row_of(result, case, self.run_id, suite, environment) for case, result in waiting]
+        unreached = [(case, Result(case.id, "waiting", [_NOT_REACHED])) for case in waiting if done]
+        rows = [row_of(result, case, self.run_id, suite, environment) for case, result in unreached]
         results = results.vstack(pl.DataFrame(rows, RESULTS))
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
-        samples = _samples(self.run_id, [result for _, result in done])
-        frames = {"results": results, "samples": samples}
-        extra = {"layers": pl.DataFrame(layers, LAYERS), "largest_batch": self.largest_batches()}
-        for name, frame in (frames | {name: frame for name, frame in extra.items() if not frame.is_empty()}).items():
-            write_whole(self.path / f"{name}.parquet", parquet(frame))
+        frames = {
+            "results": results,
+            "samples": _samples(self.run_id, [result for _, result in done]),
+            "layers": pl.DataFrame(layers, LAYERS),
+            "largest_batch": self.largest_batches(),
+        }
+        for name, frame in frames.items():
+            if name in ("results", "samples") or not frame.is_empty():
+                write_whole(self.path / f"{name}.parquet", parquet(frame))
         return results, done
 
 
 def write_tables(folder: Path, results: pl.DataFrame, cells: pl.DataFrame, tries: pl.DataFrame | None = None) -> None:
-    """Write each table as CSV; `tries` are those of the search for the largest batch."""
+    """Write each table as CSV; `tries` are the search's for the largest batch."""
     folder.mkdir(exist_ok=True)
     tables = {
         "latency": results.filter(OK).select([*CONFIGURATION, "replicate", *_TIMES, "warnings"]),
@@ -265,9 +270,9 @@ def _parsed(line: str) -> Result:
 
 def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     total = sum(layer["ms"] for layer in result.layers)
-    own = {"run_id": run_id, "case_id": result.case_id}
+    ids = {"run_id": run_id, "case_id": result.case_id}
     shares = [layer["ms"] / total if total else 0.0 for layer in result.layers]
-    return [{**own, "order": n, **layer, "share": shares[n]} for n, layer in enumerate(result.layers)]
+    return [{**ids, "order": n, **layer, "share": shares[n]} for n, layer in enumerate(result.layers)]
 
 
 def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
@@ -280,12 +285,12 @@ def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
 
 
 def models_of(lines: Mapping[str, Any]) -> dict[str, Identity]:
-    """Read what models.json holds. Raises ValueError, TypeError or KeyError for anything else."""
+    """Parse the content of models.json. Raises ValueError, TypeError or KeyError for any other content."""
     return {name: Identity(dict(line["parts"])) for name, line in lines.items()}
 
 
 def as_job(config: Config) -> dict[str, Any]:
-    """Return a config as a job's file has it, with whole paths."""
+    """Return a config as a job's file writes it, with absolute paths."""
     data = config.model_dump(mode="json", exclude_none=True, by_alias=True) | {"output": str(config.output.resolve())}
     for model in data["models"]:
         for key in [k for k in ("inputs", "dimensions", "options", "prefix", "outputs") if not model.get(k)]:
@@ -294,7 +299,7 @@ def as_job(config: Config) -> dict[str, Any]:
 
 
 def moved(value: Any, folder: Path, to: Path = Path()) -> Any:
-    """Return a part of a job in which whole paths below `folder` are below `to`, by default relative ones."""
+    """Move the absolute paths below `folder` in a part of a job to below `to`, by default to relative paths."""
     if isinstance(value, dict):
         return {key: moved(part, folder, to) for key, part in value.items()}
     if isinstance(value, list):
@@ -305,7 +310,7 @@ def moved(value: Any, folder: Path, to: Path = Path()) -> Any:
 
 
 def without_foreign_code(config: Config, folder: Path, option: str, trusted: bool) -> Config:
-    """Drop folders of code from a job of another user or host; raise ConfigError where it needs them."""
+    """Drop folders of code from a job of another user or host. Raises ConfigError if it needs them."""
     if trusted or host_and_user().items() <= RunFolder(folder).read_environment().items():
         return config
     factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]

@@ -1,4 +1,4 @@
-"""Declare the values that files of a results folder may hold; refuse others in one sentence."""
+"""Declare the valid values of a results folder's files, and refuse others in one sentence."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _MODELS = TypeAdapter(dict[str, _Identity])
 
 
 def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a run's table with printable texts. Raises ConfigError for a value that no run writes."""
+    """Return a run's table with printable texts. Raises ConfigError for an invalid value."""
     try:
         _TABLES[path.stem].validate_python(frame.to_dicts())
     except ValidationError as error:
@@ -134,7 +134,7 @@ def checked_table(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_try(row: Mapping[str, Any]) -> bool:
-    """Return whether a line of largest_batch.jsonl has the values of one."""
+    """Return whether a line of largest_batch.jsonl is valid."""
     try:
         _TABLES["largest_batch"].validate_python([row])
     except ValidationError:
@@ -149,12 +149,12 @@ def _printable(texts: pl.Series) -> pl.Series:
 
 
 def environment_of(path: Path, data: bytes) -> dict[str, Any]:
-    """Read environment.json. Raises ConfigError for a value of another type than a run writes."""
+    """Read environment.json. Raises ConfigError for an invalid value."""
     return _json(path, data, _Environment.model_validate_json)
 
 
 def identities_of(path: Path, data: bytes) -> dict[str, Any]:
-    """Read models.json. Raises ConfigError for another structure."""
+    """Read models.json. Raises ConfigError for an invalid value."""
     return _json(path, data, _MODELS.validate_json)
 
 
@@ -169,7 +169,7 @@ def _json(path: Path, data: bytes, check: Callable[[bytes], object]) -> dict[str
 
 
 def check_result(result: Result) -> None:
-    """Raise ValueError for a result with a value of another type than a worker sends."""
+    """Raise ValueError for a result with an invalid value."""
     if not all(value is None or isinstance(value, bool | int | float) for value in result.figures.values()):
         raise ValueError("a figure is no number")
     _Result.model_validate({**vars(result), "figures": {}})

@@ -1,4 +1,4 @@
-"""Learn how far processes of one configuration differ on a machine, and widen the rows' intervals by that.
+"""Learn the spread between a configuration's processes on a machine, and widen the rows' intervals by it.
 
 Replicated configurations show the spread of their class: an engine, and whether the host or the device sets the figure.
 The cache keeps it for later runs (docs/method.md).
@@ -19,7 +19,7 @@ from exporters.cache import default_root
 from exporters.whole_file import write_whole
 from profiler.results.cells import CONFIGURATION, OK, QUIET, own_arms, spread_of
 from profiler.results.columns import kind_of_warning
-from profiler.results.result import HOST_SHARE, WITH_ENDS, ends_of
+from profiler.results.result import WITH_ENDS, ends_of, set_by_host
 from profiler.results.warning_kinds import HOST_BOUND, KINDS
 from profiler.stats.intervals import Spread, spread_reach, typical_spread
 
@@ -30,23 +30,22 @@ _HOST, _DEVICE = "host", "device"
 _MOST_RUNS = 20
 _MOST_EARLIER = 10.0
 """Earlier runs count as at most this many configurations: they measured other models."""
-_KIND = kind_of_warning(pl.element())
 
 
 def learned(rows: pl.DataFrame, calm: bool = False) -> Learned:
     """Learn from the replicated configurations of runs on one machine.
 
-    Disturbed processes count only if none was quiet; `calm` leaves out all rows with a cause to be measured again.
+    Disturbed processes count only if no process was quiet; `calm` drops rows with a cause to be measured again.
     """
     retaken = [kind.kind for kind in KINDS.values() if kind.retake]
-    is_calm = ~pl.col("warnings").list.eval(_KIND.is_in(retaken)).list.any()
-    ok = rows.filter(OK, is_calm if calm else pl.lit(value=True))
-    ok = ok.filter(QUIET | ~QUIET.any().over(_KEYS)).with_columns(by_host=_by_host().any().over(_KEYS))
-    parts = [("latency_ms", _HOST, True), ("gpu_ms", _DEVICE, True), ("latency_ms", _DEVICE, False)]
-    figures = [
-        ok.filter(by_host=by_host).select(*_KEYS, figure=name, kind=pl.lit(kind)) for name, kind, by_host in parts
-    ]
-    cells = pl.concat(figures).filter(pl.col("figure") > 0).group_by(*_KEYS, "kind")
+    is_rough = pl.col("warnings").list.eval(kind_of_warning(pl.element()).is_in(retaken)).list.any()
+    ok = rows.filter(OK, ~is_rough | pl.lit(not calm))
+    ok = ok.filter(QUIET | ~QUIET.any().over(_KEYS))
+    ok = ok.with_columns(_by_host(ok)).with_columns(pl.col("by_host").any().over(_KEYS))
+    by_device = ok.filter(~pl.col("by_host")).select(*_KEYS, figure="latency_ms", kind=pl.lit(_DEVICE))
+    by_host = [(_HOST, "latency_ms"), (_DEVICE, "gpu_ms")]
+    figures = [ok.filter("by_host").select(*_KEYS, figure=name, kind=pl.lit(kind)) for kind, name in by_host]
+    cells = pl.concat([*figures, by_device]).filter(pl.col("figure") > 0).group_by(*_KEYS, "kind")
     replicated = cells.agg(variance=pl.col("figure").log().var(), free=pl.len() - 1).filter(pl.col("free") > 0)
     classes = replicated.sort(pl.all()).group_by("kind", "engine", maintain_order=True)
     return {
@@ -64,15 +63,15 @@ def pooled(parts: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def together(*runs: Learned) -> Learned:
-    """Pool what several runs learned, class by class."""
+    """Pool the spreads of several runs, class by class."""
     names = dict.fromkeys(name for run in runs for name in run)
     return {name: pooled(run[name] for run in runs if name in run) for name in names}
 
 
 def spread(kind: str, engine: str, classes: Learned) -> Spread | None:
     """Return the spread of the engine's class, or of all engines if its class has too few configurations."""
-    of_kind = pooled(pair for name, pair in classes.items() if name.startswith(f"{kind}/"))
-    return Spread.of_class(*classes.get(f"{kind}/{engine}", (1.0, 0.0))) or Spread.of_class(*of_kind)
+    all_engines = pooled(pair for name, pair in classes.items() if name.startswith(f"{kind}/"))
+    return Spread.of_class(*classes.get(f"{kind}/{engine}", (1.0, 0.0))) or Spread.of_class(*all_engines)
 
 
 def with_spread(rows: pl.DataFrame, earlier: Learned | None = None) -> pl.DataFrame:
@@ -82,14 +81,13 @@ def with_spread(rows: pl.DataFrame, earlier: Learned | None = None) -> pl.DataFr
     """
     classes, engines = together(learned(rows), earlier or {}), rows["engine"].unique().to_list()
     priors = {(kind, engine): spread(kind, engine, classes) for kind in (_HOST, _DEVICE) for engine in engines}
-    by_host = rows.select(_by_host().any().over("run_id", *CONFIGURATION)).to_series().fill_null(value=True)
-    kinds = {"latency_spread": [_HOST if is_host else _DEVICE for is_host in by_host]}
-    kinds["gpu_spread"] = [_DEVICE] * len(rows)
-    measured = {"latency_spread": rows["latency_low_ms"].is_not_null(), "gpu_spread": rows["gpu_low_ms"].is_not_null()}
+    by_host = rows.with_columns(_by_host(rows)).select(pl.col("by_host").any().over("run_id", *CONFIGURATION))
+    kinds = {"latency_ms": [_HOST if is_host else _DEVICE for is_host in by_host.to_series()]}
+    kinds["gpu_ms"] = [_DEVICE] * len(rows)
     arms, columns = own_arms(rows), dict[str, pl.Series]()
-    for name, of_rows in kinds.items():
-        cases = zip(of_rows, rows["engine"], measured[name], strict=True)
-        spreads = [priors[kind, engine] if is_measured else None for kind, engine, is_measured in cases]
+    for figure, of_rows in kinds.items():
+        cases, name = zip(of_rows, rows["engine"], rows[ends_of(figure)[0]], strict=True), spread_of(figure)
+        spreads = [None if low is None else priors[kind, engine] for kind, engine, low in cases]
         columns[name] = pl.Series(name, [prior and prior.sd for prior in spreads], pl.Float64)
         columns[f"{name}_free"] = pl.Series(f"{name}_free", [prior and prior.free for prior in spreads], pl.Float64)
     for name in WITH_ENDS:
@@ -100,24 +98,24 @@ def with_spread(rows: pl.DataFrame, earlier: Learned | None = None) -> pl.DataFr
     return rows.with_columns(columns.values())
 
 
-def _by_host() -> pl.Expr:
-    """Tell whether the host sets a row's latency, as `set_by_host` does."""
-    device = pl.coalesce("gpu_ms", "latency_ms", 0.0)
-    enqueues = (pl.col("enqueue_ms") > HOST_SHARE * device).fill_null(value=True)
-    return pl.col("warnings").list.eval(_KIND == HOST_BOUND).list.any() | enqueues
+def _by_host(rows: pl.DataFrame) -> pl.Series:
+    """Return whether the host sets each row's latency."""
+    is_host_bound = pl.col("warnings").list.eval(kind_of_warning(pl.element()) == HOST_BOUND).list.any()
+    clocks = rows.select("latency_ms", "gpu_ms", "enqueue_ms", is_host_bound.fill_null(value=False)).rows()
+    return pl.Series("by_host", [warned or set_by_host(*medians) for *medians, warned in clocks], pl.Boolean)
 
 
 def earlier_spread(environment: Mapping[str, Any]) -> Learned:
-    """Pool what earlier runs on this machine left in the cache; nothing where that cannot be read."""
-    runs = together(*_kept().get(_machine(environment), {}).values())
+    """Pool the spreads of this machine's earlier runs, from the cache if it can be read."""
+    runs = together(*_cached().get(_machine(environment), {}).values())
     return {name: (typical, min(number, _MOST_EARLIER)) for name, (typical, number) in runs.items()}
 
 
 def keep_spread(environment: Mapping[str, Any], run_id: str, classes: Learned) -> None:
-    """Keep this run's spreads for later runs; ignore a cache that cannot be written."""
+    """Cache this run's spreads for later runs, if the cache can be written."""
     if not classes:
         return
-    machines, machine = _kept(), _machine(environment)
+    machines, machine = _cached(), _machine(environment)
     runs = {**machines.get(machine, {}), run_id: {name: list(pair) for name, pair in classes.items()}}
     machines[machine] = dict(sorted(runs.items())[-_MOST_RUNS:])
     with contextlib.suppress(OSError):
@@ -125,7 +123,7 @@ def keep_spread(environment: Mapping[str, Any], run_id: str, classes: Learned) -
         write_whole(default_root() / "spreads.json", json.dumps(machines, indent=1) + "\n")
 
 
-def _kept() -> dict[str, dict[str, Any]]:
+def _cached() -> dict[str, dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((default_root() / "spreads.json").read_bytes()))
     return {}

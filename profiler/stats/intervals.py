@@ -1,7 +1,6 @@
-"""Give figures, cells and ratios their 95 % intervals, and read verdicts off them.
+"""Make the 95 % intervals of figures, cells and ratios, and read verdicts off them.
 
-docs/method.md states the rules; every answer reads the intervals that are made here, and none makes its own. All
-arithmetic is on logarithms.
+docs/method.md states the rules. Answers read these intervals and make no others. All arithmetic is on logarithms.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from exporters.python310 import StrEnum
 from profiler.stats.samples import Floats, Interval, median_interval, student
 
 MARGINS = {"event": 0.01, "host": 0.03}
-"""Differences of up to this share do not count, by headline clock: figures of a CPU differ more by themselves."""
+"""Shares of the smallest differences that count, by headline clock: figures of a CPU vary more."""
 CONTRADICTION = 1.1
-"""Two figures of one call contradict each other from this ratio on."""
+"""Two figures of one call contradict each other if they differ by this ratio."""
 _PRIOR_FREE = 4 / 3
-"""Degrees of freedom of the prior for one configuration's variance. Spreads with a log-sd of 0.7 to 1.1 need so few:
-a value fitted to a run's few configurations leaves the noisiest fifth out (docs/verdicts.md)."""
+"""Degrees of freedom of the prior for one configuration's variance. They suit spreads with a log-sd of 0.7 to 1.1; a
+value fitted to a run's few configurations leaves out the noisiest fifth (docs/verdicts.md)."""
 _PRIOR_SCALE = 0.634
 """Scale of that prior, as a share of the typical spread: exp((ψ(d/2) - ln(d/2)) / 2)."""
 _FEWEST_CONFIGURATIONS = 5
-"""Fewer replicated configurations say nothing about others."""
+"""Fewest replicated configurations that predict others."""
 _LEAST_VARIANCE = 1e-8
-"""Equal medians are a clock's resolution, not exactness."""
+"""Equal medians show a clock's resolution, not exactness."""
 _LEAST_ROUND = 0.002
-"""Rounds differ by at least this share: three that agree by luck prove nothing."""
+"""Smallest spread of rounds: three may agree by luck."""
 _MOST_REACH = math.log(1000)
-"""Where processes differ by more, as two next to heavy work may, all that is known is that nothing is."""
+"""Widest arm: processes that differ by more, next to heavy work, bound nothing."""
 _TRIMMED = 0.2
 _LEVEL = 0.975
 _MOST_OF_OTHERS = 0.25
-"""More of other work leaves no low end: threads that wait for each other took 1,000 times as long."""
+"""Largest share of other work with a low end: threads that wait for each other took 1,000 times as long."""
 _LEAST_ERROR = 0.1
-"""Share of the largest error below which an error tells nothing of a further one's size."""
+"""Share of the largest error below which errors count as this share."""
 _FEWEST = 3
-"""Least effective sample size: autocorrelation is estimated badly from a handful of samples."""
+"""Fewest samples with an interval: autocorrelation is estimated badly from fewer."""
 
 
 class Verdict(StrEnum):
@@ -54,28 +53,28 @@ class Verdict(StrEnum):
 
 
 def margin(clock: str | None) -> float:
-    """Return the difference that does not count between figures of this headline clock."""
+    """Return the smallest difference that counts between figures of this headline clock."""
     return MARGINS.get(clock or "", MARGINS["host"])
 
 
 def verdict(low: float, high: float, within: float) -> Verdict:
-    """Read an interval of a ratio; with `within` 0.01 a difference of up to 1 % does not count.
+    """Read a ratio's interval; with `within` 0.01 differences up to 1 % do not count.
 
     A 95 % interval wholly inside the margin is two one-sided tests at 2.5 % each (Schuirmann, "A comparison of the two
     one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability", Journal
     of Pharmacokinetics and Biopharmaceutics 15, 1987).
     """
-    least, most = 1 / (1 + within), 1 + within
-    if low > most:
+    bottom, top = 1 / (1 + within), 1 + within
+    if low > top:
         return Verdict.FASTER
-    if high < least:
+    if high < bottom:
         return Verdict.SLOWER
-    return Verdict.EQUIVALENT if least <= low and high <= most else Verdict.UNCLEAR
+    return Verdict.EQUIVALENT if bottom <= low and high <= top else Verdict.UNCLEAR
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far processes of one configuration differ: the prior of their log medians' variance, a scaled inverse χ²
+    """Spread between processes of a configuration: the prior of their log medians' variance, a scaled inverse χ²
     distribution with scale sd² and `free` degrees of freedom."""
 
     sd: float
@@ -106,13 +105,12 @@ def spread_reach(sd: ArrayLike, free: ArrayLike) -> Floats:
 def figure_interval(
     middle: float, samples: ArrayLike, others: Iterable[float] = (), beside_work: float | None = None
 ) -> Interval:
-    """Return the hull of all that one process knows of its own figure.
+    """Return the hull of one process's evidence about its figure.
 
-    `middle` is its median and `samples` what that is of, in one unit (empty for a figure without samples); `others` are
-    figures of the same thing that contradict it. The hull also holds the medians of the first and the last third, which
-    differ where the figure moved. Other work only adds time, so `beside_work`, the share of the processors or the card
-    that it had (0 if unknown), takes the low end down by that share, and to the fastest decile. From a quarter on
-    nothing bounds the figure from below.
+    `middle` is the median of `samples`, in their unit (empty for a figure without samples); `others` are contradictory
+    figures of the same quantity. The hull holds the medians of the first and the last third, which differ if the figure
+    moved. Other work only adds time: `beside_work`, its share of the processors or the card (0 if unknown), lowers the
+    low end by that share and to the fastest decile. From a quarter on the low end is open.
     """
     values = np.asarray(samples, dtype=float)
     ends = [middle, *others]
@@ -130,15 +128,15 @@ def figure_interval(
 class Processes:
     """Figures of the processes of many cells, shape (cells,) each, on the log scale.
 
-    `middle` is the median of the `count` processes that make the figure. `variance` (ddof 1, NaN of one) is taken over
-    all `seen` processes, also those that chose the cell. `lowest` and `highest` are the first and last process without
-    `processes_beyond`. `below` and `above` are the mean arms of the processes' own intervals. `sd` and `free` are a
-    `Spread`, 0 if it is unknown. `tests` is the number of confirmed cells that the best is chosen from.
+    `middle` is the median of `count` processes. `variance` (ddof 1, NaN for a single process) is over all `usable`
+    processes, also those that chose the cell. `lowest` and `highest` are the first and last process without
+    `processes_beyond`. `below` and `above` are the mean arms of the processes' intervals. `sd` and `free` are a
+    `Spread`, 0 if unknown. `tests` is the number of confirmed cells among which the best is chosen.
     """
 
     middle: Floats
     count: Floats
-    seen: Floats
+    usable: Floats
     variance: Floats
     lowest: Floats
     highest: Floats
@@ -149,18 +147,18 @@ class Processes:
     tests: Floats
 
     def interval(self) -> tuple[Floats, Floats]:
-        """Return both ends of each cell's interval, on the log scale; NaN of one process whose spread is unknown.
+        """Return both ends of each cell's interval, on the log scale; NaN for a single process of unknown spread.
 
         A cell's variance is moderated by its class (Smyth, "Linear models and empirical Bayes methods for assessing
         differential expression in microarray experiments", Statistical Applications in Genetics and Molecular Biology
         3, 2004). A median of k processes varies up to √(π/2) times as much as their mean. Errors within processes are
         independent of that, so both add in squares. The best of several confirmed cells is also the luckiest, so they
-        share the level (Bonferroni). Processes may be either fast or slow, and then so is their median: Student's t
-        does not bound it, but the ranks in the middle do.
+        share the level (Bonferroni). If processes are either fast or slow, so is their median: the middle ranks bound
+        it, Student's t does not.
         """
-        degrees = self.free + self.seen - 1
+        degrees = self.free + self.usable - 1
         with np.errstate(invalid="ignore", divide="ignore"):
-            squares = self.free * self.sd**2 + (self.seen - 1) * np.nan_to_num(self.variance)
+            squares = self.free * self.sd**2 + (self.usable - 1) * np.nan_to_num(self.variance)
             share = np.where(self.count < 3, 1.0, math.pi / 2 - (math.pi / 2 - 1) / self.count) / self.count
             t = student(1 - (1 - _LEVEL) / self.tests, degrees)
             between = np.minimum(t * np.sqrt(squares / degrees * share), _MOST_REACH)
@@ -170,25 +168,25 @@ class Processes:
 
 
 def processes_beyond(count: Any) -> Any:
-    """Return how many of so many processes lie beyond either end of their median's distribution-free 95 % interval.
+    """Return the number of processes beyond either end of their median's distribution-free 95 % interval.
 
     It is the sign test's, in the normal approximation with correction for continuity (Conover, "Practical Nonparametric
-    Statistics", section 3.2). A fraction stands for a place between two processes: whole ranks would widen from five
-    processes to eight. Negative for up to five, whose extremes hold less: 75 % of medians of three, 94 % of five.
+    Statistics", section 3.2). A fraction is a place between two processes: whole ranks would widen from five processes
+    to eight. It is negative for up to five, whose extremes hold 75 % of medians of three, 94 % of five.
     """
     return count / 2 - 0.98 * count**0.5 - 0.5
 
 
 def ratio_interval(
-    base: tuple[ArrayLike, ArrayLike, ArrayLike], own: tuple[ArrayLike, ArrayLike, ArrayLike]
+    above: tuple[ArrayLike, ArrayLike, ArrayLike], below: tuple[ArrayLike, ArrayLike, ArrayLike]
 ) -> tuple[Floats, Floats, Floats]:
-    """Divide figures with their ends, (middle, low, high) each, and return the ratios with theirs.
+    """Divide figures with intervals, as (middle, low, high), and return the ratios with theirs.
 
     The arms of both intervals are added in squares, on the log scale, which keeps their asymmetry (Zou and Donner,
     "Construction of confidence limits about effect measures", Statistics in Medicine 27, 2008).
     """
     (a, a_low, a_high), (b, b_low, b_high) = (
-        tuple(np.log(np.asarray(part, dtype=float)) for part in figure) for figure in (base, own)
+        tuple(np.log(np.asarray(part, dtype=float)) for part in figure) for figure in (above, below)
     )
     ratio = a - b
     low, high = ratio - np.hypot(a - a_low, b_high - b), ratio + np.hypot(a_high - a, b - b_low)
@@ -198,24 +196,24 @@ def ratio_interval(
 def upper_bound(errors: ArrayLike) -> float:
     """Return a 95 % upper bound for the error of a further item.
 
-    It is the one-sided prediction limit of log-normal errors, and no less than the largest one seen. Of fewer than five
-    errors it is that one: their spread would be known too badly. Errors far below the largest count as a tenth of it:
-    a quantized model is either exact or a step off, and exact items say nothing about the size of a step.
+    It is the one-sided prediction limit of log-normal errors, and at least the largest error. Fewer than five errors
+    give the largest: their spread is too uncertain. Errors far below the largest count as a tenth of it: a quantized
+    model is either exact or a step off, and exact items say nothing about the size of a step.
     """
     values = np.asarray(errors, dtype=float)
-    most = float(values.max())
-    if values.size < 5 or most <= 0:
-        return most
-    logs = np.log(np.maximum(values, _LEAST_ERROR * most))
+    largest = float(values.max())
+    if values.size < 5 or largest <= 0:
+        return largest
+    logs = np.log(np.maximum(values, _LEAST_ERROR * largest))
     n = logs.size
     reach = float(student(0.95, n - 1)) * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / n)
-    return max(most, math.exp(float(logs.mean()) + reach))
+    return max(largest, math.exp(float(logs.mean()) + reach))
 
 
 def holm(chances: ArrayLike, level: float = 0.025) -> list[bool]:
-    """Tell which tests of a family hold so that at most `level` of families have a false one; NaN is no test.
+    """Reject tests so that at most `level` of families have a false rejection; NaN is no test.
 
-    The smallest chance is held against `level` over their number, the next over one less, until one fails (Holm, "A
+    The smallest chance is compared with `level` over their number, the next over one less, until a test fails (Holm, "A
     simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979).
     """
     values = np.asarray(chances, dtype=float)
@@ -228,14 +226,14 @@ def holm(chances: ArrayLike, level: float = 0.025) -> list[bool]:
 
 
 def rounds_interval(logs: Sequence[float], tests: int = 1) -> Interval:
-    """Return the interval of a ratio from rounds in which both sides were measured next to each other.
+    """Return the interval of a ratio from rounds that measured both sides next to each other.
 
-    `logs` has the logarithm of each round's ratio. It is looked at after 3, 4, 5, 6, 7, 8, 10, 12, 15 rounds and so on,
-    and stays between looks. All intervals of an experiment hold the ratio at once in 95 % of experiments, whenever it
-    is stopped: the k-th look has a level of 0.05 / k / (k + 1), which add up to 0.05 (Bonferroni), and `tests` ratios
-    share that. So does what all of them have in common, which no further round widens; where that is nothing, the last
-    one counts. Each is the interval of the 20 % trimmed mean, since a burst of other work may fall on one side of a
-    round (Tukey and McLaughlin, Sankhya A 25, 1963). Below three rounds it holds everything.
+    `logs` has the logarithm of each round's ratio. Looks come after 3, 4, 5, 6, 7, 8, 10, 12, 15 rounds and so on; the
+    interval stays between them. All intervals of an experiment hold the ratio at once in 95 % of experiments, whenever
+    it is stopped: the k-th look has a level of 0.05 / k / (k + 1), which add up to 0.05 (Bonferroni), and `tests`
+    ratios share it. So their intersection holds the ratio too, and no further round widens it; if it is empty, the last
+    interval counts. Each is the interval of the 20 % trimmed mean, since a burst of other work may fall on one side of
+    a round (Tukey and McLaughlin, Sankhya A 25, 1963). It is infinite below three rounds.
     """
     low, high, last, k, n = -math.inf, math.inf, (-math.inf, math.inf), 0, _FEWEST
     while n <= len(logs):
@@ -248,8 +246,8 @@ def rounds_interval(logs: Sequence[float], tests: int = 1) -> Interval:
 def _trimmed(ordered: Floats, level: float) -> tuple[float, float]:
     n = ordered.size
     cut = int(_TRIMMED * n)
-    kept, inner = n - 2 * cut, np.clip(ordered, ordered[cut], ordered[n - cut - 1])
-    error = float(inner.std(ddof=1)) * math.sqrt((n - 1) / (kept * (kept - 1)))
-    reach = float(student(level, kept - 1)) * max(error, _LEAST_ROUND / math.sqrt(n))
+    inner, winsorized = n - 2 * cut, np.clip(ordered, ordered[cut], ordered[n - cut - 1])
+    error = float(winsorized.std(ddof=1)) * math.sqrt((n - 1) / (inner * (inner - 1)))
+    reach = float(student(level, inner - 1)) * max(error, _LEAST_ROUND / math.sqrt(n))
     middle = float(ordered[cut : n - cut].mean())
     return middle - reach, middle + reach

@@ -17,41 +17,41 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
-"""Fewest samples from which a percentile is given: with fewer its 95 % interval reaches past the sample's maximum."""
+"""Fewest samples for a percentile: with fewer its 95 % interval reaches past the sample's maximum."""
 EFFECTIVE_NEEDS = 30
-"""Fewest effective samples that can stop the sampling: below, correlation is estimated too badly."""
+"""Fewest effective samples that can stop the sampling: fewer estimate correlation too badly."""
 _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
 _JUMP_NEEDS, _JUMP_LEAST = 12, 0.1
 _ANGLES, _MOST_FREE = 4097, 1000.0
 """The grid on which Student's t is integrated; beyond these degrees of freedom it is normal."""
 _CERTAIN = 0.9995
-"""Level of the interval that must be narrow, too, before sampling stops for precision."""
+"""Level of a second interval that must be narrow before sampling stops for precision."""
 _LEAST = 3
-"""Samples that are taken however long they take."""
+"""Fewest samples, however long they take."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval; both ends in the unit of what it is an interval of."""
+    """A 95 % interval, in its figure's unit."""
 
     low: float
     high: float
 
 
 def median(samples: ArrayLike) -> float | None:
-    """The median, or None without samples."""
+    """Return the median, or None without samples."""
     values = np.asarray(samples, dtype=float)
     return float(np.median(values)) if values.size else None
 
 
 def percentile(samples: ArrayLike, q: int) -> float | None:
-    """The q-th percentile (90, 95 or 99), or None where there are too few samples for it."""
+    """Return the q-th percentile (90, 95 or 99), or None with too few samples."""
     values = np.asarray(samples, dtype=float)
     return float(np.percentile(values, q)) if values.size >= PERCENTILE_NEEDS[q] else None
 
 
 def outliers(samples: ArrayLike) -> int:
-    """How many samples lie outside Tukey's fences (1.5 interquartile ranges); they are counted, never dropped."""
+    """Count the samples outside Tukey's fences (1.5 interquartile ranges); they are never dropped."""
     values = np.asarray(samples, dtype=float)
     if values.size < 4:
         return 0
@@ -61,7 +61,7 @@ def outliers(samples: ArrayLike) -> int:
 
 
 def effective_size(samples: ArrayLike) -> float:
-    """How many independent samples tell as much: n over the integrated autocorrelation time, at most n.
+    """Return the equivalent number of independent samples: n over the integrated autocorrelation time, at most n.
 
     The sum of autocorrelations ends by the initial monotone sequence of Geyer ("Practical Markov chain Monte Carlo",
     Statistical Science 7, 1992). Equal samples are n.
@@ -112,11 +112,11 @@ def _quantile(level: float, free: float) -> float:
 
 
 def drift(samples: ArrayLike) -> float | None:
-    """How much the median of the last third lies above that of the first, as a share of it; None without a drift.
+    """Return the relative change of the median from the first third to the last, or None without a drift.
 
-    It counts above 2 %, and where the medians of six batches of either third hardly mix: a Mann-Whitney test of batches
-    (U at most 1: p = 4 / 924), which a correlation shorter than a batch does not mislead. Under 60 samples the batches
-    would be too short for that: from 12 on it counts above 10 %, and where the thirds do not meet.
+    A drift is above 2 %, and the medians of six batches of either third hardly mix: a Mann-Whitney test of batches (U
+    at most 1: p = 4 / 924), which a correlation shorter than a batch does not mislead. Under 60 samples the batches
+    would be too short: from 12 samples on a drift is above 10 %, and the thirds do not meet.
     """
     values = np.asarray(samples, dtype=float)
     if values.size < _JUMP_NEEDS:
@@ -125,17 +125,17 @@ def drift(samples: ArrayLike) -> float | None:
     first, last = values[:third], values[-third:]
     change = float(np.median(last) / np.median(first)) - 1
     if values.size < _DRIFT_NEEDS:
-        apart = first.max() < last.min() or last.max() < first.min()
-        return change if abs(change) > _JUMP_LEAST and apart else None
+        are_disjoint = first.max() < last.min() or last.max() < first.min()
+        return change if abs(change) > _JUMP_LEAST and are_disjoint else None
     before, after = (np.array([np.median(b) for b in np.array_split(t, _DRIFT_BATCHES)]) for t in (first, last))
-    # Of all pairs, those in which the later batch is the slower less those in which it is the faster.
+    # The pairs with a slower later batch, minus those with a faster one.
     above = abs(float(np.sign(after[:, None] - before[None, :]).sum()))
     return change if abs(change) > _DRIFT_LEAST and above >= _DRIFT_BATCHES**2 - 2 else None
 
 
 def _autocorrelations(samples: ArrayLike) -> Floats:
-    """Autocorrelate the samples' ranks, shape (n,): lag 0 is 1, or 0 where all are equal. One far outlier among
-    correlated samples would hide their correlation (Vehtari et al., Bayesian Analysis 16, 2021)."""
+    """Autocorrelate the samples' ranks, shape (n,): lag 0 is 1, or 0 if all are equal. In the samples themselves a far
+    outlier would hide the correlation (Vehtari et al., Bayesian Analysis 16, 2021)."""
     values = np.asarray(samples, dtype=float)
     n = values.size
     if n == 0:
@@ -149,14 +149,13 @@ def _autocorrelations(samples: ArrayLike) -> Floats:
 
 @dataclass
 class StopRule:
-    """When to stop sampling one clock; the reason is kept in the row.
+    """The rule to stop sampling one clock; the row names its reason.
 
-    `precision`: the median's interval is within ±`tolerance`, and that of 99.9 % within twice as much, since one of two
-    modes may lead by luck. Neither that nor a plateau holds below 30 effective samples. `plateau`:
-    three checks, each after 50 % more samples, brought the interval less than 15 % closer (independent samples:
-    some 40 %), so more would not help. Neither holds before `min_seconds`, which a drift needs to show. `max_samples`
-    and `budget` are limits: the budget is spent after `seconds`, or where `min_samples` take longer, with those, but
-    after `longest` seconds with three.
+    `precision`: the median's interval is within ±`tolerance`, and the 99.9 % interval within twice that, since one of
+    two modes may lead by luck. `plateau`: three checks, each after 50 % more samples, narrowed the interval by less
+    than 15 % (independent samples: by some 40 %), so more would not help. Both need 30 effective samples, and
+    `min_seconds`, which show a drift. `max_samples` and `budget` are limits: the budget is spent after `seconds`
+    and `min_samples`, or after `longest` seconds and three samples.
     """
 
     min_samples: int
@@ -170,7 +169,7 @@ class StopRule:
     _widths: list[float] = field(default_factory=list)
 
     def reason(self, samples: Sequence[float] | Floats, elapsed: float) -> str | None:
-        """Why to stop now, after `elapsed` seconds, or None to go on."""
+        """Return the reason to stop after `elapsed` seconds, or None to continue."""
         n = len(samples)
         if n >= self.max_samples:
             return "max_samples"

@@ -1,4 +1,4 @@
-"""Format every number that a reader sees: one for a sentence, or a column of a table (a `Format`), by its unit."""
+"""Format numbers for readers, one for a sentence or a column for a table (a `Format`), by their unit."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 Format = Callable[..., list[str]]
-"""Makes a column's cells, given the values of each column of the frame that they are made from."""
+"""Format a table's column, given one or several columns of the frame."""
 BUSY = "busy"
-"""Printed in place of a figure whose interval is too wide to say anything."""
+"""Replaces a figure with too wide an interval."""
 WIDEST = 10.0
-"""Widest interval that is printed, as the ratio of its ends."""
+"""Widest interval of a figure, as the ratio of its ends."""
 ASSUMED = "±?"
-"""Printed behind a figure that should have an interval and has none."""
+"""Follows a figure that lacks its interval."""
 
 
 def count(value: float) -> str:
-    """Format a whole number, or MiB, MHz and watts, where decimals say nothing: 1,234."""
+    """Format without decimals: 1,234."""
     return f"{value:,.0f}"
 
 
@@ -34,26 +34,26 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """List: 1, 2 and 3; of nothing an empty text."""
+    """List: 1, 2 and 3; no values give an empty text."""
     words = [*map(str, values)]
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """Collect the values of each key, both in the order of the pairs."""
-    found: dict[K, list[V]] = {}
+    groups: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def natural(name: str | None) -> str:
-    """Make a sorting key by which resnet50 comes before resnet101, and sequence=64 before sequence=128."""
+    """Return a sorting key that puts resnet50 before resnet101, and sequence=64 before sequence=128."""
     return re.sub(r"\d+", lambda number: number[0].zfill(12), name or "")
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Format so many digits; those before the point are never rounded: 0.460, 12.3, 12,346, 1.20e-5."""
+    """Format with this number of digits, but never round before the point: 0.460, 12.3, 12,346, 1.20e-5."""
     if not value:
         return "0"
     if not 1e-4 <= abs(value) < 1e15:
@@ -63,13 +63,13 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def compact(value: float, digits: int = 4) -> str:
-    """Format so many digits without zeros at the end of a fraction: 0.25, 1,980."""
+    """Format like `significant`, without trailing zeros: 0.25, 1,980."""
     text = significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
 def measure(value: float) -> str:
-    """Format two decimals, below 1 three, below 0.1 three digits."""
+    """Format with two decimals, below 1 with three, below 0.1 with three digits."""
     return compact(value, 3) if 0 < value < 0.1 else decimals(value, 3 if value < 1 else 2)
 
 
@@ -84,23 +84,23 @@ def error(value: float, digits: int = 2) -> str:
 
 
 def is_busy(low: float | None, high: float | None) -> bool:
-    """Return whether an interval is too wide for its figure to say anything: other work does that."""
+    """Return whether an interval is too wide, usually because of other work."""
     return low is not None and high is not None and high > WIDEST * low
 
 
 def times(value: float, *ends: float | None, sign: str = "×") -> str:
-    """Format a factor with its range, where that is wider than the last digit: 1.05×, 4.8× (4.5–5.6), 1.8× ±?."""
+    """Format a factor with its range, if wider than the last digit: 1.05×, 4.8× (4.5–5.6), 1.8× ±?."""
     return BUSY if ends and is_busy(*ends) else over_all(value, *ends, sign=sign)
 
 
 def over_all(value: float, *ends: float | None, sign: str = "") -> str:
-    """Format a mean factor with the range over several networks, however wide."""
+    """Format a mean factor with the range over several networks, of any width."""
     places = 2 if round(value, 2) < 2 else 1 if round(value, 1) < 100 else 0
     return f"{value:.{places}f}{sign}{_range(value, ends, places)}"
 
 
 def relative(ratio: float, *ends: float | None, words: tuple[str, str] = ("faster", "slower")) -> str:
-    """Say how many times faster or slower: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
+    """Format a ratio in words: 1.10× faster, 1.33× slower (1.28–1.38), 1.00× (0.99–1.01)."""
     word = words[0]
     if ratio < 1:
         ratio, ends, word = 1 / ratio, tuple(end and 1 / end for end in reversed(ends)), words[1]
@@ -108,7 +108,7 @@ def relative(ratio: float, *ends: float | None, words: tuple[str, str] = ("faste
 
 
 def within(value: float, *ends: float | None, unit: str = "", digits: int = 3) -> str:
-    """Format a figure with its range, where that is wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
+    """Format a figure with its range, if wider than the last digit: 0.925 ms, 5.21 ms (4.60–6.10)."""
     if ends and is_busy(*ends):
         return BUSY
     places = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else digits
@@ -136,17 +136,17 @@ def duration(value: float) -> str:
 
 
 def each(form: Callable[..., str]) -> Format:
-    """Format every value by itself, a range with its ends."""
+    """Format every row alone, from the values of all columns."""
     return lambda *columns: ["" if row[0] is None else form(*row) for row in zip(*columns, strict=True)]
 
 
-def aligned(digits: int = 3, most: int = 3) -> Format:
-    """Use one decimal count for the column: enough for the smallest value, at most `most`: 0.193, 12.700."""
+def aligned(digits: int = 3, max_places: int = 3) -> Format:
+    """Use one decimal count for the column: enough for the smallest value, at most `max_places`: 0.193, 12.700."""
 
     def cells(values: Iterable[float | None]) -> list[str]:
         values = list(values)
-        known = [abs(value) for value in values if value and math.isfinite(value)]
-        places = max(0, min(most, digits - 1 - math.floor(math.log10(min(known))))) if known else 0
+        sizes = [abs(value) for value in values if value and math.isfinite(value)]
+        places = max(0, min(max_places, digits - 1 - math.floor(math.log10(min(sizes))))) if sizes else 0
         return ["" if value is None else f"{value:,.{places}f}" for value in values]
 
     return cells
@@ -163,20 +163,19 @@ def unless_busy(form: Format) -> Format:
 
 
 def own_ends(low: Iterable[float | None], high: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    """Write both ends of own intervals, with three digits or, where these do not tell them apart, four."""
+    """Format both ends of our intervals, with three digits, or with four if three are equal."""
 
-    def written(a: float | None, b: float | None, own: bool) -> str:
-        if own and a is not None and b is not None:
-            for digits in (3, 4):
-                if (least := significant(a, digits)) != (most := significant(b, digits)):
-                    return f"{least}–{most}"
-        return ""
+    def ends(low: float | None, high: float | None, is_ours: bool) -> str:
+        if not is_ours or low is None or high is None:
+            return ""
+        texts = ((significant(low, digits), significant(high, digits)) for digits in (3, 4))
+        return next((f"{first}–{last}" for first, last in texts if first != last), "")
 
-    return [written(*row) for row in zip(low, high, ours, strict=True)]
+    return list(map(ends, low, high, ours))
 
 
 def text(value: Any) -> str:
-    """Put words on one line, a list with commas between; of a truth value only its yes is said."""
+    """Write words on one line, and lists with commas; true is "yes" and false empty."""
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -185,7 +184,7 @@ def text(value: Any) -> str:
 
 
 def anything(value: Any) -> str:
-    """Format whatever a frame may hold: a fraction with six digits, a list with semicolons between."""
+    """Format any value of a frame: fractions with six digits, lists with semicolons."""
     if isinstance(value, float):
         return significant(value, 6)
     is_list = isinstance(value, Iterable) and not isinstance(value, str | dict)
@@ -211,20 +210,20 @@ UNITS: dict[str, tuple[str, Format]] = {
     **{unit: (unit, whole) for unit in ("MiB", "W", "MHz", "°C")},
     **{unit: (unit, ms) for unit in ("ms", "mJ/item")},
     **dict.fromkeys(("items/s", "TFLOP/s", "USD", "USD/1M items"), ("", ms)),
-    "s": ("s", aligned(most=2)),
+    "s": ("s", aligned(max_places=2)),
     "share": ("%", shares),
     "error": ("", errors),
     "FLOPs": ("", rates),
 }
-"""By the unit that a column of the results is declared with, what its heading says of it and how it is formatted."""
+"""By the unit of a column of the results: its text in the heading, and its format."""
 
 
 def _range(value: float, ends: Sequence[float | None], places: int) -> str:
-    """Write a range if it shows in these decimals; ends that are None are unknown."""
-    known = [f"{end:,.{places}f}" for end in ends if end is not None]
-    if len(known) < len(ends):
+    """Format a range if it shows in these decimals; None is an unknown end."""
+    texts = [f"{end:,.{places}f}" for end in ends if end is not None]
+    if len(texts) < len(ends):
         return f" {ASSUMED}"
-    return "" if {*known} <= {f"{value:,.{places}f}"} else f" ({known[0]}–{known[1]})"
+    return "" if {*texts} <= {f"{value:,.{places}f}"} else f" ({texts[0]}–{texts[1]})"
 
 
 def _short_power(number: str) -> str:

@@ -10,21 +10,20 @@ import polars as pl
 import vl_convert
 
 COLORS = {"fp32": "#3b6fb6", "tf32": "#2a9d8f", "fp16": "#d1495b", "amp-fp16": "#e39b2d"}
-"""A precision has one colour in every picture."""
 PUBLISHED = ("#222831", "#8d6e63", "#7e57c2", "#9e9d24", "#5f7d8c", "#b0718f")
 """Colours of the published machines, in the order of the rows."""
 SHAPES = {"forward + backward": "circle", "forward": "triangle-up"}
 WIDTH = 800
-"""Width of a page on GitHub, in pixels; it shrinks wider pictures."""
+"""Width of a page on GitHub, in pixels; GitHub shrinks wider pictures."""
 _LETTER = 6
-"""Pixels that a letter of a label takes, at most."""
+"""Width of a label's letter, at most, in pixels."""
 _AXIS = alt.Axis(format="~r", values=[10.0**power for power in range(-6, 9)], labelOverlap="parity")
 
 
 def dots(rows: pl.DataFrame, columns: Sequence[str], heading: str) -> Any:
-    """Draw `value` and its interval: a panel a `network`, a row a `side`, the fastest on top.
+    """Draw `value` and its interval: one panel per `network`, one row per `side`, the fastest on top.
 
-    A side is compared with each other one over what both have, since most ran only some networks and passes.
+    Two sides are ranked by the networks and passes that both ran, since most ran only some.
     """
     both = rows.join(rows, on=["network", "pass"], suffix="_other")
     slower = (pl.col("value") / pl.col("value_other")).log().mean().sign()
@@ -47,7 +46,7 @@ def dots(rows: pl.DataFrame, columns: Sequence[str], heading: str) -> Any:
 
 
 def sweep(rows: pl.DataFrame, columns: Sequence[str], heading: str) -> Any:
-    """Draw `value` over `batch_size`: a panel a `network`, a line a `side` and pass; `hollow` points are not filled."""
+    """Draw `value` over `batch_size`: one panel per `network`, one line per `side` and pass; fill all but `hollow`."""
     labels = rows["side"].unique(maintain_order=True).to_list()
     sizes = alt.Axis(values=[2.0**power for power in range(0, 21, 2)])
     base = alt.Chart().encode(
@@ -69,15 +68,15 @@ def svg(charts: Sequence[Any], title: str) -> str:
     return str(vl_convert.vegalite_to_svg(whole.resolve_scale(color="independent", shape="independent").to_dict()))
 
 
-def _points(base: alt.Chart, rows: pl.DataFrame, **more: Any) -> Any:
+def _points(base: alt.Chart, rows: pl.DataFrame, **mark: Any) -> Any:
     shape = _scale(alt.Shape, "pass", rows, list(SHAPES), list(SHAPES.values()))
-    return base.mark_point(size=45, opacity=1, **(more or {"filled": True})).encode(shape=shape)
+    return base.mark_point(size=45, opacity=1, **(mark or {"filled": True})).encode(shape=shape)
 
 
 def _scale(channel: Any, field: str, rows: pl.DataFrame, domain: list[str], values: list[str]) -> Any:
-    """Give each of a field's values its colour or shape, and a legend where there are several."""
-    there = [value for value in domain if value in rows[field].unique()]
-    legend = alt.Legend(values=there, orient="top", labelLimit=400, columns=4) if len(there) > 1 else None
+    """Map a field's values to colours or shapes, with a legend for several values."""
+    present = [value for value in domain if value in rows[field].unique()]
+    legend = alt.Legend(values=present, orient="top", labelLimit=400, columns=4) if len(present) > 1 else None
     return channel(f"{field}:N", title=None, scale=alt.Scale(domain=domain, range=values), legend=legend)
 
 
@@ -87,7 +86,7 @@ def _data(rows: pl.DataFrame) -> alt.InlineData:
 
 
 def _panels(chart: Any, rows: pl.DataFrame, columns: Sequence[str], heading: str, across: int) -> Any:
-    there = [name for name in columns if name in rows["network"].unique()]
-    facet = alt.Facet("network:N", title=None, sort=there, header=alt.Header(labelFontWeight="bold"))
+    present = [name for name in columns if name in rows["network"].unique()]
+    facet = alt.Facet("network:N", title=None, sort=present, header=alt.Header(labelFontWeight="bold"))
     text = alt.TitleParams(heading, anchor="start", frame="group", fontWeight="normal")
     return chart.facet(facet, columns=across, title=text, spacing=10)

@@ -1,4 +1,4 @@
-"""Describe a table once: a frame, and the fields that a reader sees of it, whatever it is written as."""
+"""Describe a table once, as a frame and its fields, for every format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One column for a reader: its heading and unit, the frame's columns that it is made from, and how.
+    """One column for a reader, made by `format` from columns of the frame.
 
     A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), leaves
-    figures and names whole, and does without the most `expendable` field first, never without one of 0. `contested`
-    lets the lowest figure stand out. `link` is a column with the addresses, parted by blanks, that a cell leads to.
+    figures and names whole, and drops the most `expendable` field first, never one of 0. The lowest `contested` figure
+    stands out. `link` is a column of addresses, separated by blanks, that a cell links to.
     """
 
     heading: str
@@ -41,15 +41,15 @@ class Field:
         return ", ".join(filter(None, (self.heading, self.unit)))
 
 
-def figure(heading: str, columns: str | tuple[str, ...], format: Format = numbers.ms, **more: Any) -> Field:
+def figure(heading: str, columns: str | tuple[str, ...], format: Format = numbers.ms, **options: Any) -> Field:
     """Make a column of numbers."""
     columns = (columns,) if isinstance(columns, str) else columns
-    return Field(heading=heading, columns=columns, format=format, kind="figure", **more)
+    return Field(heading=heading, columns=columns, format=format, kind="figure", **options)
 
 
-def words(heading: str, column: str, format: Format = numbers.words, **more: Any) -> Field:
+def words(heading: str, column: str, format: Format = numbers.words, **options: Any) -> Field:
     """Make a column of words, which may fold."""
-    return Field(**{"heading": heading, "columns": (column,), "format": format, "kind": "words", **more})
+    return Field(**{"heading": heading, "columns": (column,), "format": format, "kind": "words", **options})
 
 
 name = partial(words, kind="name")
@@ -58,11 +58,11 @@ prose = partial(words, kind="prose")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows for a reader. Fields that are empty throughout are left out, unless it is to have `every` field.
+    """Rows for a reader, without the empty fields unless `every` is set.
 
-    `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to mark with
-    a sign, and a page filters the rows by the `keys`; the last `totals` rows are sums. `bold` has, by a field's first
-    column, which of its cells stand out. `note` stands below the table.
+    `frame` is a polars frame, or a mapping of columns to lists. Its column `marked` is true for rows to mark with a
+    sign; a page filters the rows by the columns `keys`; the last `totals` rows are sums. `bold` maps a field's first
+    column to the cells that stand out. `note` stands below the table.
     """
 
     name: str
@@ -81,25 +81,25 @@ class Table:
         return len(self.frame[self.fields[0].columns[0]])
 
     def columns(self) -> list[tuple[Field, list[str]]]:
-        """The fields to show, each with its cells."""
-        made = [(field, field.format(*(self.frame[name] for name in field.columns))) for field in self.fields]
-        return [(field, cells) for field, cells in made if self.every or any(cells)]
+        """Return the fields to show, with their cells."""
+        columns = [(field, field.format(*(self.frame[name] for name in field.columns))) for field in self.fields]
+        return [(field, cells) for field, cells in columns if self.every or any(cells)]
 
-    def flags(self, column: str | None) -> list[bool]:
-        """Evaluate a column for each row; False without a column."""
-        return [False] * self.rows if column is None else [bool(value) for value in self.frame[column]]
+    def flags(self) -> list[bool]:
+        """Return whether each row is marked."""
+        return [False] * self.rows if self.marked is None else [bool(value) for value in self.frame[self.marked]]
 
     def stand_out(self, field: Field) -> Sequence[bool]:
         return self.bold.get(field.columns[0]) or [False] * self.rows
 
     def links(self, field: Field) -> list[list[str]]:
-        """Return the link target of each of the field's cells."""
+        """Return the addresses that each of the field's cells links to."""
         return [(address or "").split() for address in self.frame[field.link]] if field.link else [[]] * self.rows
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a document: its heading, then paragraphs, then tables."""
+    """A part of a document: heading, paragraphs, tables."""
 
     heading: str = ""
     paragraphs: Sequence[str] = ()
@@ -114,7 +114,6 @@ def of_frame(name: str, title: str, frame: pl.DataFrame) -> Table:
     return Table(name, title, frame, fields, every=True)
 
 
-def of_rows(title: str, fields: Sequence[Field], rows: Iterable[Sequence[Any]], **more: Any) -> Table:
+def of_rows(title: str, fields: Sequence[Field], rows: Iterable[Sequence[Any]]) -> Table:
     values = list(zip(*rows, strict=True)) or [()] * len(fields)
-    frame = {field.columns[0]: column for field, column in zip(fields, values, strict=True)}
-    return Table("", title, frame, fields, **more)
+    return Table("", title, {field.columns[0]: column for field, column in zip(fields, values, strict=True)}, fields)

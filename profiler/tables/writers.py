@@ -1,4 +1,4 @@
-"""Write a table for a terminal, as Markdown, CSV or HTML; each writer has the one rule by which it escapes names."""
+"""Write a table for a terminal, as Markdown, CSV or HTML; each writer escapes names by one rule."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ if TYPE_CHECKING:
     import polars as pl
 
 _FOLDED = 16
-"""Characters that a column of words keeps on a narrow terminal. Figures and names stay whole."""
+"""Least width of a column of words on a narrow terminal. Figures and names stay whole."""
 MARK = "▸"
-"""Before rows that are marked."""
 _MARKUP = re.compile(
     r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
 )
-"""Match what Markdown would take for markup: underscores at a word's edge, starts of lists, HTML."""
+"""Matches markup of Markdown: underscores at a word's edge, starts of lists, HTML."""
 
 
 def console(**options: Any) -> Console:
-    """Make a console as wide as COLUMNS or the terminal, or 120 where nobody looks, since 80 would cut the tables."""
-    made = Console(**options)
-    made.push_render_hook(_Printable())
-    if not made.file.isatty() and not os.environ.get("COLUMNS"):
-        made.width = 120
-    return made
+    """Make a console as wide as COLUMNS or the terminal; without these 120, since 80 would cut the tables."""
+    console = Console(**options)
+    console.push_render_hook(_Printable())
+    if not console.file.isatty() and not os.environ.get("COLUMNS"):
+        console.width = 120
+    return console
 
 
 class _Printable(RenderHook):
     """Escapes control characters."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(one) for one in renderables]
+        return list(map(_Escaped, renderables))
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ def print_section(console: Console, section: Section) -> None:
 def print_table(console: Console, table: Table) -> None:
     """Print the table so that it fits the terminal and no figure is cut.
 
-    Where it is too wide its columns fold, then the expendable ones are left out, which a line below says, then it is
-    split: every part begins with the first column.
+    If it is too wide its columns fold, then a line below names the expendable ones that are dropped, then it is split:
+    every part begins with the first column.
     """
-    columns, lost = [_Column(table, field, cells) for field, cells in table.columns()], []
+    columns, dropped = [_Column(table, field, cells) for field, cells in table.columns()], []
     if not columns:
         return
     if table.title:
@@ -83,18 +82,18 @@ def print_table(console: Console, table: Table) -> None:
     for column in sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable):
         if _least(columns) > console.width:
             columns.remove(column)
-            lost.append(" ".join(column.heading.split()))
+            dropped.append(" ".join(column.heading.split()))
     for part in _parts(columns, console.width):
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(_grid(table, part, console.width), soft_wrap=True)
     if table.note:
         console.print(Text(table.note, style="dim"))
-    if lost:
-        console.print(Text(f"Left out for the width: {', '.join(lost)}.", style="dim"))
+    if dropped:
+        console.print(Text(f"Left out for the width: {', '.join(dropped)}.", style="dim"))
 
 
 class _Column:
-    """A field's cells, and the widths in which they can be printed."""
+    """A field's cells, and their possible widths."""
 
     def __init__(self, table: Table, field: Field, cells: Sequence[str]) -> None:
         self.field, self.is_folded = field, field.kind in ("words", "prose")
@@ -102,8 +101,8 @@ class _Column:
         stand_out = table.stand_out(field)
         self.texts = [Text(cell, style="bold" if out else "") for cell, out in zip(cells, stand_out, strict=True)]
         if field is table.fields[0]:
-            marks = zip(self.texts, table.flags(table.marked), strict=True)
-            self.texts = [Text(f"{MARK} ", style="bold") + text if own else text for text, own in marks]
+            marks = zip(self.texts, table.flags(), strict=True)
+            self.texts = [Text(f"{MARK} ", style="bold") + text if marked else text for text, marked in marks]
         # Figures are narrow, so their headings break at the first blank.
         heading = f"{field.heading} {field.unit}".rstrip()
         self.heading = heading.replace(" ", "\n", 1) if field.kind == "figure" else heading
@@ -113,12 +112,11 @@ class _Column:
 
 
 def _least(columns: Sequence[_Column]) -> int:
-    """Return the least width of a table, with two blanks between columns and one at either edge."""
+    """Return the smallest width of a table, with two blanks between columns and one at either edge."""
     return sum(column.least + 2 for column in columns)
 
 
 def _parts(columns: Sequence[_Column], width: int) -> Iterator[list[_Column]]:
-    """Give the columns of each part of the table; the first one is in every part."""
     first, *others = columns
     part = [first]
     for column in others:
@@ -151,17 +149,17 @@ _FORMULA = r"^[=+\-@\t\r]"
 
 @lru_cache(maxsize=10_000)
 def escape_markdown(text: str) -> str:
-    """Put words on one line, with a backslash before what Markdown would take for markup."""
+    """Write words on one line and escape Markdown's markup."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def slug(name: str) -> str:
-    """Write a name as files and folders are called: "Xeon, 2 cores" is xeon-2-cores."""
+    """Convert a name for files and folders: "Xeon, 2 cores" is xeon-2-cores."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
 def markdown(table: Table) -> str:
-    """Write the table as GitHub's Markdown, without its title; a row that is marked begins with a sign."""
+    """Write the table as GitHub's Markdown, without its title; marked rows begin with a sign."""
     fields = [field for field, _ in table.columns()]
     head = [escape_markdown(field.title) for field in fields]
     rule = ["---:" if field.kind == "figure" else "---" for field in fields]
@@ -179,7 +177,7 @@ def markdown_section(section: Section) -> str:
 
 
 def csv(frame: pl.DataFrame) -> str:
-    """Write a frame with all digits, lists with semicolons between, and a quote before what spreadsheets compute."""
+    """Write a frame with all digits and lists with semicolons; a quote keeps spreadsheets from computing formulas."""
     import polars as pl  # Not at the top: a list of engines is printed without it.
 
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
@@ -189,27 +187,25 @@ def csv(frame: pl.DataFrame) -> str:
 
 
 def parquet(frame: pl.DataFrame) -> bytes:
-    """Write the frame as a Parquet file's bytes, which `write_whole` puts on the disk."""
+    """Return the bytes of the frame's Parquet file, for `write_whole`."""
     file = io.BytesIO()
     frame.write_parquet(file)
     return file.getvalue()
 
 
 def html(table: Table) -> str:
-    """Write a table element; its classes are `n` for figures and `p` for prose."""
+    """Write a table element with the classes `n` for figures and `p` for prose."""
+
+    def plain(cell: str) -> str:
+        # Blanks that align a column on a terminal say nothing here.
+        return "<br>".join(escape(" ".join(line.split()), quote=False) for line in cell.split("\n"))
+
     fields = [field for field, _ in table.columns()]
-    marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field in fields]
+    classes = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field in fields]
     body = ""
-    # Blanks that align a column on a terminal say nothing here.
-    for cells in _markup(
-        table,
-        lambda cell: "<br>".join(escape(" ".join(line.split()), quote=False) for line in cell.split("\n")),
-        '<a href="{1}">{0}</a>',
-        "<b>{}</b>",
-    ):
-        row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
-        body += f"<tr>{row}</tr>"
-    head = (f"<th{mark} scope=col>{escape(field.title)}</th>" for field, mark in zip(fields, marks, strict=True))
+    for cells in _markup(table, plain, '<a href="{1}">{0}</a>', "<b>{}</b>"):
+        body += f"<tr>{''.join(f'<td{name}>{text}</td>' for name, text in zip(classes, cells, strict=True))}</tr>"
+    head = (f"<th{name} scope=col>{escape(field.title)}</th>" for field, name in zip(fields, classes, strict=True))
     return f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -221,11 +217,8 @@ def _markup(table: Table, plain: Callable[[str], str], link: str, bold: str) -> 
         text = ", ".join(link.format(plain(part), address) for part, address in pairs) if linked else plain(text)
         return bold.format(text) if out and text else text
 
-    made = [
-        [cell(*each) for each in zip(cells, table.links(field), table.stand_out(field), strict=True)]
-        for field, cells in table.columns()
-    ]
-    rows = [list(row) for row in zip(*made, strict=True)]
-    for row, own in zip(rows, table.flags(table.marked), strict=False):
-        row[0] = f"{MARK} {row[0]}" if own else row[0]
+    columns = [map(cell, cells, table.links(field), table.stand_out(field)) for field, cells in table.columns()]
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    for row, marked in zip(rows, table.flags(), strict=False):
+        row[0] = f"{MARK} {row[0]}" if marked else row[0]
     return rows

@@ -10,14 +10,14 @@
   }
   document.documentElement.classList.add("scripted");
 
-  // What is chosen, by key: the place of its value among page.options[key].
+  // The chosen index in page.options, by key.
   const chosen = () => Object.fromEntries(
     selects.filter(select => select.value !== "").map(select => [select.dataset.key, Number(select.value)]));
 
   const matches = (row, picks) => Object.entries(picks).every(
     ([key, place]) => !(key in row) || row[key] === page.options[key][place]);
 
-  // Keep as many values of each key as the chart holds: spread over all of them, or the last ones.
+  // Limit the values of each key to the chart's number, evenly spread or the last ones.
   function standing(chart, rows) {
     let left = rows.filter(row => row[chart.needs] !== null);
     for (const [key, most] of Object.entries(chart.keep)) {
@@ -33,7 +33,7 @@
     return left;
   }
 
-  // Like "resnet50, inference, batch 1, 16: the first of 5 models; choose another above": what a chart shows.
+  // Describe a chart's rows: "resnet50, inference, batch 1, 16: the first of 5 models; choose another above".
   const several = Object.entries({run: "runs", model: "models", pass: "passes"})
     .filter(([key]) => page.options[key].length > 1);
   function scope(chart, rows, picks) {
@@ -49,7 +49,7 @@
     return parts.join(", ") + (open.length ? `: the first of ${open.join(" and ")}; choose another above` : "");
   }
 
-  // Only what the rows have.
+  // Limit legends to the rows' values.
   function legends(spec, rows) {
     return JSON.parse(JSON.stringify(spec), (_, part) => {
       const names = ["nominal", "ordinal"].includes(part?.type) && part.scale?.domain;
@@ -59,7 +59,7 @@
     });
   }
 
-  // The rows of what is chosen by data set, with what the figure says of them; null where there are none.
+  // Return the chosen rows by data set and describe them in the figure; null without rows.
   function chosenRows(chart, figure, place, picks) {
     const main = chart.data[0];
     const rows = standing(chart, data[main].filter(row => matches(row, picks)));
@@ -106,10 +106,8 @@
       const place = document.getElementById("table-" + id);
       let shown = 0;
       place.querySelectorAll("tbody > tr").forEach((element, i) => {
-        const fits = keys.every((key, k) => {
-          const value = rows[i][k];
-          return picks[key] === undefined || value === -1 || [value].flat().includes(picks[key]);
-        });
+        const fits = keys.every((key, k) =>
+          picks[key] === undefined || rows[i][k].includes(-1) || rows[i][k].includes(picks[key]));
         element.hidden = !fits;
         shown += fits;
       });

@@ -79,7 +79,7 @@ def test_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, command: Prof
     assert (slowed.returncode, slowed.stderr) == (1, "")
     said = " ".join(slowed.stdout.split())
     assert "slow inference 19 1.10× slower" in said
-    assert "Differences below 0.6 % cannot be told here;" in said, "both intervals reach 0.4 %"
+    assert "Differences below 0.6 % cannot be resolved;" in said, "both intervals reach 0.4 %"
     assert "Cells: 25 slower." in said
     assert "torch_version 2.13.0 2.12.0" in said, "what differs"
     assert command("compare", "slow", "main", *limit, cwd=runs).returncode == 0

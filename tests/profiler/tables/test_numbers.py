@@ -65,7 +65,7 @@ FRAME = pl.DataFrame({"ms": [0.5, None], "sizes": [[1, 16], []]})
         (numbers.ms, [[1234.5, 345.6]], ["1,234", "346"]),
         (numbers.ms, [[None, None]], ["", ""]),
         (numbers.ms, [FRAME["ms"]], ["0.500", ""]),
-        (numbers.aligned(most=2), [[0.0123, 5.0]], ["0.01", "5.00"]),
+        (numbers.aligned(max_places=2), [[0.0123, 5.0]], ["0.01", "5.00"]),
         (numbers.aligned(), [[math.inf, 1.5, math.nan]], ["inf", "1.50", "nan"]),
         (numbers.whole, [[12345.6, None]], ["12,346", ""]),
         (numbers.shares, [[0.178, None]], ["17.8", ""]),
