@@ -1,4 +1,4 @@
-"""Start the program, called `python -m profiler` or `runtime-profiler`; slow imports come once it has begun."""
+"""Start the program, called `python -m profiler` or `runtime-profiler`, before slow imports."""
 
 import errno
 import io
@@ -21,9 +21,9 @@ class _Stream(io.FileIO):
 
 
 def start() -> NoReturn:
-    """Prepare the process for a command, and run the one that the arguments name."""
+    """Prepare the process, and run the command."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Until the command begins there is nothing to put away, and imports would answer with a traceback.
+        # Before the command begins nothing needs cleaning up, and imports would answer with a traceback.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(130))
     for name in ("stdout", "stderr"):
@@ -39,7 +39,7 @@ def start() -> NoReturn:
 
 
 def _check_names() -> None:
-    """End where the current folder, which `python -m` looks at first, has a package of one of our names."""
+    """Exit if the current folder, which `python -m` searches first, hides one of our packages."""
     from importlib.util import find_spec
     from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Build TensorRT engines into the cache, ahead of time, without running them.
 
-Each engine is built in a process of its own, one after another: TensorRT times kernels while it builds, and a builder
-that crashes costs only its own engine.
+Each engine is built in a separate process, one after another: TensorRT times kernels while it builds, and a crash costs
+a single engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a jo
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """Name the engine of a case: `target` is None for the GPU here, `onnx` until the graph is there."""
+    """The engine to build for a case: `target` is None for this GPU, `onnx` until the graph is made."""
 
     case: Case
     target: str | None = None
@@ -55,7 +55,7 @@ class BuildTask:
 
 
 def execute(options: Options, console: Console) -> int:
-    """Build the engines and print where they are; returns 1 if one could not be built, else 0. Raises ConfigError."""
+    """Build the engines and print their paths; return 1 if a build failed, else 0. Raises ConfigError."""
     engine, gpu = find_engine(options.engine, options.target)
     tasks, logs = make_tasks(engine, options), default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -67,21 +67,21 @@ def execute(options: Options, console: Console) -> int:
             tick = partial(display.doing, f"build: {task.name}", number, len(tasks))
             outcomes.append(_build(task, prepared[task.case.subject], gpu, logs, tick))
     for task, outcome in zip(tasks, outcomes, strict=True):
-        console.print(Text(f"{task.name}: {_told(task, outcome)}"), soft_wrap=True)
+        console.print(Text(f"{task.name}: {_described(task, outcome)}"), soft_wrap=True)
     if all(outcome.status == "ok" for outcome in outcomes):
         return 0
     console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
     return 1
 
 
-def _told(task: BuildTask, outcome: Outcome) -> str:
+def _described(task: BuildTask, outcome: Outcome) -> str:
     if outcome.status != "ok":
         return f"{outcome.status}: {outcome.reason}"
-    made, size = outcome.value, decimals(outcome.value.path.stat().st_size / 2**20, 1)
-    how = "from the cache" if made.cached else "built"
+    built, size = outcome.value, decimals(outcome.value.path.stat().st_size / 2**20, 1)
+    source = "from the cache" if built.cached else "built"
     seeded = [_SEEDED] if task.case.calibrated is False else []
-    notes = "".join(f"; {note}" for note in (*made.warnings, *seeded))
-    return f"{how}, {decimals(made.seconds, 1)} s, {size} MiB: {made.path}{notes}"
+    notes = "".join(f"; {note}" for note in (*built.warnings, *seeded))
+    return f"{source}, {decimals(built.seconds, 1)} s, {size} MiB: {built.path}{notes}"
 
 
 def _build(task: BuildTask, prepared: Prepared, gpu: Gpu | None, logs: Path, tick: Callable[[], None]) -> Outcome:
@@ -93,9 +93,9 @@ def _build(task: BuildTask, prepared: Prepared, gpu: Gpu | None, logs: Path, tic
 
 
 def find_engine(word: str, target: str | None, option: str = "--engine") -> tuple[Engine, Gpu | None]:
-    """Return the engine of that name, and the GPU here that it builds for; None for a target.
+    """Return the engine of that name, and this machine's GPU to build for; None for a target.
 
-    `option` is what the user gave it by. Raises ConfigError for an engine that cannot build here.
+    `option` is the user's option for the engine. Raises ConfigError for an engine that cannot build here.
     """
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
@@ -110,8 +110,8 @@ def find_engine(word: str, target: str | None, option: str = "--engine") -> tupl
             raise ConfigError(f"{option} {word}: {reason}; {mend}")
     elif engine.builds != "anywhere":
         raise ConfigError(f"--target: {word} builds only for the GPU that it runs on; leave out --target")
-    if lacking := missing(engine, "cuda"):
-        raise ConfigError(f"{option} {word}: {explain(lacking)}")
+    if absent := missing(engine, "cuda"):
+        raise ConfigError(f"{option} {word}: {explain(absent)}")
     return engine, gpu
 
 
@@ -135,13 +135,13 @@ def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
 
 
 def build(task: BuildTask, gpu: Gpu | None, log: Path, tick: Callable[[], None]) -> Outcome:
-    """Build one engine in a process of its own; `tick` is called a few times a second."""
+    """Build one engine in a separate process; `tick` is called a few times a second."""
     limit, visible = Budget().build_timeout, {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
     return run_one(Call("profiler.build:build_one", task, log, limit, limit, visible), lambda child: tick())
 
 
 def build_one(task: BuildTask, report: Report) -> Built:
-    """Return, in a worker, the engine from the cache, or build it. Raises what `build_engine` does."""
+    """Return, in a worker, the engine from the cache, or build it. Raises as `build_engine` does."""
     from engines.trt import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"

@@ -1,8 +1,7 @@
 """Parse the command line and call the command that it names.
 
-Exit codes: 0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 a config, file or argument that
-cannot be used; 3 no candidate meets the limits; 4 what may be a regression; 70 a fault of the profiler's own; 130
-interrupted.
+Exit codes: 0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 an invalid config, file or argument;
+3 no candidate meets the limits; 4 a possible regression; 70 a fault of the profiler; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _DefaultsToRun(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             if not args[0].startswith("-"):
-                # A misspelt command; left to typer, what follows it would be the mistake.
+                # It may be a misspelt command, where typer would blame the next word.
                 job_file(args[0])
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -57,8 +56,8 @@ app = typer.Typer(
 def _command(options: type, function: str) -> Callable[..., None]:
     """Return a function for typer, whose parameters are the fields of the command's options."""
 
-    def command(**given: Any) -> None:
-        # What a command needs is imported with it: `--help` must answer at once.
+    def command(**arguments: Any) -> None:
+        # A command is imported only here: `--help` must answer at once.
         if options in _LOADING and sys.stderr.isatty():
             print("Loading libraries, which takes some seconds", file=sys.stderr)
         module, _, name = function.partition(":")
@@ -67,15 +66,15 @@ def _command(options: type, function: str) -> Callable[..., None]:
 
         try:
             with _interruptible():
-                code = execute(options(**given), console())
-        except KeyboardInterrupt:  # A run that has a folder by then says more itself.
+                code = execute(options(**arguments), console())
+        except KeyboardInterrupt:  # A run with a folder prints more itself.
             print("Interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
         raise typer.Exit(code)
 
     hints, signature = get_type_hints(options), inspect.signature(options)
-    told = {field.name: Annotated[hints[field.name], field.metadata["typer"]] for field in fields(options)}
-    parameters = [given.replace(annotation=told[name]) for name, given in signature.parameters.items()]
+    types = {field.name: Annotated[hints[field.name], field.metadata["typer"]] for field in fields(options)}
+    parameters = [parameter.replace(annotation=types[name]) for name, parameter in signature.parameters.items()]
     command.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__doc__ = options.__doc__
     return command
@@ -99,7 +98,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version")
     ] = False,
 ) -> None:
-    """Take the options that need no command."""
+    """Parse the options that need no command."""
 
 
 _suites = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, add_completion=False)
@@ -108,7 +107,7 @@ app.add_typer(_suites, name="suites", help=Suites.__doc__)
 
 @_suites.callback()
 def _list_suites(ctx: typer.Context) -> None:
-    """List the suites where no command of theirs is named."""
+    """List the suites if no command of theirs is named."""
     if ctx.invoked_subcommand is None:
         _command(*COMMANDS["suites"])()
 
@@ -132,7 +131,7 @@ def main() -> NoReturn:
     except Exception:
         traceback.print_exc()
         sys.exit(70)
-    finally:  # Nothing is left to end, and what runs as Python exits would answer by a traceback.
+    finally:  # Code that runs as Python exits would answer a signal by a traceback.
         for number in (*SIGNALS, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
     sys.exit(0)
@@ -140,7 +139,7 @@ def main() -> NoReturn:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have Ctrl-C, SIGTERM and a closed terminal end what follows in the same way, but for what the caller ignores."""
+    """Raise Interrupted at Ctrl-C, SIGTERM and a closed terminal, except for signals that the caller ignores."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -156,7 +155,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _interrupt_again(unraisable: Any) -> None:
-    """Repeat an interrupt that came where Python can raise nothing, as in a destructor: it drops the exception."""
+    """Repeat an interrupt that Python dropped where it cannot raise, as in a destructor."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _interrupt_soon()
     else:
@@ -173,6 +172,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == "polars":
-            return _interrupt_soon()  # Its Rust calls Python, panics at what that raises, and the interrupt is lost.
+            return _interrupt_soon()  # Its Rust would panic at the exception and lose the interrupt.
         frame = frame.f_back
     raise Interrupted(number)

@@ -28,7 +28,6 @@ from profiler.results.run_folder import RunFolder, writing
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.measure import run_job
 from profiler.run.watch import other_work
-from profiler.stats.samples import median
 from profiler.tables.numbers import grouped, milliseconds, times
 from profiler.tables.table import Section, name, of_rows, prose
 from profiler.tables.writers import print_section
@@ -36,26 +35,24 @@ from profiler.tables.writers import print_section
 Ran = tuple[Case, Result]
 Usual = Mapping[tuple[str, str], float | None]
 """Milliseconds in eager, by pass and precision."""
-_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers")
-"""Kinds of warning about an installation; others are of a figure."""
-
-
+_OF_INSTALLATION = (NO_CUDA_GRAPH, "unproven", "no-layers")
+"""Kinds of warning about an installation; others are about a figure."""
 _SLOW = 10
 """A working runtime is never slower than eager by this factor."""
 
 
 class Check(NamedTuple):
-    """The result of one check; `text` says how to mend a fault."""
+    """The result of one check; `text` tells how to mend a fault."""
 
     status: Literal["ok", "note", "missing", "failed"]
-    what: str
+    subject: str
     text: str
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print what works on this machine; return 1 if something that is installed fails. Raises ConfigError."""
-    kept = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
-    with libraries() as facts, kept as folder:
+    """Check this machine, and print the results; return 1 if an installed runtime fails. Raises ConfigError."""
+    output = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
+    with libraries() as facts, output as folder:
         target = resolve_device(check_device(options.device), facts)
         machine = [*_card(target, facts), *_host(target)]
         _print(console, "Machine", machine)
@@ -66,23 +63,23 @@ def execute(options: Options, console: Console) -> int:
         cases = make_plan(config, target.kind, target.hardware)
         engines = of_engines(((case, results[case.id]) for case in cases if case.id in results), target)
         _print(console, "Engines, each with a tiny network", engines)
-        failed = dict.fromkeys(check.what for check in (*machine, *engines) if check.status == "failed")
-        found = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
+        failed = dict.fromkeys(check.subject for check in (*machine, *engines) if check.status == "failed")
+        verdict = f"Does not work: {', '.join(failed)}" if failed else "What is installed works"
         report = f"to report it: {PROGRAM} doctor --output doctor-report, and send that folder"
-        where = f"everything that was found is in {run.path}, with logs" if options.output else report
-        console.print(Text(f"{found}; {where}"), soft_wrap=True)
+        place = f"everything that was found is in {run.path}, with logs" if options.output else report
+        console.print(Text(f"{verdict}; {place}"), soft_wrap=True)
     return 130 if interrupted else int(bool(failed))
 
 
 def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
-    fields = [name("Status", "status"), name("What", "what"), prose("Found", "text")]
+    fields = [name("Status", "status"), name("What", "subject"), prose("Found", "text")]
     print_section(console, Section(tables=[of_rows(title, fields, checks)]))
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
-    """Return the job of doctor on the device: the usual presets in fp32 and, where it is cheap, narrower."""
-    known = {preset.engine for preset in PRESETS.values() if preset.usual}
-    usual = [name for name, preset in PRESETS.items() if preset.usual or preset.engine not in known]
+    """Return the job of doctor on the device: the usual presets in fp32, and narrower where that is cheap."""
+    with_usual = {preset.engine for preset in PRESETS.values() if preset.usual}
+    usual = [name for name, preset in PRESETS.items() if preset.usual or preset.engine not in with_usual]
     narrow = ["fp16", "int8"]
     exclude: list[dict[str, Any]] = [{"replicate": [1, 2]}, {"pass": "training", "precision": narrow}]
     exclude += [{"pass": "training", "variant": [name for name in usual if name != "eager"]}]
@@ -95,7 +92,7 @@ def tiny_job(target: Target, folder: Path) -> Config:
 
 
 def tiny_network() -> object:
-    """Build a network that any machine compiles and runs in seconds: [batch, 3, 32, 32] to [batch, 10]."""
+    """Build a network from [batch, 3, 32, 32] to [batch, 10] that any machine compiles and runs in seconds."""
     from torch import nn
 
     first = nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()
@@ -108,39 +105,39 @@ def lacks(preset: Preset, target: Target) -> Check | None:
     engine, device = ENGINES[preset.engine], target.kind
     if device not in preset.options:
         return Check("note", preset.name, preset.reasons[device])
-    if why := foreign_hardware(engine, device, target.hardware):
-        return Check("note", preset.name, why)
-    lacking = missing(engine, device)
-    return Check("missing", preset.name, explain(lacking)) if lacking else None
+    if reason := foreign_hardware(engine, device, target.hardware):
+        return Check("note", preset.name, reason)
+    absent = missing(engine, device)
+    return Check("missing", preset.name, explain(absent)) if absent else None
 
 
 def of_engines(results: Iterable[Ran], target: Target) -> list[Check]:
-    """Return a line for each preset; one that turns out to be unsupported when it is tried has failed."""
+    """Return a check per preset; a preset that proves unsupported when tried has failed."""
     by_preset = grouped((case.variant, (case, result)) for case, result in results)
     usual: Usual = {(case.pass_, case.precision): result.latency_ms for case, result in by_preset.get("eager", [])}
-    return [lacks(PRESETS[name], target) or _of_preset(name, own, usual) for name, own in by_preset.items()]
+    return [lacks(PRESETS[name], target) or _of_preset(name, ran, usual) for name, ran in by_preset.items()]
 
 
 def _of_preset(name: str, results: Sequence[Ran], usual: Usual) -> Check:
     ran = [(case, result) for case, result in results if result.status != "unsupported"] or results
-    figures, bad = [], ""
+    figures = ", ".join(
+        f"{'training ' * (case.pass_ == 'training')}{case.precision} {milliseconds(result.latency_ms or 0.0)}"
+        for case, result in ran
+        if result.status == "ok"
+    )
     for case, result in ran:
-        ms = median(result.samples.get(result.clock or "", [])) or 0.0
-        if result.status == "ok":
-            figures.append(f"{'training ' * (case.pass_ == 'training')}{case.precision} {milliseconds(ms)}")
-        else:
-            bad = bad or f"{result.status} in {case.precision} {case.pass_}: {result.reason}"
-    if bad:
-        return Check("failed", name, "; ran: ".join([bad, *filter(None, [", ".join(figures)])]))
-    told = dict.fromkeys(str(warning) for _, one in ran for warning in one.warnings if warning.kind in _TELLING)
+        if result.status != "ok":
+            fault = f"{result.status} in {case.precision} {case.pass_}: {result.reason}"
+            return Check("failed", name, "; ran: ".join(filter(None, [fault, figures])))
+    notes = {str(warning): None for _, result in ran for warning in result.warnings if warning.kind in _OF_INSTALLATION}
     for case, result in ran:
         eager = usual.get((case.pass_, case.precision))
         # Other work only adds time.
-        own = min(result.samples.get(result.clock or "", []), default=0.0)
-        if eager and own > _SLOW * eager:
-            told[f"{case.precision} takes {times(own / eager)} what eager takes: too slow to be right"] = None
-    library = next((one.proof.library for _, one in ran if one.proof and one.proof.library), name)
-    return Check("note" if told else "ok", name, "; ".join([f"{library}: {', '.join(figures)}", *told]))
+        fastest = min(result.samples.get(result.clock or "", []), default=0.0)
+        if eager and fastest > _SLOW * eager:
+            notes[f"{case.precision} takes {times(fastest / eager)} what eager takes: too slow to be right"] = None
+    library = next((result.proof.library for _, result in ran if result.proof and result.proof.library), name)
+    return Check("note" if notes else "ok", name, "; ".join([f"{library}: {figures}", *notes]))
 
 
 def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
@@ -148,8 +145,8 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
     if gpu is None:
         gpus = visible_gpus()
         if gpus and not facts.get("cuda_available"):
-            why = "cannot use it" if facts.get("torch_cuda") else "was installed without CUDA"
-            yield Check("failed", "GPU", f"{gpus[0].name}: torch {why}; install torch for driver {gpus[0].driver}")
+            reason = "cannot use it" if facts.get("torch_cuda") else "was installed without CUDA"
+            yield Check("failed", "GPU", f"{gpus[0].name}: torch {reason}; install torch for driver {gpus[0].driver}")
         else:
             yield Check("note", "GPU", "not asked for" if gpus else "no NVIDIA driver answers")
         return
@@ -158,7 +155,6 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _host(target: Target) -> Iterator[Check]:
-    """Look at other work, the processor, the memory and the cache's disk."""
     if busy := other_work(Nvml(target.gpu.uuid if target.gpu else None)):
         yield Check("note", "Other work", f"{busy}; {WHEN_IDLE} waits for its end")
     yield Check("ok", "CPU", f"{cpu_model()}, {usable_cores()} of {os.cpu_count()} cores")

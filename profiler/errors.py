@@ -1,4 +1,4 @@
-"""Say in an error which command mends it."""
+"""Name in an error the command that mends it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from exporters.errors import ConfigError as ConfigError
 from exporters.errors import nearest as nearest
 
 PROGRAM = "runtime-profiler" if Path(sys.argv[0]).stem == "runtime-profiler" else "python -m profiler"
-"""How the program was called, for messages that give a command."""
+"""The program's name in messages with a command, as the user called it."""
 WHEN_IDLE = "--wait-for-idle 10"
-"""Option that a message advises where other work runs."""
+"""Option to advise while other work runs."""
 _NO_PROCESS = ("can't start new thread", "Resource temporarily unavailable")
-"""Texts of Python and of the system where no process or thread can be started."""
+"""Texts of Python and of the system at the limit of processes and threads."""
 
 
 def resuming(run: Path) -> str:
-    """Return the command that goes on with the run in that folder."""
+    """Return the command that resumes the run in that folder."""
     return f"{PROGRAM} --resume {shlex.quote(str(run))}"
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:
-    """Raises ConfigError for a word that the option does not take."""
+    """Raise ConfigError for a word that is no choice of the option."""
     if word not in list(valid):
         raise ConfigError(f"{option}: unknown '{word}'{nearest(word, valid)}")
 
 
 @contextlib.contextmanager
 def naming_limits(advice: str) -> Iterator[None]:
-    """Raise ConfigError, with what to do next, where the user's limit of processes and threads is reached."""
+    """Raise ConfigError with advice at the user's limit of processes and threads."""
     try:
         yield
-    except BaseException as error:  # What Polars' Rust raises is no Exception.
+    except BaseException as error:  # A panic of Polars' Rust is no Exception.
         if not any(text in str(error) for text in _NO_PROCESS):
             raise
-        why = "no further process or thread can be started"
-        raise ConfigError(f"{why}: end others or raise the limit (ulimit -u), then {advice}") from None
+        reason = "no further process or thread can be started"
+        raise ConfigError(f"{reason}: end others or raise the limit (ulimit -u), then {advice}") from None

@@ -1,4 +1,4 @@
-"""List what there is: engines, networks, suites and the cache."""
+"""List engines, networks, suites and the cache."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
 def list_engines(_: Engines, console: Console) -> int:
-    """Print every preset: what it can do here, by pass, and what is missing, with how to install it."""
+    """Print every preset with its precisions here, by pass, and with the installation of missing libraries."""
     target, rows = resolve_device("auto"), []
     device, gpu = target.kind, target.gpu
     card = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
     for preset in PRESETS.values():
         engine, lack = ENGINES[preset.engine], lacks(preset, target)
         runs = lack is None or lack.status == "missing"
-        able = [engine.precisions.get((of, device), ()) if runs else () for of in PASSES]
+        able = [engine.precisions.get((pass_, device), ()) if runs else () for pass_ in PASSES]
         passes = [" ".join(precision for precision in PRECISIONS if precision in of_pass) for of_pass in able]
-        why_not = lack.text if lack else _narrower(engine, device)
-        rows.append([preset.name, engine.name, *passes, preset.summary, why_not])
+        reason = lack.text if lack else _narrower(engine, device)
+        rows.append([preset.name, engine.name, *passes, preset.summary, reason])
     fields = [
         *(name("Preset", "preset"), name("Engine", "engine")),
         *(words("Inference", "inference"), words("Training", "training")),
@@ -47,10 +47,9 @@ def list_engines(_: Engines, console: Console) -> int:
 
 
 def _narrower(engine: Engine, device: Device) -> str:
-    """Say what only narrower precisions lack."""
-    lacking = {narrow: missing(engine, device, precision=narrow) for narrow in engine.quantizers}
+    absent = {narrow: missing(engine, device, precision=narrow) for narrow in engine.quantizers}
     able = engine.precisions.get(("inference", device), ())
-    return "; ".join(f"for {narrow}: {explain(lack)}" for narrow, lack in lacking.items() if lack and narrow in able)
+    return "; ".join(f"for {narrow}: {explain(lack)}" for narrow, lack in absent.items() if lack and narrow in able)
 
 
 def list_models(_: Models, console: Console) -> int:
@@ -71,7 +70,7 @@ def list_models(_: Models, console: Console) -> int:
 
 
 def list_suites(_: Suites, console: Console) -> int:
-    """Print every suite: what it measures, cases and time here."""
+    """Print every suite with its subject, and with its cases and time here."""
     target, rows = resolve_device("auto"), []
     for path in suites().values():
         config = load_config(path, target.kind)
@@ -90,18 +89,16 @@ def list_suites(_: Suites, console: Console) -> int:
 
 
 def cache(options: Cache, console: Console) -> int:
-    """Tell how much the cache holds, or clear it. Raises ConfigError for a word that is neither."""
+    """Print the cache's size, or clear it. Raises ConfigError for another action."""
     check_choice("cache", options.action, ("list", "clear"))
     check_root(default_root())
-    found, done = list(entries(default_root())), "in"
+    artifacts, relation = list(entries(default_root())), "in"
     if options.action == "clear":
         with exclusive(default_root()):
-            found, done = [entry for entry in found if entry.remove()], "removed from"
-    total = f"{counted(len(found), 'artifact')}, {_gib(sum(entry.size for entry in found))} GiB"
-    limit = f"a run leaves at most {_gib(most_bytes())} GiB there (PROFILER_CACHE_GIB)"
-    console.print(Text(f"{total} {done} {default_root()} (PROFILER_CACHE); {limit}"), soft_wrap=True)
+            artifacts, relation = [entry for entry in artifacts if entry.remove()], "removed from"
+    sizes = sum(entry.size for entry in artifacts), most_bytes()
+    gib, most_gib = (decimals(size / 2**30, 2) for size in sizes)
+    total = f"{counted(len(artifacts), 'artifact')}, {gib} GiB"
+    limit = f"a run leaves at most {most_gib} GiB there (PROFILER_CACHE_GIB)"
+    console.print(Text(f"{total} {relation} {default_root()} (PROFILER_CACHE); {limit}"), soft_wrap=True)
     return 0
-
-
-def _gib(size: float) -> str:
-    return decimals(size / 2**30, 2)

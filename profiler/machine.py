@@ -24,35 +24,34 @@ from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 
 DEVICES = "auto, cpu, cuda, cuda:1"
-"""Names of devices, for messages."""
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that a run sets itself, each time differently."""
+"""Variables that a run sets itself."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Name the device of a run: "cpu", or "cuda" and one GPU."""
+    """The device of a run: "cpu", or "cuda" and one GPU."""
 
     kind: Device
     gpu: Gpu | None = None
 
     def __str__(self) -> str:
-        """Return the name that a job gives it, such as "cuda:0"."""
+        """Return its name in a job, such as "cuda:0"."""
         return f"cuda:{self.gpu.index}" if self.gpu else self.kind
 
     @property
     def name(self) -> str:
-        """Return what a table's title calls it."""
+        """Return its name in a table's title."""
         return self.gpu.name if self.gpu else cpu_model()
 
     @property
     def hardware(self) -> str | None:
-        """Return the GPU's compute capability, such as "9.0"; None where it is not known."""
+        """Return the GPU's compute capability, such as "9.0", or None."""
         return self.gpu.compute_capability if self.gpu else None
 
 
 def check_device(requested: str) -> str:
-    """Return the argument of --device. Raises ConfigError for a word that is no device."""
+    """Return the argument of --device. Raises ConfigError for any other word."""
     if not is_device(requested):
         raise ConfigError(f"--device {requested}: valid: {DEVICES}")
     return requested
@@ -63,10 +62,10 @@ def is_device(text: str) -> bool:
 
 
 def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Target:
-    """Return the device that `requested` ("auto", "cpu", "cuda:1") means here; "auto" is the first GPU, else the CPU.
+    """Return the device for `requested` ("auto", "cpu", "cuda:1"); "auto" is the first GPU, else the CPU.
 
-    `facts` are what the installed libraries say (processes.forkserver.libraries): a GPU that torch cannot use is none.
-    Raises ConfigError where a GPU is requested and cannot be had.
+    `facts` come from the installed libraries (processes.forkserver.libraries): a GPU that torch cannot use does not
+    count. Raises ConfigError for a GPU that is not available.
     """
     if requested == "cpu":
         return Target("cpu")
@@ -76,8 +75,8 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
     if requested == "auto" and not usable:
         return Target("cpu")
     if not usable:
-        why = "torch was installed without CUDA" if gpus and not facts.get("torch_cuda") else "no NVIDIA GPU answers"
-        raise ConfigError(f"device {requested}: {why}; use device: cpu, or auto for whatever there is")
+        reason = "torch was installed without CUDA" if gpus and not facts.get("torch_cuda") else "no NVIDIA GPU answers"
+        raise ConfigError(f"device {requested}: {reason}; use device: cpu, or auto for whatever there is")
     index = int(requested.partition(":")[2] or 0)
     if index >= len(gpus):
         listing = ", ".join(f"cuda:{g.index} ({g.name})" for g in gpus)
@@ -86,12 +85,12 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
 
 
 def host_and_user() -> dict[str, str]:
-    """Name this host, and its user by name or, where there is none, by number."""
+    """Return the names of this host and of its user, or the user's number without a name."""
     return {"host": socket.gethostname(), "user": psutil.Process().username()}
 
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return all about the machine that a reader may ask for; the first keys are columns of the results."""
+    """Return environment.json's facts about this machine; the first keys are columns of the results."""
     variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
     packages += ["onnx", "onnxscript", "numpy", "polars"]
@@ -124,15 +123,15 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may run on."""
+    """Return the number of cores on which this process may run."""
     return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Limit this process and its children to `count` cores. Raises ConfigError for more than it may use.
+    """Limit this process and its children to `count` cores, and so the runtimes' threads.
 
-    Every runtime starts a thread for each core that it may use.
+    Raises ConfigError for more cores than it may use.
     """
     allowed = os.sched_getaffinity(0)
     if count is not None and count > len(allowed):
@@ -145,53 +144,53 @@ def on_cores(count: int | None) -> Iterator[None]:
 
 
 def own_cores(uuid: str | None) -> list[int]:
-    """Share the cores next to a GPU among the GPUs that they are next to; without a GPU all are its own."""
+    """Return a GPU's share of the cores that it and other GPUs are next to; without a GPU all cores."""
     usable = os.sched_getaffinity(0)
     near = {card: (cores & usable) or usable for card, cores in nvml.near_cores().items()}
     if uuid is None or uuid not in near:
         return sorted(usable)
     beside = sorted(card for card, cores in near.items() if cores & near[uuid])
-    # The second threads of cores are numbered after all first ones: every n-th one mostly leaves both to one GPU.
+    # Cores' second threads are numbered after all first ones, so each n-th number mostly gives both to one GPU.
     return sorted(near[uuid])[beside.index(uuid) :: len(beside)] or sorted(near[uuid])
 
 
 def cpu_model() -> str:
-    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else platform.machine()
+    match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1] if match else platform.machine()
 
 
 def has_bf16() -> bool:
-    """Tell whether the processor multiplies bf16 in hardware: AVX512-BF16 or AMX."""
+    """Return whether the processor multiplies bf16 in hardware: AVX512-BF16 or AMX."""
     with contextlib.suppress(OSError):
         return bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", Path("/proc/cpuinfo").read_text()))
     return False
 
 
 def available_memory_mib() -> float:
-    """Return the memory to be had without swapping: the machine's, or what control groups leave, if that is less."""
-    return min([psutil.virtual_memory().available / 2**20, *map(_left, control_groups())])
+    """Return the memory available without swapping: the machine's, or less under a control group's limit."""
+    return min([psutil.virtual_memory().available / 2**20, *map(_available_mib, control_groups())])
 
 
 def control_groups(root: Path = Path("/")) -> list[Path]:
-    """Return the folders of this process's control groups, its own first (cgroups(7), version 2).
+    """Return the folders of this process's control groups, the innermost first (cgroups(7), version 2).
 
-    In a container that sees the host's paths none of them is there, and the mounted folder is the container's own.
+    A container that sees the host's paths has only the mounted folder, which is its innermost group.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
     mount = root / "sys/fs/cgroup"
-    own = [mount / line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")]
-    every = [folder for path in own for folder in (path, *path.parents)]
-    return [folder for folder in every if folder.is_relative_to(mount) and folder.is_dir()]
+    innermost = [mount / line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")]
+    folders = [folder for path in innermost for folder in (path, *path.parents)]
+    return [folder for folder in folders if folder.is_relative_to(mount) and folder.is_dir()]
 
 
-def _left(folder: Path) -> float:
-    """Return the MiB that a control group may still take, inf without a limit."""
+def _available_mib(folder: Path) -> float:
+    """Return the memory within a control group's limit, inf without a limit."""
     with contextlib.suppress(OSError, ValueError):
-        most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))  # Or "max".
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        # The kernel gives back by itself what files hold that nobody read lately.
-        return max(most - now + int(stat.get("inactive_file", 0)), 0) / 2**20
+        # The kernel frees inactive pages of files by itself.
+        return max(limit - used + int(stat.get("inactive_file", 0)), 0) / 2**20
     return math.inf

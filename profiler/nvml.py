@@ -1,4 +1,4 @@
-"""Read the GPUs that NVML sees: memory in use, clocks, power, temperature, throttle reasons; blank without a driver."""
+"""Read GPUs through NVML: memory in use, clocks, power, temperature, throttle reasons; empty without a driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.errors import ConfigError
 
 MIB = 2**20
 UTILIZATION_SECONDS = 1.0
-"""Longest period that NVML's utilization covers (a sixth of a second to a second): it may include earlier work."""
+"""Longest period of NVML's utilization (a sixth of a second to a second), which may include earlier work."""
 _SLOWDOWNS = {
     "hw-slowdown": 0x8,
     "sw-thermal-slowdown": 0x20,
@@ -29,7 +29,7 @@ _POWER_CAP = 0x4
 
 @dataclass(frozen=True)
 class Gpu:
-    """Describe a visible GPU; `index` counts as CUDA does, over the devices that CUDA_VISIBLE_DEVICES leaves."""
+    """A visible GPU; `index` is CUDA's, among the devices of CUDA_VISIBLE_DEVICES."""
 
     index: int
     uuid: str
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold one poll of the device; None where it does not answer."""
+    """One poll of the device; None if it does not answer."""
 
     seconds: float
     """On the machine's monotonic clock."""
@@ -54,9 +54,9 @@ class Reading:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that a process started now could use, without a CUDA context; empty without a driver.
+    """Return the GPUs that a new process could use, without a CUDA context; empty without a driver.
 
-    Raises ConfigError if CUDA_VISIBLE_DEVICES names only devices that do not exist; asking for no GPU is fine.
+    Raises ConfigError if CUDA_VISIBLE_DEVICES names only missing devices; it may name no GPU.
     """
     if not _has_driver():
         return []
@@ -73,19 +73,19 @@ def visible_gpus() -> list[Gpu]:
 
 def near_cores() -> dict[str, set[int]]:
     """Return the cores of each GPU's NUMA node, by the GPU's UUID; empty without a driver."""
-    found = dict[str, set[int]]()
+    near = dict[str, set[int]]()
     for number in range(pynvml.nvmlDeviceGetCount() if _has_driver() else 0):
         card = pynvml.nvmlDeviceGetHandleByIndex(number)
         with contextlib.suppress(pynvml.NVMLError):
             words = pynvml.nvmlDeviceGetCpuAffinity(card, -(-(os.cpu_count() or 1) // 64))
-            found[pynvml.nvmlDeviceGetUUID(card)] = {
+            near[pynvml.nvmlDeviceGetUUID(card)] = {
                 64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1
             }
-    return found
+    return near
 
 
 def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, up to the first word that names none, as CUDA does."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, up to the first word that names no GPU, as CUDA does."""
     chosen: list[Gpu] = []
     words = [word.strip() for word in value.split(",")]
     for word in words:
@@ -94,8 +94,8 @@ def _requested(value: str, cards: list[Gpu]) -> list[Gpu]:
             break
         chosen += match
     if not chosen and cards and words[0] not in ("", "-1", "NoDevFiles"):  # The last one is Slurm's.
-        here = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for gpu in cards)
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU; there are {here}; or unset it")
+        listing = ", ".join(f"{gpu.index} or {gpu.uuid} ({gpu.name})" for gpu in cards)
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={value} names no GPU; there are {listing}; or unset it")
     return chosen
 
 
@@ -120,18 +120,18 @@ class Nvml:
         return None if running is None else frozenset(process.pid for process in running)
 
     def used_by(self, since: float) -> dict[int, float] | None:
-        """Return by process its mean share of the device since then (time.time()); None where NVML does not tell."""
+        """Return each process's mean share of the device since then (time.time()); None if NVML does not know."""
         if self._handle is None:
             return None
         try:
-            found = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
         except pynvml.NVMLError as error:
             return {} if error.value == pynvml.NVML_ERROR_NOT_FOUND else None  # There are no samples.
-        used = [(int(one.pid), one.smUtil / 100) for one in found if one.timeStamp >= since * 1e6]
-        return {pid: statistics.mean(share for of, share in used if of == pid) for pid, _ in used}
+        used = [(int(sample.pid), sample.smUtil / 100) for sample in samples if sample.timeStamp >= since * 1e6]
+        return {pid: statistics.mean(share for other, share in used if other == pid) for pid, _ in used}
 
     def utilization(self) -> float | None:
-        """Return the share of time in which some process ran a kernel, over the last UTILIZATION_SECONDS or less."""
+        """Return the share of time with a running kernel, in at most the last UTILIZATION_SECONDS."""
         rates = self._ask("UtilizationRates")
         return None if rates is None else float(rates.gpu / 100)
 
@@ -146,7 +146,7 @@ class Nvml:
         )
 
     def _power_w(self) -> float | None:
-        """Return the power at this instant, or where the driver has only that an average.
+        """Return the power at this instant, or the average if the driver has only that.
 
         nvmlDeviceGetPowerUsage averages over a second on most GPUs since Ampere, which is longer than many a case's
         samples (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
@@ -155,27 +155,27 @@ class Nvml:
         milliwatts = values[0].value.uiVal if values and values[0].nvmlReturn == 0 else self._ask("PowerUsage")
         return None if milliwatts is None else float(milliwatts / 1000)
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _ask(self, query: str, *arguments: Any) -> Any:
         """Call nvmlDeviceGet…; return None without a GPU, or if the driver does not support the query."""
         if self._handle is not None:
             with contextlib.suppress(pynvml.NVMLError):
-                return getattr(pynvml, f"nvmlDeviceGet{what}")(self._handle, *arguments)
+                return getattr(pynvml, f"nvmlDeviceGet{query}")(self._handle, *arguments)
         return None
 
 
 def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
-    """Return by column the medians, and `throttled` where the card slowed down; None without readings."""
+    """Return the medians by column, and `throttled` if the card slowed down; None without readings."""
     readings = list(readings)
-    found: dict[str, float | None] = {}
+    figures: dict[str, float | None] = {}
     for name in ("power_w", "sm_clock_mhz", "temperature_c"):
         values = [value for reading in readings if (value := getattr(reading, name)) is not None]
-        found[name] = statistics.median(values) if values else None
+        figures[name] = statistics.median(values) if values else None
     reasons = [reading.reasons for reading in readings if reading.reasons is not None]
-    return found | {"throttled": any(map(slowdowns, reasons)) if reasons else None}
+    return figures | {"throttled": any(map(slowdowns, reasons)) if reasons else None}
 
 
 def slowdowns(reasons: int) -> list[str]:
-    """Name the reasons that make a figure doubtful; the power cap is a card's normal state under load."""
+    """Name the reasons for doubt about a figure; the power cap is a card's normal state under load."""
     return [name for name, bit in _SLOWDOWNS.items() if reasons & bit]
 
 

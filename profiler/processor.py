@@ -1,6 +1,6 @@
-"""Read how busy this machine's processors are, and how much of that is our own work.
+"""Read the load of this machine's processors, and our share of it.
 
-Two readings tell what others took in between: `read().since(before)`.
+Two readings show other work in between: `read().since(before)`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Load:
     stolen_s: float | None = None
     """Seconds that the hypervisor took, all processors together."""
     delayed: float | None = None
-    """Seconds per second that our own threads could have run and waited for a processor, all threads together."""
+    """Seconds per second that our threads were ready and waited for a processor, all threads together."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Reading:
     seconds: float
     """On the machine's monotonic clock."""
     processors: int
-    """How many they are; 0 where the kernel does not count."""
+    """Number of processors; 0 if the kernel does not count their time."""
     idle: float
     stolen: float
-    own: float
-    """Processor time of this process and its `_family`, whether they live or have ended."""
+    ours: float
+    """Processor time of this process and its `_family`, dead or alive."""
     waited: float
     """Time that this process's threads waited for a processor."""
 
@@ -57,7 +57,7 @@ class Reading:
         idle, stolen = max(self.idle - before.idle, 0.0), max(self.stolen - before.stolen, 0.0)
         # Busy is neither idle nor stolen: the kernel measures idle time, but only samples the kinds of work.
         busy = max(capacity - stolen - idle, 0.0)
-        others = min(max(busy - (self.own - before.own), 0.0) / capacity, 1.0)
+        others = min(max(busy - (self.ours - before.ours), 0.0) / capacity, 1.0)
         delayed = max(self.waited - before.waited, 0.0) / seconds
         return Load(seconds, self.processors, others, stolen / max(busy + stolen, TICK_S), stolen, delayed)
 
@@ -65,16 +65,16 @@ class Reading:
 def read() -> Reading:
     """Read the kernel's counters. This takes milliseconds: never call it during a timing."""
     seconds, allowed = monotonic(), os.sched_getaffinity(0)
-    # A sandbox (gVisor) has lines of zeros, which say nothing.
-    times = [each for n, each in enumerate(psutil.cpu_times(percpu=True)) if n in allowed and any(each)]
-    idle, stolen = sum(each.idle + each.iowait for each in times), sum(each.steal for each in times)
+    # A sandbox (gVisor) has lines of zeros.
+    times = [cpu for n, cpu in enumerate(psutil.cpu_times(percpu=True)) if n in allowed and any(cpu)]
+    idle, stolen = sum(cpu.idle + cpu.iowait for cpu in times), sum(cpu.steal for cpu in times)
     return Reading(seconds, len(times), idle, stolen, sum(map(_cpu_seconds, _family())), _waited())
 
 
 def _family() -> list[psutil.Process]:
-    """Return the processes of this run that live: this one's and its forkserver's tree.
+    """Return this run's living processes: this one's and its forkserver's tree.
 
-    Not the parent, which is the user's own program where a measurement was called from Python.
+    The parent is not among them: it is the user's program if Python code called the measurement.
     """
     root, parent = psutil.Process(), multiprocessing.parent_process()
     if parent and parent.pid != os.getppid():  # It was forked by a forkserver.
@@ -83,15 +83,15 @@ def _family() -> list[psutil.Process]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """Return the seconds of a process and of its children that have ended; 0 once it is gone itself."""
+    """Return the seconds of a process and of its dead children; 0 once it is gone."""
     with contextlib.suppress(psutil.Error):
         return float(sum(process.cpu_times()[:4]))
     return 0.0
 
 
 def _waited() -> float:
-    found = 0
+    nanoseconds = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError):  # The thread has just ended.
-            found += int(path.read_text().split()[1])
-    return found / 1e9
+            nanoseconds += int(path.read_text().split()[1])
+    return nanoseconds / 1e9

@@ -22,41 +22,37 @@ from profiler.tables.writers import csv, markdown, print_table
 
 FORMATS = ("text", "md", "csv", "json")
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
-
-
 _NO_COLUMN = r"""(?:unable to find column "|no column named ')([^"']+)"""
 
 
 def execute(options: Options, console: Console) -> int:
-    """Run the query and print its rows. Raises ConfigError for what cannot be used."""
+    """Run the query and print its rows. Raises ConfigError."""
     check_choice("--format", options.format, FORMATS)
-    *runs, sql = options.runs
-    if not runs:
+    *addresses, sql = options.runs
+    if not addresses:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
-    read = read_runs(runs)
-    found = query(read, sql)
-    for note in read.notes:
+    runs = read_runs(addresses)
+    rows = query(runs, sql)
+    for note in runs.notes:
         print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
-    rows = counted(found.height, "row")
     if options.format == "text":
-        print_table(console, of_frame("", "", found.head(options.rows)))
-        shown = rows if found.height <= options.rows else f"{count(options.rows)} of {rows}; --rows or --format csv"
+        print_table(console, of_frame("", "", rows.head(options.rows)))
+        total = counted(rows.height, "row")
+        shown = total if rows.height <= options.rows else f"{count(options.rows)} of {total}; --rows or --format csv"
         console.print(Text(shown, style="dim"))
-        return 0
-    if options.format == "json":
-        document = found.write_json() + "\n"
+    elif options.format == "json":
+        sys.stdout.write(rows.write_json() + "\n")
     else:
-        document = csv(found) if options.format == "csv" else markdown(of_frame("", "", found))
-    sys.stdout.write(document)
+        sys.stdout.write(csv(rows) if options.format == "csv" else markdown(of_frame("", "", rows)))
     return 0
 
 
 def query(runs: Runs, sql: str) -> pl.DataFrame:
     """Return the rows that `sql` selects from the tables results, cells, samples, layers and environments.
 
-    `environments` has a row a fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". The query is
-    trusted: Polars' file functions, such as read_csv, read in it what the user can. Raises ConfigError for a query that
-    is none, or names a table or column that does not exist.
+    `environments` has one row per fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". The query
+    is trusted: Polars' file functions, such as read_csv, can read the user's files. Raises ConfigError for an invalid
+    query, and for a missing table or column.
     """
     tables = {"results": runs.results, "samples": runs.samples, "layers": runs.layers}
     tables["environments"] = _environments(runs.environments)
@@ -69,7 +65,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         message = f"{first_line(error)}; the tables are {', '.join(tables)}"
         if table := re.match(r"relation '([^']+)' was not found", message):
             message = f"there is no table '{table[1]}'{nearest(table[1], tables)}"
-        # Polars names a column alone, or where it stands behind its table's name.
+        # Polars names a column alone or behind its table's name.
         elif column := re.search(_NO_COLUMN, message):
             named = [table for name, table in tables.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
             columns = {name for table in named for name in table.collect_schema()}

@@ -1,4 +1,4 @@
-"""Find the files that come with the project: the default job, the suites, the published figures.
+"""Find the project's files: the default job, the suites, the published figures.
 
 In a checkout they lie at its root; a wheel carries them in this folder (pyproject.toml, force-include).
 """
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).resolve().parent
 
 
 def bundled(name: str) -> Path:
-    """Return the path of a file or folder such as "suites", whether or not it exists."""
+    """Return the path of a file or folder such as "suites", which may be missing."""
     carried = _FOLDER / name
     return carried if carried.exists() else _FOLDER.parents[1] / name
 
@@ -28,9 +28,9 @@ def suites() -> dict[str, Path]:
 
 
 def job_file(word: str) -> Path | None:
-    """Return the file that is given, or the default job for `bench`; None for a model's name.
+    """Return the job's file, or the default job for `bench`; None for a model.
 
-    Raises ConfigError for what is none of these, such as a misspelt command.
+    Raises ConfigError for any other word, such as a misspelt command.
     """
     path = Path(word)
     if path.suffix == ".py":
@@ -46,7 +46,7 @@ def job_file(word: str) -> Path | None:
         raise ConfigError(f"{word} is a folder; give hf:{word} for its Transformers model, or --resume {word} for a run")
     if word and (path.suffix in _YAML or named_files.exists(path)):
         return path
-    files = [str(each) for each in path.parent.glob("*") if each.suffix in (*_YAML, ".onnx")]
+    files = [str(file) for file in path.parent.glob("*") if file.suffix in (*_YAML, ".onnx")]
     hint = nearest(word, [*files, *COMMANDS, *CATALOG], f"{PROGRAM} --help says what can be given")
     if word in suites():
         hint = f": {PROGRAM} suites run {word}"
@@ -54,6 +54,6 @@ def job_file(word: str) -> Path | None:
 
 
 def is_model(word: str) -> bool:
-    """Return True if a word that names no file is a canonical network or has the form of a source."""
+    """Return whether a word is a canonical network or has the form of a source, such as timm:NAME."""
     suffix = Path(word).suffix
     return word in CATALOG or suffix == ".onnx" or (":" in word and "://" not in word and suffix not in _YAML)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from engines.catalog import known, unsupported
+from engines.catalog import engine_row, unsupported
 from engines.options import EIGHT_BITS, PRECISION_TABLE
 from profiler.results.cells import GROUP, Row, compared
 from profiler.results.columns import FIGURES
@@ -232,7 +232,7 @@ def _was_tried(cell: Row) -> bool:
     """Tell whether the cell's engine ran and failed, or runs here and refused this model."""
     if cell["status"] != "unsupported":
         return cell["status"] in _TRIED
-    engine, place = known(cell["engine"]), (cell["pass"], cell["device"], cell["precision"], cell["model_kind"])
+    engine, place = engine_row(cell["engine"]), (cell["pass"], cell["device"], cell["precision"], cell["model_kind"])
     is_installed = engine.version is not None and cell[engine.version.column] is not None
     return is_installed and unsupported(engine, *place) is None
 

@@ -43,7 +43,7 @@ def test_a_line_a_preset() -> None:
         result("eager-tuned", samples={"event": [48.0]}),
         result("compiled", warnings=[Warning("drift", "of a figure"), Warning("no-cuda-graph", "a branch")]),
     ]
-    lines = {check.what: (check.status, check.text) for check in of_engines(rows, CPU)}
+    lines = {check.subject: (check.status, check.text) for check in of_engines(rows, CPU)}
     assert lines["eager"] == ("ok", "torch 2: fp32 0.5 ms")
     assert lines["ort"] == ("failed", "failed in fp32 inference: no kernel")
     assert lines["compiled"] == ("note", "compiled: fp32 0.5 ms; no-cuda-graph: a branch")
@@ -56,13 +56,13 @@ def test_a_line_a_preset() -> None:
 
 def test_what_other_work_slowed_down_is_not_called_slow() -> None:
     late = result("compiled", samples={"event": [48.0, 0.6, 48.0]})
-    lines = {check.what: check.status for check in of_engines([result("eager"), late], CPU)}
+    lines = {check.subject: check.status for check in of_engines([result("eager"), late], CPU)}
     assert lines["compiled"] == "ok"
 
 
 def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "missing", lambda engine, device: engine.requirements)
-    (line,) = (check for check in of_engines([result("trt", status="unsupported")], H200) if check.what == "trt")
+    (line,) = (check for check in of_engines([result("trt", status="unsupported")], H200) if check.subject == "trt")
     assert line.status == "missing"
     assert "pip install" in line.text
 
@@ -70,14 +70,14 @@ def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.Mo
 def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "missing", lambda engine, device: [])
     rows = [result("trt", each, status="unsupported", reasons=["error 35"]) for each in ("fp32", "fp16")]
-    (line,) = (check for check in of_engines(rows, H200) if check.what == "trt")
+    (line,) = (check for check in of_engines(rows, H200) if check.subject == "trt")
     assert (line.status, line.text) == ("failed", "unsupported in fp32 inference: error 35")
 
 
 def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
-    (line,) = (check for check in doctor._host(CPU) if check.what == "Cache")
+    (line,) = (check for check in doctor._host(CPU) if check.subject == "Cache")
     assert line.status == "failed"
     assert "PROFILER_CACHE" in line.text
 
@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_
 )
 def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "visible_gpus", lambda: [H200.gpu])
-    (check,) = (check for check in doctor._card(CPU, facts) if check.what == "GPU")
+    (check,) = (check for check in doctor._card(CPU, facts) if check.subject == "GPU")
     assert check.status == "failed"
     assert says in check.text
 
@@ -99,7 +99,7 @@ def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, mo
 def test_a_machine_that_is_full_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "other_work", lambda nvml: "other processes took 40 % of 2 processors")
     monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
-    lines = {check.what: check for check in doctor._host(CPU)}
+    lines = {check.subject: check for check in doctor._host(CPU)}
     assert "40 % of 2 processors; --wait-for-idle" in lines["Other work"].text
     assert "PROFILER_CACHE" in lines["Cache"].text
 

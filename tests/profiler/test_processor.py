@@ -51,11 +51,11 @@ def test_a_child_that_works_is_our_own_and_one_that_ended_too() -> None:
     """A child's processor time, while it lives and once it has been waited for, counts as this process tree's."""
     before = read()
     child = subprocess.Popen(SPIN)
-    while read().own - before.own < 0.3:
+    while read().ours - before.ours < 0.3:
         time.sleep(0.05)
     child.kill()
     child.wait()
-    assert read().own - before.own > 0.2  # The kernel may round an ended child's time down by a few ticks.
+    assert read().ours - before.ours > 0.2  # The kernel may round an ended child's time down by a few ticks.
 
 
 def test_what_other_processes_take_is_seen(busy_processors: list[int]) -> None:
