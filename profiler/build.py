@@ -43,7 +43,7 @@ _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; a jo
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """The engine to build for a case: `target` is None for this GPU, `onnx` until the graph is made."""
+    """The engine to build for a case, for this GPU without a `target`; `onnx` is set once the graph is made."""
 
     case: Case
     target: str | None = None
@@ -93,10 +93,7 @@ def _build(task: BuildTask, prepared: Prepared, gpu: Gpu | None, logs: Path, tic
 
 
 def find_engine(word: str, target: str | None, option: str = "--engine") -> tuple[Engine, Gpu | None]:
-    """Return the engine of that name, and this machine's GPU to build for; None for a target.
-
-    `option` is the user's option for the engine. Raises ConfigError for an engine that cannot build here.
-    """
+    """Return the engine of that name, and this GPU without a target. Raises ConfigError, which names `option`."""
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
         raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")

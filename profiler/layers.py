@@ -31,10 +31,7 @@ _METHOD = (
 
 
 def execute(options: Options, console: Console) -> int:
-    """Print the first replicate's layers of every chosen model, variants side by side.
-
-    Raises ConfigError for a folder without a run, a run without layers, or an empty choice.
-    """
+    """Print the first replicates' layers of every chosen model, variants side by side. Raises ConfigError."""
     for cell in together(read(options.run, parse_only(options.only)), _GROUP):
         console.print()
         print_table(console, layers_table(cell, options.top))

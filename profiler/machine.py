@@ -129,10 +129,7 @@ def usable_cores() -> int:
 
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Limit this process and its children to `count` cores, and so the runtimes' threads.
-
-    Raises ConfigError for more cores than it may use.
-    """
+    """Limit this process, its children and the runtimes' threads to `count` cores. Raises ConfigError for too many."""
     allowed = os.sched_getaffinity(0)
     if count is not None and count > len(allowed):
         raise ConfigError(f"--threads {count}: this process may use {len(allowed)} cores")

@@ -54,10 +54,7 @@ class Reading:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that a new process could use, without a CUDA context; empty without a driver.
-
-    Raises ConfigError if CUDA_VISIBLE_DEVICES names only missing devices; it may name no GPU.
-    """
+    """Return the GPUs of a new process. Raises ConfigError if CUDA_VISIBLE_DEVICES names only missing devices."""
     if not _has_driver():
         return []
     driver, cards = pynvml.nvmlSystemGetDriverVersion(), []

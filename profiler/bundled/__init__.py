@@ -28,10 +28,7 @@ def suites() -> dict[str, Path]:
 
 
 def job_file(word: str) -> Path | None:
-    """Return the job's file, or the default job for `bench`; None for a model.
-
-    Raises ConfigError for any other word, such as a misspelt command.
-    """
+    """Return the job's file, or the default job for `bench`; None for a model. Raises ConfigError for other words."""
     path = Path(word)
     if path.suffix == ".py":
         module = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)

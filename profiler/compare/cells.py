@@ -1,6 +1,6 @@
 """Compare the cells of several sides, such as two machines, as data.
 
-A ratio is the base's time over the side's: the side is so many times faster.
+A ratio is the base's time over the side's, above 1 for a faster side.
 """
 
 from __future__ import annotations
@@ -17,17 +17,9 @@ from profiler.stats.intervals import Verdict, holm
 from profiler.stats.samples import student
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "setting"]
-_OF_A_SIDE = {
-    "latency_ms": "ms",
-    "latency_low_ms": "low_ms",
-    "latency_high_ms": "high_ms",
-    "gpu_ms": "device_ms",
-    "peak_memory_mib": "memory_mib",
-    "status": "status",
-    "reason": "reason",
-    "processes": "processes",
-    "footnotes": "footnotes",
-}
+_OF_A_SIDE = {"latency_ms": "ms", "latency_low_ms": "low_ms", "latency_high_ms": "high_ms"}
+_OF_A_SIDE |= {"gpu_ms": "device_ms", "peak_memory_mib": "memory_mib"}
+_OF_A_SIDE |= {name: name for name in ("status", "reason", "processes", "footnotes")}
 """Name of a cell's column behind `base_` and `side_`."""
 _FAILED = ("failed", "oom", "timeout", "crashed")
 REGRESSIONS = {"slower": 1, "failed": 1, "unclear": 4, "lost": 4}
@@ -126,10 +118,7 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> pl.DataFrame:
 
 
 def _surely_below(cells: pl.DataFrame, limit: float) -> list[bool]:
-    """Return whether each row's ratio lies below a limit, at one level for all rows together.
-
-    Student's t of the ratio's interval gives each row's chance to lie so far below by luck alone.
-    """
+    """Return whether each row's ratio is below a limit, by Student's t of its interval, at one level for all rows."""
     from scipy.special import stdtr
 
     names = ("ratio", "ratio_high", "degrees")

@@ -190,7 +190,12 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
 
 def sections(comparison: Comparison, top: int) -> list[Section]:
     """Return the printed sections; each table of cells has the `top` that changed most."""
-    parts = [_totals(comparison), _cells(comparison, top), _differences(comparison)]
+    names, rows = ["what", *comparison.sides], comparison.differences
+    table = Table("", "", {name: [row[name] for row in rows] for name in names}, [words(name, name) for name in names])
+    differs = (
+        Section("What differs", (), [table]) if rows else Section("What differs", ["The environments do not differ."])
+    )
+    parts = [_totals(comparison), _cells(comparison, top), differs]
     parts += [_regressions(comparison, top), Section("Notes", comparison.notes)]
     return [part for part in parts if part.paragraphs or part.tables]
 
@@ -247,14 +252,6 @@ def _cells(comparison: Comparison, top: int) -> Section:
     rows = [(kind, count, meaning(kind, otherwise=kind)) for kind, count in counts.iter_rows()]
     notes = [words("Footnote", "kind"), figure("Cells", "count", whole), prose("Meaning", "meaning")]
     return Section("", (), [*tables, *([of_rows("", notes, rows)] if rows else [])])
-
-
-def _differences(comparison: Comparison) -> Section:
-    if not comparison.differences:
-        return Section("What differs", ["The environments do not differ."])
-    names = ["what", *comparison.sides]
-    rows = [[row[name] for name in names] for row in comparison.differences]
-    return Section("What differs", (), [of_rows("", [words(name, name) for name in names], rows)])
 
 
 def _regressions(comparison: Comparison, top: int) -> Section:

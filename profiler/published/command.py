@@ -85,8 +85,7 @@ def present(
         if tables:
             print_section(console, replace(section, tables=tables))
     if sections and into is not None:
-        runs, heading = measured(results, environments), title(study, results)
-        write_whole(into / "published.md", page(study, texts, sections, runs, heading))
+        write_whole(into / "published.md", page(study, texts, sections, results, environments))
     return bool(sections)
 
 
@@ -96,16 +95,21 @@ def _has_figures(table: Table) -> bool:
 
 
 def page(
-    study: str, texts: Sequence[str], sections: Sequence[Section], runs: Sequence[str], heading: str, image: str = ""
+    study: str,
+    texts: Sequence[str],
+    sections: Sequence[Section],
+    results: pl.DataFrame,
+    environments: Sequence[Environment],
+    image: str = "",
 ) -> str:
     """Write conclusions, runs, picture and tables as one page of Markdown."""
-    points = "\n".join(f"- {escape_markdown(text)}" for text in texts)
-    heading, lead = f"# {escape_markdown(heading)}: published and own figures", _LEAD.format(link(STUDIES[study]))
-    opening = "\n\n".join(filter(None, [heading, points, "\n".join(runs), image, lead]))
+    heading = f"# {escape_markdown(title(study, results))}: published and own figures"
+    points, runs = "\n".join(f"- {escape_markdown(text)}" for text in texts), "\n".join(_runs(results, environments))
+    opening = "\n\n".join(filter(None, [heading, points, runs, image, _LEAD.format(link(STUDIES[study]))]))
     return "\n".join([f"{opening}\n", *map(markdown_section, sections)])
 
 
-def measured(results: pl.DataFrame, environments: Sequence[Environment]) -> list[str]:
+def _runs(results: pl.DataFrame, environments: Sequence[Environment]) -> list[str]:
     """List the runs' machines, days and commands in Markdown."""
     lines = []
     for facts in environments:
@@ -159,8 +163,7 @@ def write_pages(folder: Path) -> None:
         results = read_runs([run.address for run in of_suite]).results.collect()
         write_whole(folder / f"{suite}.svg", picture(study, results))
         texts, sections = published_tables(study, results, environments)
-        lines, heading = measured(results, environments), title(study, results)
-        text = page(study, texts, sections, lines, heading, f"![{suite}]({suite}.svg)")
+        text = page(study, texts, sections, results, environments, f"![{suite}]({suite}.svg)")
         write_whole(folder / f"{suite}.md", text)
         machines = [f"[{run.environment['machine']}]({Path(run.address).relative_to(folder)})" for run in of_suite]
         rows.append(f"| [{suite}]({suite}.md) | {link(STUDIES[study])} | {', '.join(machines)} |")

@@ -30,10 +30,7 @@ _SWEEP_CLAIMS = ("time_per_sample", "ms_above_twice", "curvature")
 
 
 def per_network(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of networks and layers with a time per image.
-
-    `side` names what ran them where; `key` is the batch size in a sweep.
-    """
+    """Return rows of networks and layers with a time per image, their `side`, and a sweep's batch size as `key`."""
     study, library = STUDIES[name], pl.col("library")
     if "layers" in study.tables:
         single = (pl.col("layer") != "total") & pl.col("implementation").ne_missing(BEST_PER_LAYER)
@@ -187,10 +184,7 @@ def _prices(name: str, results: pl.DataFrame, published: pl.DataFrame) -> list[s
 
 
 def claims(name: str, rows: pl.DataFrame, layers: pl.DataFrame) -> list[Section]:
-    """Set the source's statements (references/conclusions.csv) against its rows and ours.
-
-    Leave out statements about layers, batch sizes or networks without a row of ours.
-    """
+    """Compare the source's statements (references/conclusions.csv) with its rows, and with ours on the same subject."""
     frame, ours = references.read("conclusions").filter(source=name), rows.filter("ours")
     of_sweeps, of_layers = pl.col("kind").is_in(_SWEEP_CLAIMS), pl.col("layer").is_not_null()
     others = ours.filter(~pl.col("swept") & ~pl.col("network").is_in(list(LAYERS))).height > 0
@@ -245,7 +239,7 @@ def _today(claim: Claim, ours: pl.DataFrame, layers: pl.DataFrame) -> str:
 
 
 def _ratios_today(claim: Claim, ours: pl.DataFrame) -> pl.Series:
-    """Return the factors of our counterparts of a claim's `to` over those of its `from`."""
+    """Return the factors of a claim's `to` over its `from`, by our counterparts."""
     slow, fast, counterparts = claim["from"], claim["to"], ours.filter("counterpart")
     gpus, cpus = (counterparts.filter(device=kind) for kind in ("cuda", "cpu"))
     if claim["kind"] == "network_speed":

@@ -54,10 +54,7 @@ def layers() -> pl.DataFrame:
 
 
 def layer_summary() -> pl.DataFrame:
-    """Return convnet-benchmarks' sums of all five layers: one row per library with its times.
-
-    `why` is the printed total if that is no plain number.
-    """
+    """Return convnet-benchmarks' sums of all layers, one row per library; `why` is a printed total without a number."""
     cells = read("convnet-layers").filter(table="summary")
     return _side_by_side(cells, "pass").with_columns(why=cells.filter(pl.col("pass") == "total")["remark"])
 

@@ -369,10 +369,7 @@ TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame, pl.DataFrame], l
 def _section(
     title: str, text: Sequence[str], frame: pl.DataFrame, fields: Sequence[Field], section: str = ""
 ) -> Section:
-    """Make a table per value of the column `section`, our rows marked and lowest times bold.
-
-    A frame without rows of ours gives no table.
-    """
+    """Make a table per value of `section`, our rows marked and lowest times bold; no table without rows of ours."""
     if "note" in frame.columns:
         fields = [*fields, prose("Note", "note")]
     parts = frame.partition_by(section, maintain_order=True) if section else [frame]

@@ -60,11 +60,10 @@ class Chart:
     """A chart of the rows of its data set that have a value of the field `needs`.
 
     `keep` limits the number of a key's values: evenly spread ones, or the last ones if negative. `data` names its set,
-    then further ones. `row_height` has the pixels of a row and the fields that identify a row; None is a fixed height.
+    then further ones. `row_height` has the pixels of a row and the fields that identify one, or is None.
     """
 
     name: str
-    title: str
     caption: str
     draw: Callable[[], Spec]
     needs: str
@@ -76,17 +75,14 @@ class Chart:
 def charts(domains: Domains) -> list[Chart]:
     """Return every chart, named like its section."""
     spread, largest = {**_ONE, "batch_size": 3}, {**_ONE, "batch_size": -1}
-    title, front, roofs = "Speed-up by configuration", "Throughput against latency", ("lines", "roofs")
     rows, bars, nodes, node = (13, _CONFIGURATION), (20, _CONFIGURATION), (9, ("nodes", "variant")), {"precision": 1}
     return [
-        Chart("speedups", title, _SPEEDUPS, partial(speedups, domains), "factor", spread, rows),
-        *[Chart("latency", "Latency by batch size", _LATENCIES, partial(latency, domains), "latency_ms", _ONE)][
-            : len(domains.batches) > 1
-        ],
-        Chart("throughput", front, _FRONT, partial(throughput, domains), "throughput", _ONE),
-        Chart("memory", "Parts of the peak", _PEAK, partial(memory, domains), "peak_memory_mib", largest, bars),
-        Chart("roofline", "Roofline", _ROOFLINE, partial(roofline, domains), "intensity", _ONE, None, roofs),
-        Chart("layers", "Longest layers", _LAYERS, partial(layers, domains), "ms", largest | node, nodes, ("layers",)),
+        Chart("speedups", _SPEEDUPS, partial(speedups, domains), "factor", spread, rows),
+        *[Chart("latency", _LATENCIES, partial(latency, domains), "latency_ms", _ONE)][: len(domains.batches) > 1],
+        Chart("throughput", _FRONT, partial(throughput, domains), "throughput", _ONE),
+        Chart("memory", _PEAK, partial(memory, domains), "peak_memory_mib", largest, bars),
+        Chart("roofline", _ROOFLINE, partial(roofline, domains), "intensity", _ONE, data=("lines", "roofs")),
+        Chart("layers", _LAYERS, partial(layers, domains), "ms", largest | node, nodes, ("layers",)),
     ]
 
 

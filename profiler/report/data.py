@@ -41,7 +41,7 @@ class Data:
     """The data of a page.
 
     `cells` are the measured ones, each group fastest first; `run` labels their runs. Each choice has its group's key.
-    `layers` has groups of profiled cells that differ only by the variant.
+    `layers` has groups of profiled cells that differ only by the variant. Without any case `statuses` is empty.
     """
 
     runs: Runs
@@ -62,10 +62,7 @@ class Data:
 
 
 def gather(runs: Runs, only: Filter | None = None, merged: pl.DataFrame | None = None) -> Data:
-    """Gather the cells that meet the conditions; `statuses` is empty if no case does.
-
-    `merged` are the cells of all runs by run_id, if the caller has made them.
-    """
+    """Gather the cells that meet the conditions; `merged` are the cells of all runs by run_id, if already made."""
     run = pl.col("run_id").replace_strict(runs.labels, default=None, return_dtype=pl.String)
     results = runs.results.with_columns(run=run).collect()
     merged = cells(results, by=("run",)) if merged is None else merged.with_columns(run=run).drop("run_id")

@@ -177,7 +177,7 @@ def _section(report: Report, name: str) -> str:
 def _figure(chart: Chart) -> str:
     return (
         f'<figure id="chart-{chart.name}"><p class="scope"></p><figcaption>{escape(chart.caption)}</figcaption>'
-        f'<div class="chart" role="img" aria-label="{escape(chart.title)}"></div>'
+        f'<div class="chart" role="img" aria-label="{escape(_TITLES[chart.name])}"></div>'
         '<p class="nothing" hidden>Nothing to draw for this choice.</p>'
         '<p class="only-without">The chart needs JavaScript; its figures are in the tables.</p></figure>'
     )

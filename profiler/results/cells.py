@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,6 @@ from profiler.stats.samples import Floats
 from profiler.tables.numbers import WIDEST
 
 Row = Mapping[str, Any]
-Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 GROUP = ["model", "pass", "batch_size", "setting"]
 """Columns of a group, within which a deployment chooses."""
 CONFIGURATION = [*GROUP, "variant", "precision"]
@@ -101,7 +100,7 @@ def cells(results: pl.DataFrame | pl.LazyFrame, by: Sequence[str] = ("run_id",))
 
 
 def compared(both: pl.DataFrame, base: str = "_base", own: str = "", figure: str = "latency_ms") -> pl.DataFrame:
-    """Return how many times better each row's own figure is than its base's, with its interval and verdict.
+    """Return each row's factor, above 1 if its own figure is better than its base's, with interval and verdict.
 
     `both` has the columns of two cells in each row, under the suffixes `base` and `own`. A factor is null if either
     lacks the figure. It has neither interval nor verdict if either lacks an interval, unless the other's interval is
@@ -145,7 +144,7 @@ def largest(tries: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def not_measured(results: Frame, by: Sequence[str] = PROBLEM, *further: pl.Expr) -> Frame:
+def not_measured(results: pl.DataFrame, by: Sequence[str] = PROBLEM, *further: pl.Expr) -> pl.DataFrame:
     """Group the cases without figures by these columns; return their sorted batch sizes and `further` aggregates."""
     cases = results.filter(~OK).group_by(by, maintain_order=True)
     return cases.agg(pl.col("batch_size").unique().sort(), *further)
@@ -162,10 +161,7 @@ def warned(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def _derived() -> dict[str, pl.Expr]:
-    """Compute errors by pass, and the seconds of the set-up, which are spent once or at every start.
-
-    An engine that compiles in the process that runs the model, as torch.compile does, builds at every start.
-    """
+    """Compute errors by pass, and set-up seconds; an engine that compiles when it runs builds at every start."""
     compiles = pl.col("engine").is_in([engine.name for engine in ENGINES.values() if engine.compiles])
     is_known = pl.any_horizontal(pl.col(parts("set_up_s")).is_not_null())
     builds = {"set_up_s": pl.lit(value=True), "once_s": ~compiles, "start_s": compiles}

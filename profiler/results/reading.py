@@ -68,7 +68,7 @@ class Runs:
 
 
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
-    """Read the runs in these folders, or those of patterns such as "results/*".
+    """Read the runs in these folders, or in the folders of patterns such as "results/*".
 
     A run id in two folders counts once, in the first. Raises ConfigError for a folder without a run, with an empty run,
     or with one that cannot be read.
@@ -233,10 +233,7 @@ def without_panics() -> Iterator[None]:
 
 
 def _scan(folder: Path, name: str) -> pl.LazyFrame:
-    """Open a run's table lazily; a missing table is empty, and a column of later versions is null.
-
-    Raises ConfigError for any other file.
-    """
+    """Open a run's table lazily; a missing table is empty, a later column null. Raises ConfigError for other files."""
     path, schema = folder / f"{name}.parquet", _SCHEMAS[name]
     if name != "results" and not named_files.is_file(path):
         return pl.LazyFrame(schema=schema)

@@ -16,7 +16,7 @@ from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
 
 Figures = dict[str, float | None]
-"""By column; None if not measured."""
+"""A figure by column, or None if not measured."""
 Finding = str | Warning | None
 """A check's reason to fail the row, its warning, or None."""
 PARTS = ("forward_ms", "backward_ms", "step_ms", "grad_input_ms", "grad_weight_ms")
@@ -53,7 +53,7 @@ class Result:
     proof: Proof | None = None
     warnings: list[Warning] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
-    """In running order, with `layer`, `kind`, `nodes` and `ms` as in layers.parquet; empty without --profile."""
+    """Rows of layers.parquet with `layer`, `kind`, `nodes` and `ms`, in running order; empty without --profile."""
     phases: dict[str, float] = field(default_factory=dict)
     """Wall seconds of the worker by phase, on its parent's clock."""
     entered: dict[str, float] = field(default_factory=dict)

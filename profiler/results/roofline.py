@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Work:
-    """Minimum work of one call: FLOPs and bytes of weights, inputs and outputs; None is unknown."""
+    """Minimum work of one call: FLOPs and bytes of weights, inputs and outputs, or None if unknown."""
 
     flops: float | None
     moved_bytes: float | None

@@ -79,10 +79,7 @@ def read_lines(journal: Path) -> list[str]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Lock a run's folder.
-
-    Raises ConfigError if another process has the lock, the disk is full, the folder is removed, or no process starts.
-    """
+    """Lock a run's folder. Raises ConfigError if it is locked or removed, or the disk or the processes run out."""
     try:
         with naming_limits(f"go on with: {resuming(folder)}"), FileLock(folder / "lock", timeout=0):
             yield
@@ -223,10 +220,7 @@ class RunFolder:
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any], waiting: Iterable[Case] = ()
     ) -> tuple[pl.DataFrame, list[tuple[Case, Result]]]:
-        """Write the finished cases, in the plan's order, then the `waiting` ones; return the rows, and `ended`.
-
-        Raises OSError.
-        """
+        """Write the finished cases in the plan's order, then `waiting`; return rows and `ended`. Raises OSError."""
         done, results = self.ended(suite, cases, environment)
         unreached = [(case, Result(case.id, "waiting", [_NOT_REACHED])) for case in waiting if done]
         rows = [row_of(result, case, self.run_id, suite, environment) for case, result in unreached]

@@ -215,11 +215,11 @@ UNITS: dict[str, tuple[str, Format]] = {
     "error": ("", errors),
     "FLOPs": ("", rates),
 }
-"""By the unit of a column of the results: its text in the heading, and its format."""
+"""Text in the heading, and format, of each unit in the results."""
 
 
 def _range(value: float, ends: Sequence[float | None], places: int) -> str:
-    """Format a range if it shows in these decimals; None is an unknown end."""
+    """Format a range if it shows in these decimals; an unknown end is None."""
     texts = [f"{end:,.{places}f}" for end in ends if end is not None]
     if len(texts) < len(ends):
         return f" {ASSUMED}"

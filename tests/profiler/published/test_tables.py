@@ -14,7 +14,7 @@ from rich.console import Console
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
 from profiler.published import references
-from profiler.published.command import measured, page, present
+from profiler.published.command import page, present
 from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES
 from profiler.published.tables import published_tables
@@ -360,7 +360,7 @@ def test_the_page_has_every_table_and_the_sources_statements(tmp_path: Path) -> 
     assert {"2,831.83", "8,495.50", "8,495.48", "128.14"} <= set(printed.split())
     text = (tmp_path / "published.md").read_text()
     made = published_tables("cnn-benchmarks", rows, [ENVIRONMENT])
-    assert text == page("cnn-benchmarks", *made, measured(rows, [ENVIRONMENT]), "cnn-benchmarks")
+    assert text == page("cnn-benchmarks", *made, rows, [ENVIRONMENT])
     assert "\n- H200, 2026-11-22: NVIDIA H200, torch 2.11.0, Python 3.12.3; `python -m profiler job`\n" in text
     assert "**AlexNet**" in text
     claims = references.read("conclusions").filter(source="cnn-benchmarks")
