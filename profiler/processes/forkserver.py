@@ -1,4 +1,4 @@
-"""Start the forkserver for a run, and ask the libraries that it imported for their versions and devices."""
+"""Start a run's forkserver, and probe the versions and devices of the libraries that it imports."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from profiler.processes.process import LOG, PRELOADED, Call, adopt_orphans, run_
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILER = "torch._inductor.compile_fx"
-"""Importing it takes a second, in each compiled case unless the forkserver has done so."""
+"""Importing it takes a second, in each compiled case or once in the forkserver."""
 _PREFIX, _LOCK, _NEW_SECONDS = "profiler-scratch-", "lock", 60
 _SHORT, _LONGEST = "/tmp", 60
-"""Place of a folder with sockets, and the most characters of its name: a socket's path has 107 bytes (man 7 unix)."""
+"""Folder for sockets if another's name is longer: a socket's path has 107 bytes (man 7 unix)."""
 
 
 @contextlib.contextmanager
 def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
-    """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers.
+    """Start the forkserver; yield the libraries' versions and devices, probed in a forked process.
 
-    The forkserver also imports `modules`, as far as that works, so that no worker has to. Raises ConfigError where the
-    process that is asked ends twice, or a library cannot be loaded.
+    The forkserver also imports the `modules` that it can, so that no worker has to. Raises ConfigError if the probe
+    ends twice, or a library cannot be loaded.
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(sorted(modules))
     sweep()
     with own_folder() as folder, _sockets_in(folder), shared(default_root()):
-        log, users = folder / "forkserver.log", os.environ.get(_CACHE)
-        # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
-        os.environ[_CACHE] = users or str(folder / "inductor")
+        log, user_cache = folder / "forkserver.log", os.environ.get(_CACHE)
+        # A fresh cache for this run: in a shared one, build_s would depend on earlier runs.
+        os.environ[_CACHE] = user_cache or str(folder / "inductor")
         try:
             start_forkserver(log)
             (outcome,) = run_all([Call("profiler.worker.preload:probe", None, log, timeout=300)], 1)
@@ -49,13 +49,13 @@ def libraries(modules: Iterable[str] = (COMPILER,)) -> Iterator[dict[str, Any]]:
                 raise ConfigError(f"the libraries could not be loaded: {outcome.reason}\n{text}".strip())
             yield outcome.value
         finally:
-            for name in (LOG, *([] if users else [_CACHE])):
+            for name in (LOG, *([] if user_cache else [_CACHE])):
                 os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
 def _sockets_in(folder: Path) -> Iterator[None]:
-    """Have multiprocessing keep its sockets in the folder, or in _SHORT where their paths would be too long."""
+    """Keep multiprocessing's sockets in the folder, or in _SHORT if their paths would be too long."""
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     usual = config.pop("tempdir", None)
     with contextlib.ExitStack() as stack:
@@ -67,10 +67,7 @@ def _sockets_in(folder: Path) -> Iterator[None]:
 
 
 def forget_choices() -> None:
-    """Forget which kernels torch.compile timed as the fastest: they were timed beside other work.
-
-    In a cache of the user's own they stay.
-    """
+    """Forget torch.compile's choices of kernels, timed beside other work; leave a user's cache alone."""
     cache = Path(os.environ.get(_CACHE, ""))
     if cache.parent.name.startswith(_PREFIX):
         for choice in cache.rglob("*.best_config"):
@@ -79,7 +76,7 @@ def forget_choices() -> None:
 
 @contextlib.contextmanager
 def leaving_no_trace() -> Iterator[None]:
-    """Leave a user's process as it was: with a forkserver of its own, if it has one, and with its own environment."""
+    """Restore a user's process afterwards: its environment, and its forkserver if it has one."""
     usual: Any = forkserver._forkserver
     before, is_ours = dict(os.environ), usual._forkserver_pid is not None and PRELOADED in usual._preload_modules
     server: Any = usual if is_ours else forkserver.ForkServer()
@@ -97,14 +94,14 @@ def leaving_no_trace() -> Iterator[None]:
 
 
 def _use(server: Any) -> None:
-    """Have multiprocessing start processes from this forkserver: its module holds the methods of one."""
+    """Make multiprocessing use this forkserver: its module has the bound methods of one."""
     forkserver._forkserver = server
     for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
         setattr(forkserver, name, getattr(server, name))
 
 
 def check_process() -> None:
-    """Raise ConfigError where this process cannot start others, or not see their end."""
+    """Raise ConfigError if this process cannot start others, or cannot see their end."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         raise ConfigError("SIGCHLD is ignored, so the end of no process is seen: signal.signal(SIGCHLD, SIG_DFL) first")
     if multiprocessing.current_process().daemon:
@@ -117,7 +114,7 @@ def check_process() -> None:
 
 @contextlib.contextmanager
 def own_folder(place: str | None = None) -> Iterator[Path]:
-    """Make a temporary folder that is removed in the end, or else by the next run: its lock goes with this process."""
+    """Make a temporary folder. If this process cannot remove it, the next run does, once its lock is free."""
     folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True)
     with folder as name, FileLock(Path(name, _LOCK)):
         yield Path(name)
@@ -128,7 +125,7 @@ def sweep() -> None:
     for folder in (path for place in (tempfile.gettempdir(), _SHORT) for path in Path(place).glob(f"{_PREFIX}*")):
         lock = folder / _LOCK
         with contextlib.suppress(OSError, Timeout):
-            made = (lock if lock.exists() else folder).lstat().st_mtime
-            if not folder.is_symlink() and time.time() - made > _NEW_SECONDS:  # A new one may not be locked yet.
+            created = (lock if lock.exists() else folder).lstat().st_mtime
+            if not folder.is_symlink() and time.time() - created > _NEW_SECONDS:  # A new one may not be locked yet.
                 with FileLock(lock, timeout=0):
                     shutil.rmtree(folder, ignore_errors=True)

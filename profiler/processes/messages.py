@@ -1,4 +1,4 @@
-"""Define the messages of a child process to its parent, and the outcome that the parent makes of them."""
+"""Define the messages from a child process to its parent, and the outcome that the parent derives."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ class Entered:
 
     phase: str
     at: float | None = None
-    """Seconds on the clock by which the process measures."""
+    """Seconds on the process's own clock."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Tell how far the phase is, in words for the display."""
+    """Report the phase's progress in words for the display."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Salvage:
-    """Keep a value in case the process ends before its function returns; the last one counts."""
+    """Save a value in case the process ends before its function returns; the last one counts."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Serves:
-    """Tell where the process forks others from itself, and what it `made` before."""
+    """Report the address of the process's fork server, and its value."""
 
     address: str
-    made: Any
+    value: Any
 
 
 @dataclass
 class Outcome:
-    """How a call ended: what its function returned, and the last `salvage` that it reported."""
+    """How a call ended: its function's value, and the last `salvage` that it reported."""
 
     status: Status
     reason: str | None = None
     value: Any = None
     salvage: Any = None
     phase: str = Phase.FORK
-    """The phase in which the call ended."""
+    """The last phase."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent by phase."""
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, on time.monotonic()."""
     contradiction: str | None = None
-    """How the process's clock contradicts its parent's."""
+    """Why the process's clock contradicts its parent's."""
     log: Path | None = None
-    """The output of a call that failed, with the traceback of its error."""
+    """Output of a failed call, with its traceback."""
 
 
 Message = Entered | Progress | Salvage | Serves | Outcome
-"""The last one is the outcome; the child knows its status, reason and value."""
+"""The last one is the outcome; the child fills in its status, reason and value."""
 Report = Callable[[Message], None]
 
 
 def is_sound(message: object) -> bool:
-    """Return whether a message has the types that it declares: a model's code can send others."""
+    """Return whether a message has its declared types: a model's code can send others."""
     match message:
         case Progress(text=str()) | Salvage() | Serves(address=str()) | Entered(phase=str(), at=None):
             return True

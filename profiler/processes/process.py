@@ -1,8 +1,8 @@
-"""Call a function in a process of its own, and report how that ended.
+"""Call a function in its own process, and report how it ended.
 
 A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call: no figure
-leaks from one case to the next, and no case pays for the imports. Whatever happens to the process (an exception, a
-signal, a hang, no memory left) is data for the caller.
+leaks from one case to the next, and no case pays for the imports. An exception, a signal, a hang or a lack of memory
+is data for the caller.
 """
 
 from __future__ import annotations
@@ -55,41 +55,41 @@ _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """Signals that a terminal sends to all of its processes."""
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
-"""How long a session may take to close, whatever the timeout: everything has been measured."""
+"""Limit for closing a session, whatever the timeout: everything has been measured."""
 _LATE_SECONDS, _CLOCKS_AGREE = 1.0, 1.1
-"""Phases that differ by a second and a tenth are of clocks that contradict each other."""
+"""Clocks contradict each other if a phase differs by more than a second and a tenth."""
 _EXIT_SECONDS = 10.0
-"""How long a process may take to go after its last word, or once it is killed."""
+"""Limit for a process to go after its outcome or a kill."""
 _UNKNOWN = 255
 """multiprocessing's exit code for a process whose forkserver has ended."""
 _STARTS = 3
-"""How often a process is started where the forkserver ends meanwhile."""
-_LOOKS = 20
+"""Attempts to start a process, in case the forkserver ends meanwhile."""
+_SWEEPS = 20
 _THEIRS: set[int] = set()
 """This process's children before the forkserver was started."""
 ORIGINS: dict[str, Server] = {}
-"""What calls are forked from besides the forkserver, by name."""
+"""Processes besides the forkserver that calls are forked from, by name."""
 _USUAL_THREADS: int | None = None
-"""Threads of a call that asks for no number; None leaves one a core."""
+"""Default threads of a call; None leaves one a core."""
 _SURVIVING = ("jemalloc_bg_thd", "cuda0")
-"""What native threads are called that a fork does without: pyarrow starts its own again, and NVML, which names its own
-as CUDA does, answers without."""
+"""Names of native threads that a fork can lack: pyarrow restarts its threads, and NVML, which names them as CUDA does,
+answers without."""
 _MOST_PAGES = 512
 """2 MiB, a huge page."""
 _PLACED: list[mmap.mmap] = []
 _RUNNING: set[int] = set()
-"""The processes of calls that have not ended: the forkserver's other children are orphans."""
+"""Processes of running calls; other children of the forkserver are orphans."""
 _FIRST_TO_GO = "1000"
-"""A call's oom_score_adj, which its children inherit: man 5 proc_pid_oom_score_adj."""
+"""A call's oom_score_adj, inherited by its children: man 5 proc_pid_oom_score_adj."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function, written "package.module:function", that takes (argument, report); where its output goes; its limits.
+    """A function "package.module:function" that takes (argument, report), the log of its output, and its limits.
 
-    `timeout` bounds all phases together except Phase.BUILD, each of which has `build_timeout`, and Phase.END, which has
-    a limit of its own; both in seconds.
+    `timeout` bounds all phases together except Phase.END, which has a fixed limit, and Phase.BUILD, which has
+    `build_timeout` each time. Both are seconds.
     """
 
     function: str
@@ -99,45 +99,45 @@ class Call:
     build_timeout: float = 900.0
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
-    """Folders put in front of sys.path, where a user's factories are found."""
+    """Folders of a user's factories, put in front of sys.path."""
     threads: int | None = None
-    """Threads that torch computes with; None leaves one a core, which calls side by side must not have."""
+    """Threads of torch. None leaves one a core; never use it for calls side by side."""
     option: str | None = None
-    """The option that gives it longer; None is the job's budget."""
+    """The option that raises the limit; None means the job's budget."""
     origin: str | None = None
-    """Name of the process that it is forked from; without one of that name it is the forkserver."""
+    """Name in ORIGINS of the process to fork from; by default the forkserver."""
     returns: type = object
     """The function's return type."""
     deadline: float = math.inf
-    """When all but Phase.END is over at the latest, on time.monotonic()."""
+    """Latest end of all phases but Phase.END, on time.monotonic()."""
 
 
 def start_forkserver(log: Path) -> None:
-    """Start the forkserver if there is none, so that it warms up while the parent does other things."""
+    """Start the forkserver if none runs; it warms up while the parent does other things."""
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ[LOG] = str(log)
     # Python 3.11's forkserver ignores the parent's sys.path, and swallows the ImportError that follows.
     root = Path(__file__).absolute().parents[2]
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # An installed package is found without it, and none of those may hide Python's own modules.
-    if str(root) not in known and root.name not in ("site-packages", "dist-packages"):
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, known)])
-    # Python's resource tracker cleans up a killed worker's semaphores, and would say so on the terminal.
-    # Whoever makes errors of warnings means code of her own: torch itself warns as it is imported.
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # An installed package needs no entry, and its folder must not hide Python's own modules.
+    if str(root) not in folders and root.name not in ("site-packages", "dist-packages"):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, folders)])
+    # Python's resource tracker cleans up a killed worker's semaphores, and would warn on the terminal.
+    # A user's -W error is meant for other code: torch itself warns as it is imported.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     _CONTEXT.set_forkserver_preload([PRELOADED])
     _THEIRS.update(child.pid for child in psutil.Process().children())
-    adopt_orphans()  # What a call started is found even where the forkserver that would adopt it was killed.
+    adopt_orphans()  # In case the forkserver, which would adopt them, is killed.
     _ensure_forkserver()
 
 
 def _ensure_forkserver() -> None:
-    # Ctrl-C and a closed terminal are for the parent: the forkserver would answer with a traceback, or end too early.
+    # Only the parent handles Ctrl-C and a closed terminal: the forkserver would print a traceback, or end too early.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
     users = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # It must import this profiler, whatever lies in the current folder.
+    os.environ["PYTHONSAFEPATH"] = "1"  # A profiler/ in the current folder must not hide this one.
     try:
         forkserver.ensure_running()
     finally:
@@ -148,7 +148,7 @@ def _ensure_forkserver() -> None:
 
 
 class Server(forkserver.ForkServer):
-    """A call's process that forks others, as the forkserver does. See `serve`."""
+    """A call's process that forks others like the forkserver. See `serve`."""
 
     def __init__(self, pid: int, address: str) -> None:
         super().__init__()
@@ -156,13 +156,13 @@ class Server(forkserver.ForkServer):
         self._forkserver_address = address
 
     def ensure_running(self) -> None:
-        """Send the forkserver's pipe along: each fork closes it."""
+        """Pass the forkserver's pipe on: each fork closes it."""
         self._forkserver_alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def _forked_from(origin: str | None) -> Iterator[int]:
-    """Have multiprocessing start its processes from this origin; gives its id. One that has ended is forgotten."""
+    """Make multiprocessing fork from this origin, and yield its process id. Forget an origin that has ended."""
     server, usual = ORIGINS.get(origin or ""), forkserver.connect_to_new_process
     if server is None:
         yield forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -178,30 +178,28 @@ def _forked_from(origin: str | None) -> Iterator[int]:
 
 
 def _native_threads() -> list[str]:
-    """Name the threads of this process besides the one that runs this."""
     tasks = Path("/proc/self/task")
     names = []
     for task in tasks.iterdir() if tasks.is_dir() else ():
-        with contextlib.suppress(OSError):  # One that has just ended.
+        with contextlib.suppress(OSError):  # A thread may have just ended.
             names += [(task / "comm").read_text().strip()] if int(task.name) != threading.get_native_id() else []
     return [name for name in names if not name.startswith(_SURVIVING)]
 
 
-def serve(report: Report, made: Any, threads: int) -> None:
-    """Fork calls from this process until it is killed, and report what it `made`.
+def serve(report: Report, value: Any, threads: int) -> None:
+    """Report the value, then fork calls from this process until it is killed.
 
-    torch computes with so many `threads` in calls that ask for no number. Returns at once where a fork would lack some
-    of the process's threads.
+    `threads` is the default number of torch threads in those calls. Returns at once if a fork would lack some of the
+    process's threads.
     """
     global _USUAL_THREADS
-    threads_here = [one.name for one in threading.enumerate()][1:] + _native_threads()
+    other_threads = [thread.name for thread in threading.enumerate()][1:] + _native_threads()
     if hasattr(forkserver.ForkServer(), "_forkserver_authkey"):
         print("nothing is forked from this process: Python 3.14 asks for a key", file=sys.stderr)
         return
-    if threads_here:
-        print(
-            f"nothing is forked from this process, which has other threads: {', '.join(threads_here)}", file=sys.stderr
-        )
+    if other_threads:
+        names = ", ".join(other_threads)
+        print(f"nothing is forked from this process, which has other threads: {names}", file=sys.stderr)
         return
     _USUAL_THREADS = threads
     gc.freeze()
@@ -210,19 +208,19 @@ def serve(report: Report, made: Any, threads: int) -> None:
     listener.bind(str(Path(tempfile.mkdtemp(dir=util.get_temp_dir()), "socket")))
     listener.listen()
     report(Entered(Phase.SERVE))
-    report(Serves(listener.getsockname(), made))
+    report(Serves(listener.getsockname(), value))
     forkserver.main(listener.detach(), never, [])
 
 
 class Child:
-    """A running call. `poll` it until it returns an Outcome."""
+    """A running call. Call `poll` until it returns an Outcome."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.phase: str = Phase.FORK
         self.progress = ""
         self.serves: tuple[str, Any] | None = None
-        """The address from which it forks, and what it made before."""
+        """The address of its server, and its value."""
         self._phase_started = time.monotonic()
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self._seconds: dict[str, float] = {}
@@ -231,29 +229,28 @@ class Child:
         self._contradiction: str | None = None
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
-        # A killed process clears nothing away; the run's folder, where the forkserver's log is, goes in the end.
+        # A killed process removes nothing; the run removes the forkserver's folder.
         log = os.environ.get(LOG)
         self._folder = tempfile.mkdtemp(dir=Path(log).parent if log else None)
         ours, theirs = _CONTEXT.Pipe(duplex=False)
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=_receive, args=(ours, self._messages), daemon=True)
-        self._reader.start()  # First: without a thread no process is started.
+        self._reader.start()  # First: if no thread can start, start no process.
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._folder))
         self._not_started = self._start()
         theirs.close()
-        # No limit is on the time that a forkserver which was not there yet took.
+        # The start of the forkserver counts against no limit.
         self._timed = self._phase_started - time.monotonic()
 
     def _start(self) -> Outcome | None:
-        """Start the process; returns how that failed."""
-        for tried in range(1, _STARTS + 1):
+        for attempt in range(1, _STARTS + 1):
             try:
                 _ensure_forkserver()
                 with _forked_from(self.call.origin) as pid:
                     self._start_without_main()
             except (OSError, EOFError) as error:
                 reason = sentence(error)
-                time.sleep(tried * 0.1)  # A process that was killed closes its sockets before it counts as ended.
+                time.sleep(attempt * 0.1)  # A killed process closes its sockets before it counts as ended.
             else:
                 self._origin = pid
                 self._forkserver: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -263,7 +260,7 @@ class Child:
         return Outcome("crashed", f"no process could be started for it, tried {_STARTS} times: {reason}")
 
     def _start_without_main(self) -> None:
-        """Keep the process from running the parent's main file first, which may be a user's script that measures."""
+        """Start the process without the parent's main file: a user's script would measure again."""
         main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
             self.process.start()
@@ -271,19 +268,19 @@ class Child:
             sys.modules["__main__"] = main
 
     def poll(self, timeout: float = 0.0) -> Outcome | None:
-        """Take what the child reported; wait up to `timeout` seconds for it. Returns the outcome once it has ended."""
+        """Handle the child's messages, waiting up to `timeout` seconds; return the outcome once it has ended."""
         if self._not_started is not None:
             return self._finish(self._not_started)
         self._look_at_the_clock()
         if has_ended := not self.process.is_alive():
-            self._reader.join(1.0)  # Where the forkserver was killed, the process ends a moment later.
-            self._end_all()  # What it started may hold its pipe open, behind half a message.
+            self._reader.join(1.0)  # If the forkserver was killed, the process ends a moment later.
+            self._end_all()  # Its children may hold its pipe open, behind half a message.
             self._reader.join(_EXIT_SECONDS)
         wait = 0.0 if has_ended else max(0.0, min(timeout, self.remaining()))
         with contextlib.suppress(queue.Empty):
             while (message := self._messages.get(timeout=wait)) is not None:
                 if (outcome := self._take(message)) is not None:
-                    self.process.join(_EXIT_SECONDS)  # It leaves by itself; what it started (compiler pools) does not.
+                    self.process.join(_EXIT_SECONDS)  # It leaves by itself; its compiler pools do not.
                     return self._finish(outcome)
                 wait = 0.0
             has_ended = True
@@ -302,32 +299,32 @@ class Child:
                 self.progress = shown(text)
             case Salvage(value):
                 self._salvage = value
-            case Serves(address, made) if isinstance(made, self.call.returns):
-                self.serves = address, made
-            case Outcome(status="ok", value=made) | Serves(made=made) if not isinstance(made, self.call.returns):
-                return Outcome("crashed", f"returned {type(made).__name__}, not {self.call.returns.__name__}")
+            case Serves(address, value) if isinstance(value, self.call.returns):
+                self.serves = address, value
+            case Outcome(status="ok", value=value) | Serves(value=value) if not isinstance(value, self.call.returns):
+                return Outcome("crashed", f"returned {type(value).__name__}, not {self.call.returns.__name__}")
             case Outcome():
                 return message
         return None
 
     def _look_at_the_clock(self) -> None:
-        """Add to the phase the time since the last look; a look that comes late says that this process was stopped."""
+        """Add the time since the last look to the phase, at most a second: this process may have been stopped."""
         now = time.monotonic()
         self._awake += min(now - self._seen, _LATE_SECONDS)
         self._seen = now
 
     def _compare_clocks(self, at: float | None) -> None:
-        """Hold what the phase took by the process's own clock against this one's."""
+        """Compare the phase's duration on the process's clock with this one's."""
         self._look_at_the_clock()
         if at is not None and self._at is not None:
-            own, spent = at - self._at, time.monotonic() - self._phase_started
-            if own < self._awake / _CLOCKS_AGREE - _LATE_SECONDS or own > spent * _CLOCKS_AGREE + _LATE_SECONDS:
-                took = f"{own:.1f} s by the clock that it measures by, and {spent:.1f} s by the profiler's own"
+            child, parent = at - self._at, time.monotonic() - self._phase_started
+            if child < self._awake / _CLOCKS_AGREE - _LATE_SECONDS or child > parent * _CLOCKS_AGREE + _LATE_SECONDS:
+                took = f"{child:.1f} s by the clock that it measures by, and {parent:.1f} s by the profiler's own"
                 self._contradiction = f"the model changed the clock: phase {self.phase} took {took}"
         self._at, self._awake = at, 0.0
 
     def kill(self) -> None:
-        """End the process and every process that it started."""
+        """Kill the process and every process that it started."""
         if self._not_started is None and self.phase != Phase.ENDED:
             self._end_all()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -336,7 +333,7 @@ class Child:
         until = time.monotonic()
         if (pid := self.process.pid) in _RUNNING:
             _RUNNING.remove(pid)
-            # The group may outlive its leader. A child that leads none yet has started nothing either.
+            # The group may outlive its leader. A child that does not lead one yet has started nothing.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
@@ -354,32 +351,29 @@ class Child:
 
     def _has_forkserver(self) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self._forkserver)
-            return found.ppid() == os.getpid() and _is_alive(found)
+            process = psutil.Process(self._forkserver)
+            return process.ppid() == os.getpid() and _is_alive(process)
         return False
 
     def remaining(self) -> float:
-        """Return how many seconds its phase may still take, below 0 once that is over."""
+        """Return the seconds that its phase may still take, below 0 once it is over."""
         spent = time.monotonic() - self._phase_started
         if self.phase == Phase.END:
             return _CLOSE_SECONDS - spent
         limit = self.call.build_timeout if self.phase == Phase.BUILD else self.call.timeout - self._timed
-        return min(limit - spent, self._left())
-
-    def _left(self) -> float:
-        return self.call.deadline - time.monotonic()
+        return min(limit - spent, self.call.deadline - time.monotonic())
 
     def _over_the_limit(self) -> str:
         if self.phase == Phase.END:
             return f"closing the session took more than {_CLOSE_SECONDS:g} s"
-        if self._left() <= 0:
-            return f"ended with the time of the run{self._where()}"
+        if self.call.deadline <= time.monotonic():
+            return f"stopped{self._where()}: --within expired"
         key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
         limit, option = getattr(self.call, key), self.call.option or f"budget.{key}"
         return f"ended after {limit:g} s{self._where()}; raise {option} if it needs longer"
 
     def _where(self) -> str:
-        return "" if self.phase == Phase.OPEN else f" in phase {self.phase}"  # All of a call that tells no phases.
+        return "" if self.phase == Phase.OPEN else f" in phase {self.phase}"  # OPEN is all of a call without phases.
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
@@ -400,18 +394,17 @@ class Child:
         return outcome
 
     def _post_mortem(self) -> Outcome:
-        """Tell why a process ended without a word."""
         self.process.join(_EXIT_SECONDS)
         code = self.process.exitcode
         if code is None:
             return Outcome("crashed", f"closed its pipe{self._where()} and still runs")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"killed by the kernel{self._where()}: out of memory")
-        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-        how = f"ended by {name}" if code < 0 else f"exited with code {code}"
+        name = next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
+        end = f"ended by {name}" if code < 0 else f"exited with code {code}"
         if code == _UNKNOWN:
-            how += ", or ended with the forkserver"
-        return Outcome("crashed", f"{how}{self._where()}")
+            end += ", or ended with the forkserver"
+        return Outcome("crashed", f"{end}{self._where()}")
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:
@@ -429,12 +422,12 @@ def run_all(
     calls: Iterable[Call],
     slots: int,
     tick: Callable[[int], None] = lambda done: None,
-    kept: Callable[[int, Child], Outcome | None] = lambda number, child: None,
+    adopt: Callable[[int, Child], Outcome | None] = lambda number, child: None,
 ) -> list[Outcome]:
-    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. A crashed one runs once more.
+    """Run the calls side by side, `slots` at a time; return outcomes in their order. A crashed call runs once more.
 
-    `tick` is called a few times a second with the number of calls that have ended. A running call for which `kept`
-    returns an outcome is left to the caller.
+    `tick` is called a few times a second with the number of calls that have ended. The caller owns a running call once
+    `adopt` returns an outcome for it.
     """
     waiting, again = list(enumerate(calls)), set[int]()
     running: dict[int, Child] = {}
@@ -445,7 +438,7 @@ def run_all(
                 index, call = waiting.pop(0)
                 running[index] = Child(call)
             for index, child in list(running.items()):
-                outcome = child.poll(0.05) or kept(index, child)
+                outcome = child.poll(0.05) or adopt(index, child)
                 if outcome is not None and outcome.status == "crashed" and index not in again:
                     again.add(index)
                     running[index] = Child(child.call)
@@ -460,20 +453,20 @@ def run_all(
 
 
 def end_below(root: int | None, spared: Collection[int] = ()) -> None:
-    """End every process below `root`, except its `spared` children and what is below those."""
+    """Kill every process below `root`, except its `spared` children and their descendants."""
     before: set[psutil.Process] | None = None
-    for _ in range(_LOOKS):  # No look is of one moment: what is started or left to `root` meanwhile is found next.
-        found = set[psutil.Process]()
+    for _ in range(_SWEEPS):  # Processes may start, or be orphaned, during a sweep.
+        doomed = set[psutil.Process]()
         for child in _children(root):
             if child.pid not in spared:
-                found |= {child, *_children(child, recursive=True)}
-        for process in found:  # Also one that counts as ended: its first thread may have ended before others.
+                doomed |= {child, *_children(child, recursive=True)}
+        for process in doomed:  # Zombies too: the first thread may have ended before others.
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        living = list(filter(_is_alive, found))
-        if not living and found == before:
+        living = list(filter(_is_alive, doomed))
+        if not living and doomed == before:
             return
-        before = found
+        before = doomed
         psutil.wait_procs(living, timeout=0.5)
 
 
@@ -485,7 +478,7 @@ def _children(of: psutil.Process | int | None, recursive: bool = False) -> list[
 
 
 def _of_this_session() -> set[int]:
-    """Return the children that no call left: each call leads a session, which what it started shares or left."""
+    """Return this session's children, which no call started: each call leads a session."""
     spared = set(_THEIRS)
     for child in psutil.Process().children():
         with contextlib.suppress(ProcessLookupError):
@@ -500,12 +493,12 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def end_with_parent(end: bool = True) -> None:
-    """Have the kernel kill this process as soon as the thread that started it ends, or no longer."""
+    """Make the kernel kill this process when the thread that started it ends; or no longer."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if end else 0)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of every process below this one whose own parent ends, to find and end it; or no longer."""
+    """Become the parent of orphans below this process, to find and kill them; or no longer."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
@@ -515,7 +508,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def redirect_output(log: Path) -> None:
-    """Send both outputs, those of C libraries too, into a log: the terminal belongs to the parent."""
+    """Send stdout and stderr, C libraries' too, into a log: the terminal belongs to the parent."""
     flush_output()
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(target, 1)
@@ -524,7 +517,7 @@ def redirect_output(log: Path) -> None:
 
 
 def flush_output() -> None:
-    """Write out what Python and C have buffered."""
+    """Flush the buffers of Python and C."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -532,9 +525,9 @@ def flush_output() -> None:
 
 
 def _receive(connection: Connection, messages: queue.SimpleQueue[Message | None]) -> None:
-    """Take a child's messages until its pipe is closed or holds what cannot be read; None is the last.
+    """Queue a child's messages until its pipe closes or cannot be read, then None.
 
-    In a thread, since only half a message may come.
+    Runs in a thread, since half a message would block.
     """
     with contextlib.suppress(BaseException), connection:  # Unpickling may raise anything.
         while True:
@@ -546,10 +539,10 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     """Run the call: the child's first and last function."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINALS)
-    # The forkserver ends with the parent once nobody else holds the pipe that tells it so; every child has a copy.
+    # The forkserver ends with the parent once every copy of this pipe is closed; each child has one.
     end_with_parent()
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    adopt_orphans()  # So that the forkserver's are those of calls that have ended.
+    adopt_orphans()  # Until this call ends; then they are the forkserver's.
     report: Report = connection.send
     try:
         with contextlib.suppress(OSError):
@@ -568,18 +561,16 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
         module, _, name = call.function.partition(":")
         outcome = Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
     except BaseException as error:
-        # Here, where its frames still hold what they held: a runtime can abort while it frees a session.
+        # Here, while its frames keep the session alive: a runtime can abort while it frees one.
         _leave(report, explain(error))
     _leave(report, outcome)
 
 
 def _place_memory_anew() -> None:
-    """Move the places of what is allocated from here on by random numbers of pages, as the kernel does when it starts a
-    program.
+    """Shift later allocations by random numbers of pages, as the kernel does when it starts a program.
 
-    Processes that are forked from one parent have its layout, by which a convolution may differ by a quarter: their
-    figures would agree, and be wrong together (Mytkowicz et al., "Producing wrong data without doing anything obviously
-    wrong", ASPLOS 2009).
+    Forks of one parent share its layout, which may change a convolution by a quarter: their figures would agree, and be
+    wrong together (Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009).
     """
     random, libc = SystemRandom(), ctypes.CDLL(None)
     if hasattr(libc, "sbrk"):
@@ -589,7 +580,7 @@ def _place_memory_anew() -> None:
 
 
 def _leave(report: Report, outcome: Outcome) -> NoReturn:
-    """Report the outcome and end the process without exit handlers or destructors: runtimes abort or hang in them."""
+    """Report the outcome and exit without handlers or destructors: runtimes abort or hang in them."""
     code = 1
     try:
         try:
@@ -603,7 +594,7 @@ def _leave(report: Report, outcome: Outcome) -> NoReturn:
 
 
 def explain(error: BaseException) -> Outcome:
-    """Turn an error into the outcome of its call; the traceback goes into the log."""
+    """Turn an error into its call's outcome, and print the traceback into the log."""
     if isinstance(error, Unsupported):
         return Outcome("unsupported", str(error))
     out_of_memory = _out_of_memory(error)
@@ -615,18 +606,16 @@ def explain(error: BaseException) -> Outcome:
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
-    """Return the error, or one that it followed, that means that memory ran out; not every library has a type for it.
+    """Return the error of the chain that means out of memory; not every library has a type for it.
 
-    What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
+    Cleaning up after such an error may raise another, as the end of a CUDA graph's recording does.
     """
-    for each in chain(error, hidden=True):
-        if isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(message(each)):
-            return each
-    return None
+    errors = chain(error, hidden=True)
+    return next((e for e in errors if isinstance(e, MemoryError) or _OUT_OF_MEMORY.search(message(e))), None)
 
 
 def _oom_kills() -> int:
-    """Count the processes of this control group (version 2 or 1) that the kernel killed because memory ran out."""
+    """Count the out-of-memory kills in this control group (version 2 or 1)."""
     for file in (folder / name for folder in control_groups() for name in ("memory.events", "memory.oom_control")):
         with contextlib.suppress(OSError, ValueError):
             return int(dict(line.split() for line in file.read_text().splitlines()).get("oom_kill", 0))
