@@ -1,6 +1,6 @@
-"""Check what a session computed, and by what: outputs, gradients and the proof.
+"""Check a session's outputs, gradients and proof.
 
-A row whose proof does not match its request is `failed`: nothing falls back in silence.
+A row whose proof contradicts its request is `failed`: nothing falls back in silence.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from profiler.worker.parity import FP16_ENDS, WRONG, Pair
 from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients, microbatch, usual_items
 
 _TYPES = {name: precision.compute for name, precision in PRECISION_TABLE.items() if precision.compute}
-_NAMED = 3
-"""Most reasons that a warning lists."""
+_LISTED = 3
+"""Reasons that a warning lists at most."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _SHARE = 0.1
 """Share of a case's time that comparing more items than REFERENCE_ITEMS may take."""
-_known = partial(np.nan_to_num, nan=0.0, posinf=0.0)
-"""Take 0 for what is not finite: that says nothing of what is usual."""
+_finite = partial(np.nan_to_num, nan=0.0, posinf=0.0)
+"""Replace non-finite errors by 0: they say nothing about usual ones."""
 _NOT_FINITE = "loss or outputs are not finite"
 _FLOOR = 1e-6
 _TIMES = 3
-"""A step may be this many times as far from fp64 as the same step at its precision on the CPU."""
+"""Allowed ratio of a step's error to the error of the same step on the CPU at its precision."""
 
 
 class Allowance(NamedTuple):
-    """Seconds for comparing further items: a case took `spent`, must end in `left`, and a call takes `call`."""
+    """Time for comparing further items: the case has `spent` seconds, ends in `remaining`, and a call takes `call`."""
 
     spent: float
-    left: float
+    remaining: float
     call: float
 
     def allows(self, items: int, seconds: float) -> bool:
-        """Allow one more run after so many seconds: any until there are REFERENCE_ITEMS, then a tenth of the time."""
-        most = self.left if items < REFERENCE_ITEMS else min(self.left, _SHARE * self.spent)
-        return seconds + self.call < most
+        """Allow one more run after `seconds`: without limit up to REFERENCE_ITEMS, then a tenth of the case's time."""
+        limit = self.remaining if items < REFERENCE_ITEMS else min(self.remaining, _SHARE * self.spent)
+        return seconds + self.call < limit
 
 
 def verify(
@@ -75,9 +75,9 @@ def verify(
     result: Result,
     allowance: Allowance | None = None,
 ) -> None:
-    """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold.
+    """Compare outputs or gradients with the reference, and the proof with the request; fail a row that differs.
 
-    Outputs are compared over further items than the batch's as far as `allowance` goes.
+    Compares further items than the batch's while the `allowance` lasts.
     """
     case, model = task.case, task.prepared
     if case.pass_ == "inference" and model.reference(case) is not None:
@@ -105,7 +105,7 @@ def _check_outputs(
     result: Result,
     allowance: Allowance | None,
 ) -> None:
-    """Judge the outputs by the model's reference: the measured batch first, so that further items hide nothing."""
+    """Judge the outputs by the model's reference, the measured batch first: further items must hide nothing."""
     case, model = task.case, task.prepared
     file = model.reference(case)
     assert file is not None
@@ -115,42 +115,42 @@ def _check_outputs(
         _note_unsteady(session, outputs, reference.unsteady, result)
         return
     names = session.output_names() if isinstance(session, Named) else [str(number) for number in range(len(outputs))]
-    runs = [[array.copy() for array in outputs]]  # On the CPU they may be where the next run writes.
-    pairs, apart = _pairs(task, names, runs, reference)
+    runs = [[array.copy() for array in outputs]]  # The next run may overwrite them.
+    pairs, problems = _pairs(task, names, runs, reference)
     drawn = how_drawn(case.source, model.specs)
     finding = parity.judge(case.precision, list(map(parity.compare, pairs)), drawn)
 
     def goes_on(items: int) -> bool:
         return bool(allowance and items < reference.items and allowance.allows(items, perf_counter() - start))
 
-    if not apart and not isinstance(finding, str) and isinstance(session, Feedable):
+    if not problems and not isinstance(finding, str) and isinstance(session, Feedable):
         try:
             runs += parity.further_runs(session, model.specs, case.batch_size, outputs, goes_on)
         except Exception as error:
             traceback.print_exc()
             result.warnings.append(Warning("no-parity", f"further items were not compared: {sentence(error)}"))
-        pairs, apart = _pairs(task, names, runs, reference)
+        pairs, problems = _pairs(task, names, runs, reference)
     differences = list(map(parity.compare, pairs))
     if reference.dependent:
-        text = "items depend on each other: outputs at other batch sizes are others"
+        text = "items depend on each other, so outputs differ at other batch sizes"
         result.warnings.append(Warning("no-parity", text))
         if reference.batch != case.batch_size:
-            result.warnings.append(Warning("unchecked-outputs", f"{text}, and the CPU cannot afford these"))
+            result.warnings.append(Warning("unchecked-outputs", f"{text}, and the CPU is too slow for this one"))
             return
     result.take(parity.judge(case.precision, differences, drawn))
-    if apart:
-        result.warnings.append(Warning("no-parity", _some(apart)))
+    if problems:
+        result.warnings.append(Warning("no-parity", _some(problems)))
     if differences:
         usual = min(usual_items(model.specs), case.batch_size)
         few = f", {reference.items} of {usual} items" if reference.items < usual else ""
         result.reference = (reference.maker or reference_of(case.source.kind)[1].name) + few
-        own, distinct = has_own_weights(case.source), distinct_items(model.specs)
-        result.figures |= parity.figures(differences, pairs, own, distinct, case.precision)
+        has_weights, distinct = has_own_weights(case.source), distinct_items(model.specs)
+        result.figures |= parity.figures(differences, pairs, has_weights, distinct, case.precision)
         result.worst = parity.worst(differences, case.precision)
 
 
 def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result: Result) -> None:
-    """Warn that nothing can be compared, and tell whether the engine does as the model does."""
+    """Warn that nothing can be compared, and whether this engine answers equal calls alike."""
     result.figures["rel_l2_error"] = None
     before = [array.copy() for array in outputs]
     session.run(ignore)
@@ -163,23 +163,23 @@ def _note_unsteady(session: Session, outputs: Sequence[Array], why: str, result:
 def _pairs(
     task: Task, names: Sequence[str], runs: Sequence[Sequence[Array]], reference: parity.Outputs
 ) -> tuple[list[Pair], list[str]]:
-    """Pair the outputs of all runs with the reference's, without padding; the second list says what cannot be."""
+    """Pair the outputs of all runs with the reference's, without padding; the second list has the problems."""
     ours = parity.Outputs.of_runs(names, runs, task.case.batch_size)
-    pairs, apart = parity.align(ours, reference, task.case.source.outputs)
+    pairs, problems = parity.align(ours, reference, task.case.source.outputs)
     bare = partial(parity.without_padding, specs=task.prepared.specs)
-    return [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs], apart
+    return [replace(pair, ours=bare(pair.ours), truth=bare(pair.truth)) for pair in pairs], problems
 
 
 def _some(reasons: Sequence[str]) -> str:
-    more = [f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else []
-    return "; ".join([*reasons[:_NAMED], *more])
+    rest = [f"and {len(reasons) - _LISTED} more"] if len(reasons) > _LISTED else []
+    return "; ".join([*reasons[:_LISTED], *rest])
 
 
 # Gradients.
 
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
-    """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
+    """Check that loss or outputs are finite where the reference's are, then check the gradients."""
     case, is_finite = task.case, all(np.isfinite(output).all() for output in outputs)
     key = case.training.head, reference_items(microbatch(case))
     reference = task.prepared.gradients.get(key, "none was made")
@@ -200,7 +200,6 @@ def _check_training(task: Task, session: Session, outputs: Sequence[Array], resu
 def _check_gradients(
     task: Task, session: Session, reference: GradientReference, truth: Gradients, result: Result
 ) -> None:
-    """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
     case, items = task.case, reference_items(microbatch(task.case))
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
     inputs = seeded_inputs(task.prepared.specs, case.batch_size, items)
@@ -210,21 +209,22 @@ def _check_gradients(
     if unlike(output, truth.result):
         result.take(parity.judge(case.precision, [parity.compare(Pair(output, truth.result))]))
         return
-    found = deviation(output, gradients, truth)
-    result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
-    own = reference.deviation_at(case.precision, case.batch_size)
-    result.take(judge_gradients(case.precision, found, own, truth.norms))
+    error = deviation(output, gradients, truth)
+    result.figures |= {"loss_error": error.result, "gradient_error": error.gradient}
+    usual = reference.deviation_at(case.precision, case.batch_size)
+    result.take(judge_gradients(case.precision, error, usual, truth.norms))
 
 
 def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
-    """Find why a reference checks nothing at this batch size: its step is random or depends on the batch, its loss or
-    gradients are not finite, or all gradients are zero."""
+    """Find why a reference cannot check this batch size; None if it can.
+
+    Its step may be random or depend on the batch, its loss or gradients may not be finite, or all gradients zero.
+    """
     if truth.is_random:
         return Warning("unchecked-gradients", "the model draws random numbers")
     if truth.is_dependent and batch != reference_items(batch):
-        return Warning(
-            "unchecked-gradients", "the loss is no mean over the items, so its gradients depend on the batch"
-        )
+        text = "the loss is no mean over the items, so its gradients depend on the batch"
+        return Warning("unchecked-gradients", text)
     norms = {**truth.norms, **({"the loss": float(truth.result)} if truth.result.ndim == 0 else {})}
     if bad := [name for name, norm in norms.items() if not np.isfinite(norm)]:
         return f"nothing can be compared: the reference itself in fp64 is not finite in {_some(bad)}{drawn}"
@@ -235,40 +235,40 @@ def judge_reference(truth: Gradients, batch: int, drawn: str = "") -> Finding:
     return None
 
 
-def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]) -> Finding:
-    """Tell what the errors of loss and gradients say of a row: wrong, or further off than usual.
+def judge_gradients(precision: str, error: Deviation, usual: Deviation, norms: Mapping[str, float]) -> Finding:
+    """Judge a row by the errors of loss and gradients: wrong, unusual for the precision, or fine.
 
-    `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
+    `error` is the session's, `usual` the reference's at that precision; `norms` are of the reference's gradients.
     """
-    if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
+    if not all(np.isfinite(value) for value in (error.result, error.gradient, *error.tensors.values())):
         return f"the gradients are not finite{FP16_ENDS if precision.endswith('fp16') else ''}"
-    least = NOTABLE * float(np.linalg.norm(list(norms.values())))
-    notable = [name for name, norm in norms.items() if norm and (norm >= least or is_input(name))]
+    smallest = NOTABLE * float(np.linalg.norm(list(norms.values())))
+    notable = [name for name, norm in norms.items() if norm and (norm >= smallest or is_input(name))]
     wrong = [
         name
         for name in notable
-        if found.tensors[name] > max(WRONG, _TIMES * _known(own.tensors[name]))
-        or (name in found.zeros and name not in own.zeros)
+        if error.tensors[name] > max(WRONG, _TIMES * _finite(usual.tensors[name]))
+        or (name in error.zeros and name not in usual.zeros)
     ]
     if wrong:
-        worst = max(wrong, key=lambda name: found.tensors[name])
-        error, usual_error = (numbers.error(each.tensors[worst]) for each in (found, own))
+        worst = max(wrong, key=lambda name: error.tensors[name])
+        ours, theirs = (numbers.error(side.tensors[worst]) for side in (error, usual))
         return (
             f"wrong gradients in {len(wrong)} of {len(notable)} large tensors; worst is {worst}: "
-            f"relative L2 error {error} to fp64, usual at {precision} is {usual_error}"
+            f"relative L2 error {ours} to fp64, usual at {precision} is {theirs}"
         )
-    usual = _TIMES * max(_known(own.gradient), _FLOOR)
-    if found.gradient <= usual:
+    limit = _TIMES * max(_finite(usual.gradient), _FLOOR)
+    if error.gradient <= limit:
         return None
-    error, limit = numbers.error(found.gradient), numbers.error(usual)
-    return Warning("inaccurate-gradients", f"relative L2 error {error} to fp64, usual at {precision} is below {limit}")
+    text = f"relative L2 error {numbers.error(error.gradient)} to fp64, usual at {precision} is below"
+    return Warning("inaccurate-gradients", f"{text} {numbers.error(limit)}")
 
 
 # Proof.
 
 
 def mismatch(case: Case, proof: Proof) -> str | None:
-    """Name what of the proof contradicts the case's request; None if nothing does."""
+    """Name the facts in the proof that contradict the case's request; None if none do."""
     types, options = proof.compute_types, case.options
     strays = _strays(case, types or {})
     asked = proof.provider or _PROVIDERS[case.device]
@@ -288,7 +288,7 @@ def mismatch(case: Case, proof: Proof) -> str | None:
 
 
 def remarks(case: Case, proof: Proof) -> list[Warning]:
-    """Warn of what is no contradiction but should be known."""
+    """Warn of facts that contradict nothing but matter."""
     warnings = []
     types = proof.compute_types
     if case.calibrated is False and ENGINES[case.engine].needs == "onnx" and graph_of(case) != DYNAMIC:
@@ -319,7 +319,6 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
 
 
 def _exported(task: Task) -> list[Warning]:
-    """Warn that a graph is for one batch size and shape only, and say why."""
     why = task.prepared.failures.get(graph_of(task.case))
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
@@ -328,23 +327,23 @@ def _exported(task: Task) -> list[Warning]:
 
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
-    """Count the convolutions and products in another type than the one asked for; `native` asks for none."""
+    """Count the convolutions and products in other types than the requested one; `native` requests none."""
     asked = _TYPES.get(case.precision)
     return {name: count for name, count in types.items() if asked and name not in (asked, "unknown")}
 
 
 def _mixed(case: Case, types: Mapping[str, int]) -> bool:
-    """Tell whether strays are to be expected.
+    """Return whether strays are expected.
 
-    With a Q/DQ graph the runtime decides what it computes in int8, and not every operator has an integer kernel;
-    torchao quantizes only linear layers. Without a single one, int8 or fp8 did not happen. A user's model may itself
-    compute a few products in fp32, such as rotary embeddings, or as torch's plain attention does, and any in float64.
+    The runtime chooses which operators of a Q/DQ graph run in int8, and not all have an integer kernel; torchao
+    quantizes only linear layers. Without any in 8 bits, the precision did not happen. A user's model may compute a few
+    products in fp32, such as rotary embeddings or torch's plain attention, and any in float64.
     """
     if case.precision in EIGHT_BITS:
         return types.get(_TYPES[case.precision], 0) > 0
     strays = _strays(case, types)
-    own = types.get(_TYPES.get(case.precision, ""), 0)
-    wider = set(strays) == {"float32"} and own > sum(strays.values())
+    requested = types.get(_TYPES.get(case.precision, ""), 0)
+    wider = set(strays) == {"float32"} and requested > sum(strays.values())
     return case.source.kind == "factory" and (wider or set(strays) == {"float64"})
 
 

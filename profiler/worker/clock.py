@@ -1,7 +1,7 @@
 """Time calls by several clocks, in milliseconds.
 
-The clocks and what each includes are in docs/method.md. A session never owns a clock: it only calls `mark` at inner
-boundaries, and the clock records there.
+docs/method.md defines the clocks. A session never owns a clock: it only calls `mark` at inner boundaries, and the clock
+records there.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 Run = Callable[[Mark], object]
 Samples = dict[str, list[float]]
-"""Clock name to intervals in milliseconds, in the order in which they were taken."""
+"""Intervals in milliseconds by clock, in measured order."""
 
 _LEAD_IN = 2
-"""Calls after a synchronize that are not timed: they start on an idle device, whatever the steady state is."""
+"""Untimed calls after a synchronize: they start on an idle device, unlike the steady state."""
 GATE_SLACK_MS = 0.5
-"""How much longer a gate is held than twice the time that enqueueing takes."""
+"""A gate stays closed for twice the enqueue time plus this."""
 _GATE_LONGEST_MS = 400.0
 _CAPTURED_READS = 10
-"""Calls a chunk from which the boundaries inside a captured graph are read: each of them has to be synchronized."""
+"""Calls a chunk that read boundaries inside a captured graph: each needs a synchronize."""
 
 
 class Clock:
-    """Times calls on one device. Methods that do nothing here suit calls that have finished when they return."""
+    """Times calls on one device. By default calls have finished when they return."""
 
     headline: str
     """The clock whose median is the row's latency."""
@@ -42,10 +42,10 @@ class Clock:
         """Wait until the device has finished."""
 
     def mark(self, name: str) -> None:
-        """Note an inner boundary. The first run needs it: a captured graph keeps the boundaries of its capture."""
+        """Record an inner boundary. A captured graph keeps the boundaries of the first run."""
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
-        """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
+        """Time `calls` calls in sequence on the headline clock; with `block` > 1, blocks of that many calls."""
         raise NotImplementedError
 
     def time_synchronized(self, run: Run, calls: int) -> Samples:
@@ -63,15 +63,15 @@ class Clock:
         return samples
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
-        """Time single calls, each enqueued as a whole before it starts ("gpu").
+        """Time single calls, each fully enqueued before it starts ("gpu").
 
-        Its inner boundaries are "gpu_forward" and the like; a block of calls has none. None if no call could be held.
+        Inner boundaries are "gpu_forward" and the like; a block of calls has none. Returns None if no gate lasts.
         """
         return {}
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
         """Return calls per second of a back-to-back loop of at least `seconds`; a call takes about `call_ms`."""
-        # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
+        # Counted beforehand: the device's queue accepts far more than `seconds` of calls before it blocks the host.
         calls = max(1, math.ceil(seconds * 1000 / call_ms))
         while True:
             self.synchronize()
@@ -106,7 +106,7 @@ class CpuClock(Clock):
             end = perf_counter_ns()
             samples["host"].append((end - start) / block / 1e6)
             parts: dict[str, float] = {}
-            for name, at in marks if block == 1 else ():  # A part of each microbatch, where gradients accumulate.
+            for name, at in marks if block == 1 else ():  # Adds up microbatches.
                 parts[name] = parts.get(name, 0.0) + (at - start) / 1e6
                 start = at
             _append(samples, parts)
@@ -121,9 +121,9 @@ class CpuClock(Clock):
 
 
 class CudaClock(Clock):
-    """CUDA events on one explicit stream, which it makes torch's current one.
+    """CUDA events on one explicit stream, which becomes torch's current one.
 
-    Creating it creates the CUDA context: choose the device and read its memory first.
+    Creates the CUDA context: choose the device and read its memory first.
     """
 
     headline = "event"
@@ -145,7 +145,7 @@ class CudaClock(Clock):
         self.stream.synchronize()
 
     def mark(self, name: str) -> None:
-        """Record the boundary `name`: an external event while a graph is captured, which every replay records again."""
+        """Record the boundary `name`; during a graph's capture an external event, which every replay records again."""
         if self._torch.cuda.is_current_stream_capturing():
             event = self._torch.cuda.Event(enable_timing=True, external=True)
             self._captured.append((name, event))
@@ -179,22 +179,22 @@ class CudaClock(Clock):
         return samples
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
-        """Hold the stream behind a spin kernel while one call is enqueued, as NVBench does (`gpu` in docs/method.md).
+        """Block the stream with a spin kernel while one call is enqueued, as NVBench does (`gpu` in docs/method.md).
 
-        One call a gate, since work that is queued behind a call can slow it: ONNX Runtime's ResNet-50 (fp16, batch 16,
-        H200) takes 2.45 ms alone and 2.79 ms with another call behind it.
+        One call a gate, since queued work can slow the call before it: ONNX Runtime's ResNet-50 (fp16, batch 16, H200)
+        takes 2.45 ms alone and 2.79 ms with another call behind it.
         """
-        taken: Samples = {"gpu": []}
-        while len(taken["gpu"]) < calls:
-            parts = self._held(run, enqueue_ms, block)
+        samples: Samples = {"gpu": []}
+        while len(samples["gpu"]) < calls:
+            parts = self._gated(run, enqueue_ms, block)
             if parts is not None:
                 for name, ms in parts.items():
-                    taken.setdefault(name, []).extend(ms)
+                    samples.setdefault(name, []).extend(ms)
             elif block > 1:
                 block //= 2
             else:
                 return None
-        return taken
+        return samples
 
     def time_copies(self, h2d_bytes: int, d2h_bytes: int, calls: int = 20) -> Samples:
         """Time pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
@@ -212,16 +212,16 @@ class CudaClock(Clock):
             self._captured = captured
         return samples
 
-    def _held(self, run: Run, enqueue_ms: float, block: int) -> Samples | None:
-        """Sample `block` calls behind a gate; one that opened too early is tried again, longer.
+    def _gated(self, run: Run, enqueue_ms: float, block: int) -> Samples | None:
+        """Sample `block` calls behind a gate; lengthen a gate that opens too early.
 
-        None if the longest one did, as it does for more launches than the queue holds (about 1,000).
+        Returns None if the longest gate opens too early, as it does for more launches than fit the queue (about 1,000).
         """
         gate_ms = 2 * enqueue_ms * block + GATE_SLACK_MS
         while True:
-            taken = self._gate(run, block, min(gate_ms, _GATE_LONGEST_MS))
-            if taken is not None or gate_ms >= _GATE_LONGEST_MS:
-                return taken
+            samples = self._gate(run, block, min(gate_ms, _GATE_LONGEST_MS))
+            if samples is not None or gate_ms >= _GATE_LONGEST_MS:
+                return samples
             gate_ms *= 4
 
     def _gate(self, run: Run, block: int, gate_ms: float) -> Samples | None:
@@ -242,10 +242,10 @@ class CudaClock(Clock):
         self.synchronize()
         if overrun:
             return None
-        taken: Samples = {"gpu": [start.elapsed_time(end) / block]}
+        samples: Samples = {"gpu": [start.elapsed_time(end) / block]}
         if block == 1:
-            _add_marks(taken, start, self._marks + self._captured, "gpu_")
-        return taken
+            _add_marks(samples, start, self._marks + self._captured, "gpu_")
+        return samples
 
     def _read_captured(self, run: Run, calls: int, samples: Samples) -> None:
         """Read boundaries inside a CUDA graph before its next replay, which records the same events."""

@@ -1,7 +1,6 @@
-"""Judge whether other work had the processors, or the card, while a case was measured.
+"""Judge whether other work used the processors or the card while a case was measured.
 
-The rule and its reasons are in docs/method.md. The machine is quiet before anything is measured where
-`reasons(read().since(before))` is empty.
+docs/method.md has the rule and its reasons. A machine is quiet if `reasons(read().since(before))` is empty.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ _LIMITS = {
     "threads waited {} % of the time for other processes": 0.05,
     "the hypervisor took {} % of the processors' time": 0.02,
 }
-"""Smallest shares of the time that count as a disturbance, in the order of `_shares`."""
+"""Smallest shares that count as a disturbance, in the order of `_shares`."""
 CARD = 0.05
 """A GPU is disturbed if other processes use at least this share of its time."""
 _EVIDENCE_S = 5 * TICK_S
-"""Least time of others that counts: the kernel counts in ticks, and a few of them are no evidence."""
+"""Shortest time of others that counts: the kernel counts in ticks, and a few are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
-"""Warnings of a GPU's row whose latency is the host's too, or cannot be told from it."""
+"""Warnings of a GPU's row whose latency may be the host's."""
 _POLL_S = 0.1
 
 
 class Card:
-    """Sees other processes on a GPU. Make it before this process uses the GPU; without one it sees nothing."""
+    """Sees other processes on a GPU; create it before this process uses that. Without a GPU it sees nothing."""
 
     def __init__(self, nvml: Nvml, sleep: Callable[[float], None] = time.sleep) -> None:
         self._nvml = nvml
-        self._there = nvml.pids() or frozenset()
+        self._others = nvml.pids() or frozenset()
         self._ours: frozenset[int] = frozenset()
         self._busy = nvml.utilization()
         waited = 0.0
@@ -44,53 +43,53 @@ class Card:
             self._busy = nvml.utilization()
 
     def opened(self) -> None:
-        """Call once this process uses the GPU: a process that has appeared is ours, whatever its number in NVML."""
-        self._ours = (self._nvml.pids() or frozenset()) - self._there
+        """Call once this process uses the GPU: a new process is ours, whatever its number in NVML."""
+        self._ours = (self._nvml.pids() or frozenset()) - self._others
 
     def share(self, since: float) -> float:
-        """Return the share of the GPU's time that others used since then (time.time()). Never call it during a timing.
+        """Return the share of the GPU's time that others used since `since` (time.time()). Never call it while timing.
 
-        If NVML shows no processes, this is the GPU's utilization right before the case.
+        If NVML shows no processes, returns the GPU's utilization right before the case.
         """
-        strangers, used = self._there | (self._nvml.pids() or frozenset()) - self._ours, self._nvml.used_by(since)
+        strangers, used = self._others | (self._nvml.pids() or frozenset()) - self._ours, self._nvml.used_by(since)
         if not strangers or used is None:
             return self._busy or 0.0
         return sum(share for pid, share in used.items() if pid in strangers)
 
 
 def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool:
-    """Tell whether a busy processor makes a row doubtful: always on the CPU.
+    """Return whether a busy processor makes a row doubtful: always on the CPU.
 
-    On a GPU it does not where calls take as long behind each other as alone, queued before they start ("gpu"): then
-    the queue never ran dry, and no figure that is compared is the host's.
+    Not on a GPU whose calls take as long back to back as alone and queued before they start ("gpu"): then the queue
+    never ran dry, and no compared figure is the host's.
     """
     return device == "cpu" or "gpu" not in clocks or not _HELD_UP_BY_THE_HOST.isdisjoint(kinds)
 
 
 def share(loads: Sequence[Load], card: float = 0.0) -> float | None:
-    """Return the column `disturbance`: the largest share that others, the hypervisor and waiting for them had."""
-    found = [value for load in loads for value in _shares(load) if value is not None] + [card] * (card > 0)
-    return min(max(found), 1.0) if found else None
+    """Return the column `disturbance`: the largest share of others, of the hypervisor, or of waiting for them."""
+    shares = [value for load in loads for value in _shares(load) if value is not None] + [card] * (card > 0)
+    return min(max(shares), 1.0) if shares else None
 
 
 def warnings_of(loads: Sequence[Load], card: float = 0.0) -> list[Warning]:
-    """Warn that other work had that share of the GPU, or the processors."""
+    """Warn of other work on the GPU or the processors."""
     if card >= CARD:
         return [Warning("disturbed", f"other processes took {percent(card)} % of the GPU's time")]
-    found = next(filter(None, map(reasons, loads)), None)
-    return [Warning("disturbed", " and ".join(found))] if found else []
+    texts = next(filter(None, map(reasons, loads)), [])
+    return [Warning("disturbed", " and ".join(texts))] if texts else []
 
 
 def reasons(load: Load) -> list[str]:
-    """Say how other work disturbed the processors; empty if it did not, or hardly."""
+    """Say how other work disturbed the processors; empty if it hardly did."""
     shares = zip(_LIMITS.items(), _shares(load), strict=True)
     return [text.format(percent(min(value, 1.0))) for (text, limit), value in shares if value and value >= limit]
 
 
 def _shares(load: Load) -> tuple[float | None, float | None, float | None]:
-    """Return the shares of others, of our threads' waiting for them, and of the hypervisor; 0 without evidence.
+    """Return the shares of others, of waiting for them, and of the hypervisor; 0 without evidence.
 
-    Waiting is in seconds per second, at most the others' time: threads that wait for each other are no disturbance.
+    Waiting is in seconds per second, at most the others' time: threads also wait for each other.
     """
     others, steal, delay = load.others, load.steal, None
     if others is not None:

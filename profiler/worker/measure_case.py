@@ -1,4 +1,4 @@
-"""Measure one case in a process of its own: open, warm up, sample, check, and time its layers."""
+"""Measure one case in its own process: open, warm up, sample, check, and time its layers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
-_GUARD = 0.8
-"""Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
-
-
+_TIMEOUT_SHARE = 0.8
+"""Share of a case's timeout after which the worker stops sampling, so that no figures are lost."""
 _THREAD_SECONDS = 0.05
-"""Pause that lets a thread of the model finish its work."""
+"""Pause for the model's threads to finish their work."""
 
 
 class Bench:
-    """The clock and meters of a case, the phase that it is in, and the seconds that each took.
+    """The clock and meters of a case, its phase, and the seconds by phase.
 
-    It is made before anything else touches the device.
+    Create it before anything else touches the device.
     """
 
     def __init__(self, task: Task, report: Report) -> None:
@@ -61,7 +59,7 @@ class Bench:
             self.clock = CudaClock(new_stream(ENGINES[task.case.engine].uses_pycuda))
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase, and tell the parent."""
+        """Begin a phase, and report it."""
         now = clock.perf_counter()
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
@@ -75,14 +73,14 @@ class Bench:
         """Return the seconds since the case began, without building."""
         return clock.perf_counter() - self._started - self.seconds.get(Phase.BUILD, 0.0)
 
-    def left(self) -> float:
-        """Return the seconds that the timeout still leaves for taking figures."""
-        return max(self.task.budget.timeout * _GUARD - self.spent(), 0.01)
+    def remaining(self) -> float:
+        """Return the seconds left for measuring."""
+        return max(self.task.budget.timeout * _TIMEOUT_SHARE - self.spent(), 0.01)
 
 
 def measure_case(task: Task, report: Report) -> Result:
     """Open, warm up, measure and check one case; the Result leaves before the session is closed."""
-    heap = own_heap()
+    heap = random_heap()
     check_inputs(task)
     bench = Bench(task, report)
     job = make_job(task, bench.enter, bench.device.read, lambda text: report(Progress(text)))
@@ -97,18 +95,18 @@ def measure_case(task: Task, report: Report) -> Result:
         bench.enter(Phase.PROFILE)
         _profile(session, result)
     bench.enter(Phase.END)
-    bench.keep(result, Stage.COMPLETE)  # ONNX Runtime can abort while it frees what a session holds.
+    bench.keep(result, Stage.COMPLETE)  # ONNX Runtime can abort while it frees a session.
     session.close()
     heap.clear()
     return result
 
 
-def own_heap() -> list[bytes]:
+def random_heap() -> list[bytes]:
     """Allocate half a megabyte in blocks of random sizes; keep it while the case is measured.
 
-    A forked process has its holder's heap, on whose layout depends how many pages an eager call on a CPU gives back to
-    the system and faults in again: 575 to 1,032 for one network, the same in all forks of a holder. They would agree
-    with each other, and not with the next holder's forks (docs/method.md).
+    The heap's layout decides how many pages an eager call on a CPU returns to the system and faults in again: 575 to
+    1,032 for one network, the same in all forks of a holder. They would agree with each other, and not with the next
+    holder's forks (docs/method.md).
     """
     draw = random.SystemRandom()
     return [bytes(draw.randrange(1, 64_000)) for _ in range(draw.randrange(1, 32))]
@@ -131,7 +129,7 @@ def _warm_up(session: Session, bench: Bench, result: Result) -> float:
 def _first_run(session: Session, bench: Bench, result: Result) -> float:
     """Return the seconds of the first call.
 
-    If the model's Python code runs, and accepts other inputs, each timed call has new ones from here on.
+    From here on each timed call gets new inputs, if the model's Python code runs and accepts them.
     """
     task, specs = bench.task, bench.task.prepared.specs
     if not isinstance(session, Renewable) or task.case.pass_ != "inference" or task.only_fits:
@@ -152,11 +150,11 @@ def _first_run(session: Session, bench: Bench, result: Result) -> float:
 
 
 def _measure(session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
-    """Add samples, throughput, and energy where it is asked for and the timeout leaves the time."""
+    """Add samples, throughput, and energy if requested and the timeout allows."""
     task, case = bench.task, bench.task.case
     bench.enter(Phase.MEASURE)
-    left = bench.left()
-    budget = replace(task.budget, seconds=min(task.budget.seconds, left), timeout=left)
+    remaining = bench.remaining()
+    budget = replace(task.budget, seconds=min(task.budget.seconds, remaining), timeout=remaining)
 
     def keep(samples: Samples) -> None:
         bench.keep(Result(case.id, "ok", samples=samples), Stage.SAMPLED)
@@ -172,15 +170,15 @@ def _measure(session: Session, bench: Bench, expected_ms: float, result: Result)
     result.figures["disturbance"] = disturbance.share(loads, card)
     result.warnings += disturbance.warnings_of(loads, card)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
-    if task.energy and bench.nvml.energy_mj() is not None and bench.left() > ENERGY_SECONDS + 2 * expected_ms / 1000:
+    has_time = bench.remaining() > ENERGY_SECONDS + 2 * expected_ms / 1000
+    if task.energy and has_time and bench.nvml.energy_mj() is not None:
         bench.enter(Phase.ENERGY)
         energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
         result.figures["energy_mj_per_item"] = energy_mj / case.batch_size
-    result.figures["host_peak_mib"] = bench.host.peak_mib()  # Before the engine reads its files to declare its weights.
+    result.figures["host_peak_mib"] = bench.host.peak_mib()  # The engine reads files later to declare its weights.
 
 
 def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
-    """Add memory, checks, copies, the least work and set-up times."""
     task, case = bench.task, bench.task.case
     bench.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
@@ -189,13 +187,13 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
     else:
         parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
         result.figures |= parts | {"peak_memory_mib": result.figures["host_peak_mib"]}
-    bench.keep(result, Stage.FITTED)  # Whether or not there is memory for the checks next to it.
+    bench.keep(result, Stage.FITTED)  # The checks may run out of memory.
     graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
     result.graph = graph.origin if graph else None
     if isinstance(session, Renewable) and vars(bench.clock).pop("renew", None):
         _run_own_inputs(session, bench, expected_ms)
     outputs = session.outputs()
-    allowance = checks.Allowance(bench.spent(), bench.left(), expected_ms / 1000)
+    allowance = checks.Allowance(bench.spent(), bench.remaining(), expected_ms / 1000)
     checks.verify(task, session, outputs, result, allowance)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
     if isinstance(bench.clock, CudaClock) and not task.only_fits:
@@ -207,16 +205,16 @@ def _check(job: Job[Options], session: Session, bench: Bench, expected_ms: float
         result.figures |= {"flops_per_item": flops, "moved_mib": moved_mib}
     result.figures |= {
         "export_s": graph.seconds if graph else None,
-        # Of an engine from a cache what building took when it was done.
+        # For a cached engine, the seconds of its original build.
         "build_s": built.seconds if built else bench.seconds.get(Phase.BUILD),
         "load_s": bench.seconds[Phase.LOAD] + build_model.spared_seconds,
     }
 
 
 def _run_own_inputs(session: Renewable, bench: Bench, expected_ms: float) -> None:
-    """Run the job's inputs after others, in other memory: a remembered output is then wrong."""
+    """Run the job's inputs after others, at another address: a remembered output is then wrong."""
     inputs = seeded_inputs(bench.task.prepared.specs, bench.task.case.batch_size)
-    if bench.left() > 4 * expected_ms / 1000:
+    if bench.remaining() > 4 * expected_ms / 1000:
         session.move()
         for _ in range(2):
             session.run(ignore)
@@ -227,7 +225,6 @@ def _run_own_inputs(session: Renewable, bench: Bench, expected_ms: float) -> Non
 
 
 def _profile(session: Session, result: Result) -> None:
-    """Add the layers, or a warning why there are none."""
     try:
         layers = session.layers()
     except Exception as error:
@@ -235,7 +232,7 @@ def _profile(session: Session, result: Result) -> None:
         result.warnings.append(Warning("no-layers", sentence(error)))
         return
     if not layers:
-        result.warnings.append(Warning("no-layers", "this runtime tells none on this device"))
+        result.warnings.append(Warning("no-layers", "this runtime reports none on this device"))
     result.layers = [
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
     ]
@@ -245,7 +242,7 @@ def _profile(session: Session, result: Result) -> None:
 
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:
-    """Return the arrays' size on the device, where floats have the precision's type."""
+    """Return the arrays' bytes on the device, with floats in the precision's type."""
     is_module = ENGINES[case.engine].needs == "torch"
     half = (float_part(case.precision, case.device) if is_module else graph_of(case)) in ("fp16", "bf16")
     return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)

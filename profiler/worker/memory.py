@@ -1,7 +1,7 @@
 """Meter the memory of a process and of a GPU.
 
-Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
-process that uses the device meanwhile would be counted in.
+NVML reads the memory of the whole device, since figures by process are not available everywhere: other processes on the
+device count too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _held_mib = 0.0
 
 @contextlib.contextmanager
 def holding() -> Iterator[None]:
-    """Count what this process allocates and keeps in here as memory of the processes that are forked from it.
+    """Count this block's allocations as memory of the processes that are forked later.
 
-    Pages of files, such as mapped weights, count where they are read.
+    Pages of files, such as mapped weights, count in the process that reads them.
     """
     global _held_mib
     before = resident_mib("RssAnon")
@@ -38,7 +38,7 @@ def holding() -> Iterator[None]:
 class HostMeter:
     """Growth of this process's resident memory since its start, in MiB; None without /proc.
 
-    A model that it was forked with is its own.
+    Includes a model that it was forked with.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class HostMeter:
         self._baseline = None if now is None else now - _held_mib
 
     def start_measuring(self) -> None:
-        """Let the kernel count the peak again from here, if it does that (proc(5), clear_refs)."""
+        """Reset the kernel's peak, if it supports that (proc(5), clear_refs)."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -76,26 +76,25 @@ class DeviceMeter:
         self._peak: float | None = None
 
     def context_created(self) -> None:
-        """Call once the CUDA context exists and nothing else."""
+        """Call once only the CUDA context exists."""
         self.context_mib = self._step(self.read())
 
     def loaded(self) -> None:
-        """Call once the model is on the device and has not run yet."""
+        """Call once the model is on the device, before it runs."""
         self._loaded = self.read()
 
     def read(self) -> float | None:
-        """Call at any boundary: the peak may be there."""
+        """Read the memory. Call it at any boundary that may be the peak."""
         used = self._used_mib()
         if used is not None:
             self._peak = max(used, self._peak or 0.0)
         return used
 
     def parts(self, declared: Memory) -> Figures:
-        """Return what adds up to the peak: context, weights, gradients, optimizer, activations and other.
+        """Return the parts of the peak: context, weights, gradients, optimizer, activations and other.
 
-        `other` is slack, which the engine's allocator holds unused, and library: loaded kernels, and the handles of
-        cuDNN and cuBLAS. Activations that an engine does not declare are the growth after loading, by the first run
-        and the search for algorithms.
+        `other` is slack, unused in the engine's allocator, and library: loaded kernels, and handles of cuDNN and
+        cuBLAS. Undeclared activations are the growth after loading, by the first run and the search for algorithms.
         """
         peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
         if activations is None and self._peak is not None and self._loaded is not None:
@@ -117,7 +116,7 @@ class DeviceMeter:
 
 
 def declared_parts(declared: Memory) -> Figures:
-    """Return the parts that an engine knows on any device: weights, gradients and optimizer."""
+    """Return the parts that an engine declares on any device: weights, gradients and optimizer."""
     return {
         "weights_mib": _mib(declared.weights),
         "gradients_mib": _mib(declared.gradients),

@@ -1,7 +1,7 @@
 """Import torch and onnxruntime in the forkserver as it starts, without touching a device.
 
-Only the forkserver imports it. Its output goes to a log, and the probe tells of an import that failed, which the
-forkserver itself would swallow.
+Only the forkserver imports this module. Its output goes to a log, and the probe reports a failed import, which the
+forkserver would swallow.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ ERROR: str | None = None
 
 adopt_orphans()
 atexit.register(lambda: end_below(PID) if os.getpid() == PID else None)
-warnings.filters[:] = [one for one in warnings.filters if one[0] != "error"]  # type: ignore[index]  # Python's -W error.
+warnings.filters[:] = [entry for entry in warnings.filters if entry[0] != "error"]  # type: ignore[index]  # Python's -W error.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid", UserWarning)  # Of an orphan.
-end_with_parent()  # The forkserver looks for its parent only once all is imported.
+end_with_parent()  # The forkserver watches its parent only after its imports.
 try:
     redirect_output(Path(os.environ.get(LOG, os.devnull)))
-except FileNotFoundError:  # Its parent was interrupted meanwhile, and has cleared the log's folder away.
+except FileNotFoundError:  # Its parent was interrupted, and has removed the log's folder.
     os._exit(0)
-faulthandler.enable()  # The log has the place where a library aborts as it is imported.
+faulthandler.enable()  # The log shows where a library's import aborts.
 if log := os.environ.get(LOG):
-    # What imports write into the temporary folder, or choose there for good, goes with the run's own.
+    # Imports that write into the temporary folder, or remember its name, use the run's own.
     os.environ["TMPDIR"] = tempfile.tempdir = str(Path(log).parent)
 
-# Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
+# Imports below ask torch for a GPU. NVML answers without touching a device, which a fork could not share.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 try:
@@ -59,23 +59,23 @@ try:
 
     _usual = settings.read()
     for _module in filter(None, os.environ.get("PROFILER_PRELOAD", "").split(",")):
-        with contextlib.suppress(Exception):  # Who needs it says why it cannot be imported.
+        with contextlib.suppress(Exception):  # Its user reports the failure.
             importlib.import_module(_module)
     settings.put_back(_usual)
 
-    # Nothing here is garbage: a collection in a worker would visit, and so copy, all of it, which takes 0.4 s.
+    # None of this is garbage: a worker's collection would visit, and so copy, all of it in 0.4 s.
     gc.freeze()
 except Exception:
     ERROR = traceback.format_exc()
     traceback.print_exc(file=sys.stderr)
 finally:
-    end_with_parent(False)  # A thread may have started it, and end before the last call.
+    end_with_parent(False)  # The thread that started it may end before the last call.
 
 
 def probe(_: None, report: Report) -> dict[str, Any]:
-    """Return the libraries' versions and devices, asked in a forked process; fails where the preload did not happen."""
+    """Return the libraries' versions and devices, in a forked process. Raises RuntimeError if the preload failed."""
     if ERROR is not None:
-        raise RuntimeError(f"the forkserver could not import what it preloads:\n{ERROR}")
+        raise RuntimeError(f"the forkserver failed to preload modules:\n{ERROR}")
     if os.getpid() == PID:
         raise RuntimeError("the forkserver preloaded nothing: torch was imported in the worker")
     facts: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Prepare what the cases of a model need before they can run: weights, references, graphs, FLOPs, engines."""
+"""Prepare a model for its cases: weights, references, graphs, FLOPs, engines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from profiler.worker.state import held_state
 from profiler.worker.task import (
     MOST_REFERENCE_ITEMS,
     REFERENCE_ITEMS,
-    Held,
+    HeldModel,
     Prepared,
     Task,
     check_inputs,
@@ -70,25 +70,25 @@ from profiler.worker.task import (
 _CUDA_NOT_INITIALIZED = 3
 """https://docs.nvidia.com/cuda/cuda-driver-api, CUresult."""
 _CPU_SECONDS = 60.0
-"""Seconds for the reference outputs of a model on the CPU: all of a catalog's networks need less."""
+"""Seconds for a model's reference outputs on the CPU: every network of the catalog needs less."""
 _FIRST_BYTES = 2**30
-"""Bound of the outputs of the measured batch."""
+"""Limit for the outputs of the measured batch."""
 _EXACT_SECONDS = 5.0
-"""Seconds for an evaluation in float64, which the reference of a graph can do without."""
+"""Seconds for an optional evaluation in float64."""
 _ROUNDING = 1e-4
-"""Largest relative L2 error of fp32 to float64 that is rounding."""
+"""Largest relative L2 error of fp32 to float64 that rounding explains."""
 _SHARE = 0.1
-"""Smallest share of ONNX Runtime's error that onnx's evaluator must have in fp32 too, for that to be rounding."""
+"""An error of ONNX Runtime is rounding if onnx's evaluator has at least this share of it in fp32."""
 _FURTHER_SECONDS = 3.0
-"""Seconds for items beyond those of the first run."""
+"""Seconds for items beyond the first run."""
 _FURTHER_BYTES = 2**27
-"""Bound of the outputs of all items, where the first run's are not more by themselves."""
+"""Limit for the outputs of all items, unless the first run alone exceeds it."""
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
-    """Make identity, input shapes and fp32 weights of a model, and look at its own graphs.
+    """Make a model's identity, input shapes and fp32 weights, and check its files of graphs.
 
-    Raises exporters.source.ModelError, and Unsupported where the engine that makes reference outputs is not installed.
+    Raises exporters.source.ModelError, and Unsupported if the engine for reference outputs is not installed.
     """
     source, root = argument
     if source.onnx is not None:
@@ -120,10 +120,10 @@ def prepare_reference(argument: tuple[ModelSource, Path | None, int, Path], repo
     return cached_reference(source, source.specs or (), state, Cache(root), batch)
 
 
-def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
-    """Make a torch module and fork calls from this process, which have it; returns what it made where it cannot serve.
+def hold_model(argument: tuple[ModelSource, Path], report: Report) -> HeldModel:
+    """Make a torch module, then fork calls that share it from this process; return it if forking is impossible.
 
-    It computes with one thread and on no device: threads and devices do not survive a fork. Raises
+    Computes with one thread and on no device: neither threads nor devices survive a fork. Raises
     exporters.source.ModelError.
     """
     source, root = argument
@@ -132,19 +132,19 @@ def hold_model(argument: tuple[ModelSource, Path], report: Report) -> Held:
     torch.set_num_threads(1)
     with called_once(), described_gpus(), holding():
         source = identified(source)
-        made = Held(source, cached_state(source, Cache(root)))
-        hold(source, made.state)
-    if is_shared(made.state):
+        model = HeldModel(source, cached_state(source, Cache(root)))
+        hold(source, model.state)
+    if is_shared(model.state):
         print("nothing is forked from this process, whose model has tensors in shared memory", file=sys.stderr)
     elif _has_cuda():
         print("nothing is forked from this process, in which the model's code initialized CUDA", file=sys.stderr)
     else:
-        serve(report, made, threads)
-    return made
+        serve(report, model, threads)
+    return model
 
 
 class _Card(SimpleNamespace):
-    """What NVML says of a GPU; whoever asks for more gets it from CUDA, and calls are then not forked from here."""
+    """A GPU's properties from NVML. Others come from CUDA, after which nothing is forked from this process."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda._get_device_properties(0), name)  # type: ignore[attr-defined]
@@ -152,10 +152,7 @@ class _Card(SimpleNamespace):
 
 @contextlib.contextmanager
 def described_gpus() -> Iterator[None]:
-    """Have NVML answer in here who asks torch what the GPU can do, as torchao does when it is imported.
-
-    torch itself would initialize CUDA for it.
-    """
+    """Answer questions about the GPU from NVML, such as torchao's on import: torch would initialize CUDA."""
     gpus = visible_gpus()
     versions = [tuple(map(int, (gpu.compute_capability or "0.0").split("."))) for gpu in gpus]
     cards = [_Card(name=g.name, major=v[0], minor=v[1]) for g, v in zip(gpus, versions, strict=True)]
@@ -172,11 +169,11 @@ def described_gpus() -> Iterator[None]:
     finally:
         for name, usual in before.items():
             setattr(torch.cuda, name, usual)
-        device_interface.caching_worker_device_properties.clear()  # Which the compiler asks for more.
+        device_interface.caching_worker_device_properties.clear()  # The compiler needs all properties.
 
 
 def _has_cuda() -> bool:
-    """Tell whether something has initialized CUDA in this process, which no fork could use then."""
+    """Return whether this process has initialized CUDA, which no fork could use then."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -185,34 +182,33 @@ def _has_cuda() -> bool:
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
-    """Tell what the model is now. Raises exporters.source.ModelError."""
+    """Return the model's present identity. Raises exporters.source.ModelError."""
     return identify(argument[0])
 
 
 def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
-    """Name the sizes in the inputs of a library's model. Raises exporters.source.ModelError."""
+    """Return the names of the sizes in a model's inputs. Raises exporters.source.ModelError."""
     return dimensions_of(source)
 
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Sequence[str], Path], report: Report) -> Cost:
-    """Count what the model must compute and read at least, in training too if the third argument says so, there with
-    the gradient of its input if the fourth does, and without those of parameters that the fifth names."""
+    """Count a model's least FLOPs and bytes; (source, model, is trained, gradient of its input, frozen parameters)."""
     source, prepared, trains, of_input, frozen, root = argument
-    # FLOPs are the same in every precision's graph.
+    # All precisions have the same FLOPs.
     free = {name: export.path for name, export in prepared.onnx.items() if " at batch " not in name}
     graph = free.get("fp32") or next(iter(free.values()), None)
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, of_input, frozen)
 
 
 def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report: Report) -> GradientReference:
-    """Take the first training step in fp64, and measure how far from it the same step is as rows take it."""
+    """Take the first training step in fp64, and measure the errors of the same step at the rows' precisions."""
     source, prepared, step, root = argument
     assert prepared.state is not None, "what trains is a torch module"
     return cached_gradients(source, prepared.specs, prepared.state, step, Cache(root))
 
 
 def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:
-    """Export the graph, for any batch size or for that one; a model with a graph of its own gives one made of that.
+    """Export the graph for any batch size or for one, or derive it from a user's file.
 
     Raises exporters.source.ModelError.
     """
@@ -228,7 +224,7 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
 
 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:
-    """Build the case's engine into its cache, so that the builder's memory does not count as the case's."""
+    """Build the case's engine into its cache: the builder's memory must not count as the case's."""
     check_inputs(task)
     if task.case.device == "cuda":
         torch.cuda.init()
@@ -239,9 +235,9 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
 def cached_reference(
     source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache, batch: int
 ) -> Path:
-    """Return the file of the reference outputs at a batch size, made once for all runs.
+    """Return the cached file of the reference outputs at a batch size.
 
-    Raises ModelError, and Unsupported where the engine that makes them cannot run.
+    Raises ModelError, and Unsupported if the engine for references cannot run.
     """
     engine = importlib.import_module(reference_of(source.kind)[1].module)
     files = (parity.__file__, __file__, str(engine.__file__))
@@ -255,16 +251,16 @@ def cached_reference(
 
 
 def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, batch: int) -> parity.Outputs:
-    """Run the measured batch; of one that the CPU cannot afford the usual items, or one."""
+    """Run the measured batch, or fewer items if the CPU is too slow: REFERENCE_ITEMS or a single one."""
     alone, affordable = None, batch
     if batch > 1 and fixed_batch(specs) is None:
         with contextlib.suppress(ModelError):  # Some models cannot run a single item.
-            alone, seconds, size = _run(source, specs, state, 1, first=batch - 1, only_one=True)
+            alone, seconds, size = _run(source, specs, state, 1, first=batch - 1, is_single=True)
             if max(seconds / _CPU_SECONDS, size / _FIRST_BYTES) * batch > 1:
                 affordable = 1 if seconds * REFERENCE_ITEMS > _CPU_SECONDS else min(REFERENCE_ITEMS, batch)
     if affordable < batch:
         with contextlib.suppress(ModelError):
-            alone = _run(source, specs, state, 1, first=affordable - 1, only_one=True)[0]
+            alone = _run(source, specs, state, 1, first=affordable - 1, is_single=True)[0]
     if affordable == 1 and alone is not None:
         return alone
     try:
@@ -272,7 +268,7 @@ def _take_outputs(source: ModelSource, specs: Sequence[TensorSpec], state: Path 
     except ModelError:
         if affordable <= REFERENCE_ITEMS:
             raise
-        with contextlib.suppress(ModelError):  # Memory of the host may end before a GPU's.
+        with contextlib.suppress(ModelError):  # The host may run out of memory before a GPU does.
             return _run(source, specs, state, REFERENCE_ITEMS)[0]
         raise
     return together if alone is None or together.unsteady else together.with_item(alone, affordable - 1)
@@ -284,11 +280,11 @@ def _run(
     state: Path | None,
     batch: int,
     first: int = 0,
-    only_one: bool = False,
+    is_single: bool = False,
 ) -> tuple[parity.Outputs, float, int]:
-    """Run a batch, from the item `first` on, in the engine for references, and further ones that are affordable.
+    """Run a batch, from the item `first` on, in the engine for references, then affordable further batches.
 
-    Return also the seconds and the bytes of outputs of the first run. `only_one` leaves it at that.
+    Return also the seconds and the bytes of outputs of the first run. `is_single` skips further batches.
     """
     engine, reference = reference_of(source.kind)
     inputs = tuple(seeded_inputs(specs, batch, first=first))
@@ -302,18 +298,18 @@ def _run(
             graph = source.onnx and with_exact_sigmoids(source.onnx, Path(folder))
             session = engines.open_session(engine, replace(job, onnx=graph))
         model = getattr(session, "model", None)
-        before, given = held_state(model), [tensor.clone() for tensor in getattr(session, "inputs", ())]
+        before, originals = held_state(model), [tensor.clone() for tensor in getattr(session, "inputs", ())]
         start = perf_counter()
         session.run(ignore)
-        outputs = [array.copy() for array in session.outputs()]  # They may be where the next run writes.
+        outputs = [array.copy() for array in session.outputs()]  # The next run may overwrite them.
         seconds = perf_counter() - start
         changed = held_state(model).changes(before)
-        spoilt = not all(map(torch.equal, given, getattr(session, "inputs", ())))
+        spoilt = not all(map(torch.equal, originals, getattr(session, "inputs", ())))
         names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
         if not outputs:
             raise source.error("it returns no tensor; return one, or some in a tuple or a dict")
         chosen(source.outputs, names)
-        kept = partial(parity.Outputs.of_runs, names, batch=batch, axes=parity.axes_of(specs))
+        stacked = partial(parity.Outputs.of_runs, names, batch=batch, axes=parity.axes_of(specs))
         session.run(ignore)
         again = session.outputs()
     except (ModelError, Unsupported):
@@ -324,30 +320,30 @@ def _run(
     if not parity.alike(outputs, again):
         why = f"keeps state in {changed[0]}" if changed else "draws random numbers"
         why = "changes its inputs" if spoilt else why
-        return kept([outputs], unsteady=f"the model {why}"), seconds, size
-    if only_one:
-        return kept([outputs]), seconds, size
+        return stacked([outputs], unsteady=f"the model {why}"), seconds, size
+    if is_single:
+        return stacked([outputs]), seconds, size
     if source.onnx is not None and (exact := _exact(source.onnx, specs, inputs, names, outputs)):
-        return kept([exact], maker="onnx-float64"), seconds, size
+        return stacked([exact], maker="onnx-float64"), seconds, size
     assert isinstance(session, Feedable), "an engine that makes references takes other inputs"
     runs, items = [outputs], distinct_items(specs) or MOST_REFERENCE_ITEMS
-    most = batch * affordable_runs(batch, seconds, size, items)
+    limit = batch * affordable_runs(batch, seconds, size, items)
     try:
-        runs += parity.further_runs(session, specs, batch, outputs, lambda items: items < most)
-    except Exception:  # Those of the first run are there.
+        runs += parity.further_runs(session, specs, batch, outputs, lambda items: items < limit)
+    except Exception:  # The first run suffices.
         traceback.print_exc()
-    # A graph remembers no call, and one of trees may give equal outputs for all inputs.
+    # A graph remembers no call, and a graph of trees may give equal outputs for all inputs.
     repeats = source.own_graph is None and _repeats(runs)
     remembers = "the model returns its last outputs for other inputs" if repeats else ""
-    return kept(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
+    return stacked(runs[: 1 if remembers else None], unsteady=remembers), seconds, size
 
 
 def _repeats(runs: Sequence[Sequence[Array]]) -> bool:
-    """Tell whether the first further run gave the same floats as the first, though its inputs are others."""
+    """Return whether the second run repeated the first one's floats for other inputs."""
     if len(runs) < 2:
         return False
-    pairs = [(one, other) for one, other in zip(*runs[:2], strict=True) if one.dtype.kind == "f" and one.size > 1]
-    return bool(pairs) and all(np.array_equal(one, other) and np.ptp(one) > 0 for one, other in pairs)
+    pairs = [(a, b) for a, b in zip(*runs[:2], strict=True) if a.dtype.kind == "f" and a.size > 1]
+    return bool(pairs) and all(np.array_equal(a, b) and np.ptp(a) > 0 for a, b in pairs)
 
 
 def _exact(
@@ -359,17 +355,17 @@ def _exact(
 ) -> list[Array] | None:
     """Return float64 outputs if ONNX Runtime's fp32 outputs differ from them by more than rounding.
 
-    onnx's evaluator has faults of its own, as in batch norms before opset 14. So its outputs count only where they are
-    as far from its own fp32 outputs, or so near that fp32's rounding of 1 explains it.
+    onnx's evaluator has faults too, such as in batch norms before opset 14. So its outputs count only if its fp32
+    outputs are off by as much, or if fp32's rounding of 1 explains the difference.
     """
     feeds = dict(zip((spec.name for spec in specs), inputs, strict=True))
     exact = _evaluated(path, feeds, names, first, double=True)
-    if exact is None or (far := _distance(first, exact)) <= _ROUNDING:
+    if exact is None or (error := _distance(first, exact)) <= _ROUNDING:
         return None
     pairs = zip(first, exact, strict=True)
     if not all(np.allclose(*pair, rtol=0, atol=parity.OF_ONE, equal_nan=True) for pair in pairs):
         single = _evaluated(path, feeds, names, first, double=False)
-        if single is None or _distance(single, exact) < _SHARE * far:
+        if single is None or _distance(single, exact) < _SHARE * error:
             return None
     return exact
 
@@ -377,31 +373,27 @@ def _exact(
 def _evaluated(
     path: Path, feeds: Mapping[str, Array], names: Sequence[str], first: Sequence[Array], double: bool
 ) -> list[Array] | None:
-    """Return the outputs of onnx's evaluator; None if it cannot run, or if names or shapes differ from `first`."""
-    found = evaluate(path, feeds, _EXACT_SECONDS, double)
-    if found is None or any(
-        name not in found or found[name].shape != array.shape for name, array in zip(names, first, strict=True)
-    ):
-        return None
-    return [found[name] for name in names]
+    """Return the outputs of onnx's evaluator; None if it fails, or if names or shapes differ from `first`."""
+    outputs = evaluate(path, feeds, _EXACT_SECONDS, double) or {}
+    shapes = [outputs[name].shape if name in outputs else None for name in names]
+    return [outputs[name] for name in names] if shapes == [array.shape for array in first] else None
 
 
 def _distance(ours: Sequence[Array], exact: Sequence[Array]) -> float:
-    """Return the largest error of the outputs; infinity where one is not finite and the other is not alike."""
-    errors = [parity.compare(parity.Pair(one, truth)).judged for one, truth in zip(ours, exact, strict=True)]
+    """Return the largest error of the outputs; infinity if values that are not finite disagree."""
+    errors = [parity.compare(parity.Pair(*pair)).judged for pair in zip(ours, exact, strict=True)]
     return max(error if np.isfinite(error) else np.inf for error in errors)
 
 
 def affordable_runs(batch: int, seconds: float, size: int, items: int) -> int:
-    """Return how many batches of so many seconds and bytes to run, for at most so many `items`."""
-    most = min(-(-items // batch), max(1, MOST_REFERENCE_ITEMS // batch))
-    return max(1, min(most, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
+    """Return the number of batches to run for at most `items`, if each takes `seconds` and `size` bytes."""
+    limit = min(-(-items // batch), max(1, MOST_REFERENCE_ITEMS // batch))
+    return max(1, min(limit, int(_FURTHER_SECONDS / seconds), _FURTHER_BYTES // max(size, 1)))
 
 
 def _no_reference(
     source: ModelSource, error: Exception, specs: Sequence[TensorSpec], batch: int, model: object
 ) -> ModelError:
-    """Say why the reference outputs cannot be made, which inputs were given, and what forward takes."""
     why = f"{sentence(error)}; given, in a batch of {batch}: {described(specs)}"
     if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
         why += how_drawn(source, specs)

@@ -1,4 +1,4 @@
-"""Measure a device's roofs: peak FLOP/s by precision, and bandwidth. profiler.results.roofline judges rows by them."""
+"""Measure a device's roofs: peak FLOP/s by precision, and bandwidth. profiler.results.roofline applies them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from profiler.worker.disturbance import CARD, reasons
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
-"""Time for each kernel, or a case's sampling time if that is shorter; a kernel is skipped if two calls do not fit."""
+"""Seconds a kernel, at most a case's sampling time; skips a kernel if two calls do not fit."""
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
-    """Measure the roofs of this process's device, each the best of many calls; (device, precisions, seconds a kernel).
+    """Measure the device's roofs, each the best of many calls; (device, precisions, seconds a kernel).
 
-    A roof whose measurement fails is left out, and the log says why.
+    Leaves out a roof whose measurement fails; the log says why.
     """
     device, precisions, seconds = argument
     nvml = Nvml(visible_gpus()[0].uuid if device == "cuda" else None)
@@ -46,7 +46,7 @@ def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[st
     clock: Clock = CudaClock() if device == "cuda" else CpuClock()
     roofs: dict[str, float] = {}
     measures: dict[str, Callable[[], float]] = {
-        **{f"{each}_tflops": partial(_tflops, clock, device, each, seconds) for each in precisions},
+        **{f"{name}_tflops": partial(_tflops, clock, device, name, seconds) for name in precisions},
         "cache_mib": cpu_cache_mib
         if device == "cpu"
         else lambda: torch.cuda.get_device_properties(0).L2_cache_size / MIB,
@@ -61,7 +61,7 @@ def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[st
 
 
 def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> float:
-    """Return the best rate over kernels of growing size; a kind's rate so far tells which would take too long."""
+    """Return the best rate over kernels of growing size, without those that would take too long."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     best = {"product": 0.0, "convolution": 0.0}
@@ -73,15 +73,15 @@ def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> flo
 
 
 def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, Callable[[], Run]]]:
-    """Yield kinds, FLOPs and makers of products, and on the CPU of convolutions too.
+    """Yield kinds, FLOPs and makers of products, and on the CPU of convolutions.
 
-    torch's products are no roof there: on an AMD EPYC (Zen 5) MKL multiplies fp32 at 110 to 220 GFLOP/s where oneDNN's
-    convolutions in NHWC reach 510, which is the two cores' peak. A GPU's products come within a few percent of its
-    fastest convolutions, and those may be Winograd's, whose rate is not the processor's.
+    torch's products are no roof on the CPU: on an AMD EPYC (Zen 5) MKL multiplies fp32 at 110 to 220 GFLOP/s where
+    oneDNN's convolutions in NHWC reach 510, the two cores' peak. A GPU's products come within a few percent of its
+    fastest convolutions, which may be Winograd's and exceed the processor's rate.
     """
 
     def product(side: int) -> Run:
-        # Random, since zeros take a GPU less power and so run faster.
+        # Not zeros, which take a GPU less power and so run faster.
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         c = torch.empty_like(a)
         return lambda mark: torch.mm(a, b, out=c)
@@ -99,7 +99,7 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
 
 
 def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -> float:
-    """Copy between two buffers far larger than the cache: 1 GiB each on a GPU, at most an eighth of the free memory."""
+    """Copy between two buffers far larger than the cache: 1 GiB on a GPU, at most an eighth of the free memory."""
     free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib()
     largest = 1024.0 if device == "cuda" else min(1024.0, max(256.0, 4 * cache_mib))
     source = torch.randn(MIB // 4, device=device).repeat(int(min(largest, free / 8)))
@@ -108,7 +108,7 @@ def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -
 
 
 def _best_ms(clock: Clock, run: Run, seconds: float) -> float:
-    """Return the shortest call of many after a warm-up: a busy machine can only lengthen a call."""
+    """Return the shortest of many calls after a warm-up: a busy machine only lengthens calls."""
     warm = clock.time_calls(run, 1)[clock.headline][0]
     calls = max(_FEWEST, min(_MOST, int(seconds * 1000 / max(warm, 1e-6))))
     return min(clock.time_calls(run, calls)[clock.headline])

@@ -1,6 +1,6 @@
-"""Sample a session by each of its clocks until the stop rule is satisfied.
+"""Sample a session on each clock until the stop rule ends it.
 
-The order is: first run, warm-up, the headline clock, then host and enqueue time, gated time, and the back-to-back loop.
+Order: first run, warm-up, headline clock, host and enqueue time, gated time, back-to-back loop.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
 Now = Callable[[], float]
 
 _SHORT_MS = 0.05
-"""Shorter calls are timed in blocks that last this long: below it, recording the events shows in the interval."""
+"""Shorter calls are timed in blocks of this duration: recording events would show in their intervals."""
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
 _FEWEST = 3
-"""Samples of every clock but the headline's."""
+"""Fewest samples of the other clocks."""
 _THROUGHPUT_SECONDS = 0.5
-_NEARLY = 0.9
-"""From this share of the loop's seconds on, the timed calls replace the loop: gaps between them are not timed."""
+_LOOP_SHARE = 0.9
+"""Timed calls that last this share of the loop's seconds replace it: gaps between them are not timed."""
 ENERGY_SECONDS = 5.0
-"""The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
+"""The counter moves ten to fifty times a second, so a loop this long is accurate to about 1 %."""
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
-"""Shares of a CUDA case's sampling seconds; the one clock of a CPU has all of them."""
+"""Shares of a CUDA case's sampling seconds; a CPU's only clock has all of them."""
 
 
 @dataclass
 class Measurement:
-    """Samples, calls per second, and what the processors did during the headline clock and during the others."""
+    """Samples, calls per second, and the processors' load during the headline clock and during the others."""
 
     samples: Samples = field(default_factory=dict)
     throughput: float | None = None
@@ -49,7 +49,7 @@ class Measurement:
 
 
 def first_run(session: Session, clock: Clock) -> float:
-    """Return the seconds of the very first call, to finished work, with lazy loading, algorithm search and capture."""
+    """Return the seconds of the very first call, which loads lazily, searches algorithms and captures."""
     start = perf_counter()
     session.run(clock.mark)
     clock.synchronize()
@@ -57,10 +57,10 @@ def first_run(session: Session, clock: Clock) -> float:
 
 
 def warm_up(session: Session, clock: Clock, budget: Budget, now: Now = perf_counter) -> tuple[float, bool]:
-    """Run until two consecutive windows agree within 2 %; returns milliseconds per call, and whether they did.
+    """Run until two consecutive windows agree within 2 %; return milliseconds per call, and whether the case is steady.
 
-    It takes at least 10 calls and 200 ms, or one call that is slower than that, and at most half the budget's seconds:
-    if the last two windows disagree then, and there was time for more, the case is not steady.
+    Takes at least 10 calls and 200 ms, or a single slower call, and at most half the budget's seconds. If the last two
+    windows disagree then, despite time for more, the case is not steady.
     """
     start = now()
     last = _window(session, clock, 1, now)
@@ -87,8 +87,11 @@ def measure(
     headline_only: bool = False,
     read: Callable[[], processor.Reading] = processor.read,
 ) -> Measurement:
-    """Sample every clock of the device, or only the headline's. `expected_ms` is the warm-up's; `report` gets partial
-    samples. The processors are read before and after, never while something is timed."""
+    """Sample every clock of the device, or only the headline's.
+
+    `expected_ms` is the warm-up's, and `report` gets partial samples. Reads the processors before and after, but never
+    while timing.
+    """
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
     result = Measurement()
     sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, result)
@@ -104,7 +107,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Sampling:
-    """The sampling of a session clock by clock, into `result`; short calls in blocks of `block`."""
+    """Samples a session clock by clock into `result`, short calls in blocks of `block`."""
 
     session: Session
     clock: Clock
@@ -140,10 +143,10 @@ class _Sampling:
         self.throughput()
 
     def throughput_of_samples(self) -> None:
-        """Take the throughput from the timed calls if they lasted long enough, else from a loop."""
+        """Derive the throughput from the timed calls if they lasted long enough, else from a loop."""
         samples = self.result.samples["host"]
         elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
-        if elapsed >= _NEARLY * self.loop_seconds:
+        if elapsed >= _LOOP_SHARE * self.loop_seconds:
             self.result.throughput = len(samples) * self.block / elapsed
         else:
             self.result.throughput = self.clock.throughput(self.session.run, self.loop_seconds, call_ms)
@@ -152,7 +155,7 @@ class _Sampling:
     def gated(self) -> None:
         enqueue_ms = median(self.result.samples["enqueue"]) or 1.0
         event_ms = median(self.result.samples[self.clock.headline]) or 1.0
-        # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
+        # The gate stays closed for about twice the enqueue time, then the call runs.
         sample_ms = self.block * (2 * enqueue_ms + event_ms) + GATE_SLACK_MS
         rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["gated"])
         take = partial(self.clock.time_gated, self.session.run, enqueue_ms, block=self.block)
@@ -162,11 +165,11 @@ class _Sampling:
             self.result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
 
     def throughput(self) -> None:
-        """Run the back-to-back loop, and warn where clocks contradict each other or the host is the limit."""
+        """Run the back-to-back loop, and warn if clocks contradict each other or the host is the limit."""
         call_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
         loop = partial(self.clock.throughput, seconds=self.loop_seconds, call_ms=call_ms)
         self.result.throughput = loop(self.session.run)
-        if call_ms > CONTRADICTION * 1000 / self.result.throughput:  # As if it remembered the loop's inputs.
+        if call_ms > CONTRADICTION * 1000 / self.result.throughput:  # The model may remember the loop's inputs.
             self.result.throughput = loop(self._run_renewed)
         self.result.warnings += host_bound(self.result.samples)
         self.result.warnings += inconsistent(call_ms, 1000 / self.result.throughput)
@@ -176,16 +179,13 @@ class _Sampling:
         self.session.run(mark)
 
     def _take(self, watched: str, rule: StopRule, call_ms: float, take: Callable[[int], Samples | None]) -> str | None:
-        """Take chunks of samples, of about 0.1 s or one call, until the rule says why to stop, and return that.
-
-        None if a chunk could not be taken.
-        """
+        """Take chunks of about 0.1 s until the rule stops; return its reason, or None if a chunk fails."""
         into, chunk, start = self.result.samples, int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), self.now()
         while True:
-            taken = take(max(1, min(chunk, rule.max_samples - len(into.get(watched, [])))))
-            if taken is None:
+            samples = take(max(1, min(chunk, rule.max_samples - len(into.get(watched, [])))))
+            if samples is None:
                 return None
-            for name, values in taken.items():
+            for name, values in samples.items():
                 into.setdefault(name, []).extend(values)
             reason = rule.reason(into[watched], self.now() - start)
             if reason is not None:
@@ -196,8 +196,8 @@ class _Sampling:
 def energy_per_call(
     session: Session, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = perf_counter
 ) -> float:
-    """Measure a call's millijoules, all of the device's counted, in a back-to-back loop of at least 5 s."""
-    # Half a second of calls between looks at the time: the device is never without work for longer than a synchronize.
+    """Measure a call's millijoules, the whole device's, in a back-to-back loop of at least 5 s."""
+    # Look at the time every half second of calls: the device idles only during a synchronize.
     chunk, calls = max(1, round(500 / max(call_ms, 1e-3))), 0
     clock.synchronize()
     before, start = energy_mj(), now()
@@ -210,7 +210,7 @@ def energy_per_call(
 
 
 def host_bound(samples: Samples) -> list[Warning]:
-    """Warn where the host sets the latency, and where gaps between launches are the device's own."""
+    """Warn if the host sets the latency, or if the device causes gaps between launches."""
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event:
         return []
@@ -223,9 +223,9 @@ def host_bound(samples: Samples) -> list[Warning]:
 
 
 def inconsistent(call_ms: float, loop_ms: float) -> list[Warning]:
-    """Warn that latency and throughput differ by over 10 %, as bursts of other work make them.
+    """Warn if latency and throughput differ by over 10 %, as after bursts of other work.
 
-    The throughput is the back-to-back loop's, on the CPU the mean of the samples.
+    The throughput comes from the back-to-back loop, on the CPU from the mean of the samples.
     """
     if max(call_ms / loop_ms, loop_ms / call_ms) <= CONTRADICTION:
         return []

@@ -18,17 +18,17 @@ class HeldState(NamedTuple):
     values: Mapping[str, list[Any]]
 
     def changes(self, before: HeldState) -> list[str]:
-        """Name the places that hold something else than `before`."""
+        """Return the places whose values differ from `before`."""
         names = dict.fromkeys((*before.values, *self.values))
         return [name for name in names if not _alike(self.values.get(name), before.values.get(name))]
 
 
 def held_state(model: object) -> HeldState:
-    """Copy a module's buffers, tensors and numbers, without its parameters; other objects have no state."""
+    """Copy a module's buffers, tensors and numbers, but no parameters; other objects have no state."""
     values: dict[str, list[Any]] = {}
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        own = {**module._buffers, **{n: v for n, v in vars(module).items() if not n.startswith("_")}}
-        for name, value in own.items():
+        attributes = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+        for name, value in {**module._buffers, **attributes}.items():
             leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (Tensor, *_PLAIN))]
             values[f"{path}.{name}".lstrip(".")] = list(map(_copy, leaves))
     return HeldState(values)
@@ -41,10 +41,10 @@ def _copy(leaf: Any) -> Any:
     return leaf.clone() if leaf.layout == torch.strided else leaf.to_dense()
 
 
-def _alike(one: list[Any] | None, other: list[Any] | None) -> bool:
-    if one is None or other is None or len(one) != len(other):
-        return one is other
+def _alike(now: list[Any] | None, before: list[Any] | None) -> bool:
+    if now is None or before is None or len(now) != len(before):
+        return now is before
     return all(
         torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(now, before, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Define what the parent hands to a worker, `Prepared` and `Task`, and make an engine's job of it; imports no torch."""
+"""Define a worker's input, `Prepared` and `Task`, and make an engine's job of it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 7
-"""Fewest items that outputs are compared over, where they are affordable, and a reference's where a batch is not."""
+"""Items to compare outputs over if affordable, and to make a reference of if its batch is not."""
 MOST_REFERENCE_ITEMS = 9 * REFERENCE_ITEMS
 
 
 @dataclass(frozen=True)
-class Held:
-    """A model as its holder has it: the source with its identity and inputs, and the file of its state."""
+class HeldModel:
+    """A holder's model: the source with its identity and inputs, and the file of its state."""
 
     source: ModelSource
     state: Path
@@ -32,28 +32,26 @@ class Held:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Files that the prepare phase made of one model, by content in the cache.
+    """A model's prepared files in the cache.
 
-    `onnx` has by graph its export, or the user's file: "fp16", or "fp16 at batch 8" of a model that can
-    be exported for one batch size only.
+    `onnx` has an export or a user's file by graph: "fp16", or "fp16 at batch 8" if only one batch size can be exported.
     """
 
     specs: tuple[TensorSpec, ...] = ()
     state: Path | None = None
     references: Mapping[int, Path] = field(default_factory=dict)
-    """Reference outputs by the batch size of the call that they are compared with."""
+    """Reference outputs by the batch size of the compared call."""
     onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
-    """How something could not be made: "model" for all of it, a graph's name, or `batch_failure`."""
+    """Failures by "model" for all of it, a graph's name, or `batch_failure`."""
     cost: Cost = field(default_factory=Cost)
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
-    """By head and number of items; or why there is none."""
+    """References of gradients by head and number of items; a text says why one is missing."""
     identity: Identity | None = None
 
     def reference(self, case: Case) -> Path | None:
-        """Return the reference of the case's call; of a batch that was not planned the largest other one's."""
-        most = max(self.references, default=0)
-        return self.references.get(case.batch_size) or self.references.get(most)
+        """Return the reference of the case's batch, or the largest batch's if that has none."""
+        return self.references.get(case.batch_size) or self.references.get(max(self.references, default=0))
 
     def files(self, case: Case) -> list[Path]:
         """List the files that the case reads."""
@@ -64,7 +62,7 @@ class Prepared:
         return [path for path in paths if path is not None]
 
     def graph(self, case: Case) -> Export | None:
-        """Return the graph that the case runs, for its batch size."""
+        """Return the graph that the case runs."""
         graph = graph_of(case)
         return self.onnx.get(graph) or self.onnx.get(static_graph(graph, case.batch_size))
 
@@ -78,11 +76,11 @@ class Task:
     budget: Budget
     gpu: str | None = None
     energy: bool = False
-    """Add the loop without which the energy counter says nothing."""
+    """Add the loop that the energy counter needs."""
     profile: bool = False
     """Time the layers once everything has been measured."""
     only_fits: bool = False
-    """Ask only if the batch fits; near the limit a call takes seconds."""
+    """Find out only whether the batch fits: near the limit a call takes seconds."""
 
 
 def usual_items(specs: Sequence[TensorSpec]) -> int:
@@ -93,8 +91,8 @@ def usual_items(specs: Sequence[TensorSpec]) -> int:
 def graph_of(case: Case) -> str:
     """Name the graph that a case runs.
 
-    A switch of the engine is no type of the graph. Each engine quantizes a graph of its own, unless the user gives one;
-    a quantized module's layers are those of fp32's.
+    An engine's switch, such as TF32, runs the fp32 graph, and so do quantized modules. Engines differ in their int8
+    graphs, unless the user gives one.
     """
     engine = ENGINES[case.engine]
     if case.precision in EIGHT_BITS and engine.needs == "torch":
@@ -106,33 +104,33 @@ def graph_of(case: Case) -> str:
 
 
 def own_graphs(source: ModelSource) -> dict[str, Export]:
-    """Return the graphs that the user gives: a file for fp32 or `native`, and its variants."""
+    """Return the user's graphs: a file for fp32 or `native`, and its variants."""
     file = {} if source.onnx is None else dict.fromkeys(("native", "fp32"), source.onnx)
     return {name: Export(path) for name, path in {**file, **source.graphs}.items()}
 
 
 def batch_failure(batch: int) -> str:
-    """Name in `Prepared.failures` that the model cannot run at a batch size."""
+    """Return the key in `Prepared.failures` of a batch size that cannot run."""
     return f"outputs at batch {batch}"
 
 
 def static_graph(graph: str, batch: int) -> str:
-    """Name a graph that is for one shape and batch size."""
+    """Name a graph for one shape and batch size."""
     return f"{graph} at batch {batch}"
 
 
 def has_checked_gradients(case: Case) -> bool:
-    """Tell whether the case's gradients are compared with a reference: with dropout they differ in every iteration."""
+    """Return whether the case's gradients have a reference: with dropout they differ in every iteration."""
     return case.pass_ == "training" and not case.training.dropout
 
 
 def microbatch(case: Case) -> int:
-    """Return the items of one forward pass: the batch's, or a part's with accumulation."""
+    """Return the items of one forward pass, a part of the batch with accumulation."""
     return case.batch_size // case.training.accumulation
 
 
 def check_inputs(task: Task) -> None:
-    """Raise Unsupported where the model's batch is fixed to another size."""
+    """Raise Unsupported if the model's batch is fixed to another size."""
     case, specs = task.case, task.prepared.specs
     fixed = fixed_batch(specs)
     if fixed is not None and fixed != case.batch_size:
@@ -145,9 +143,9 @@ def make_job(
     at_peak: Callable[[], object] = lambda: None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Job[Options]:
-    """Make the job that an engine opens for the case, one batch of inputs among it.
+    """Make an engine's job for the case, with a batch of inputs.
 
-    Where only the batch's fit is asked for, the items repeat those that the reference has.
+    If the task is only to fit, the inputs repeat the reference's items.
     """
     case, prepared, graph = task.case, task.prepared, task.prepared.graph(task.case)
     distinct = MOST_REFERENCE_ITEMS if task.only_fits else None

@@ -130,7 +130,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "weights": ("weighted", lambda folder: write_weights(folder / "weights.pt", 2), "weights"),
     "a graph's data": ("outside", lambda folder: write_graph(folder / "outside.onnx", 2), "files"),
-    "a factory that raises now": ("net", lambda folder: (folder / "helper.py").write_text("1 / 0"), "cannot be had"),
+    "a factory that raises now": ("net", lambda folder: (folder / "helper.py").write_text("1 / 0"), "cannot be loaded"),
 }
 
 

@@ -39,7 +39,7 @@ def proof(compute: Any = "float32", ran_on: str = "CUDAExecutionProvider", **mor
 
 
 def test_further_items_than_a_reference_runs_take_a_tenth_of_the_cases_time() -> None:
-    quick, slow = Allowance(spent=10.0, left=100.0, call=0.1), Allowance(spent=10.0, left=100.0, call=5.0)
+    quick, slow = Allowance(spent=10.0, remaining=100.0, call=0.1), Allowance(spent=10.0, remaining=100.0, call=5.0)
     assert quick.allows(7, 0.0) and quick.allows(62, 0.8)
     assert not quick.allows(7, 0.95), "the next run would end beyond the tenth"
     assert slow.allows(1, 0.0) and slow.allows(6, 30.0) and not slow.allows(7, 35.0)

@@ -36,7 +36,7 @@ from profiler.run.prepare import prepare
 from profiler.stats.intervals import upper_bound
 from profiler.worker import prepare_model as preparing
 from profiler.worker import sampling
-from profiler.worker.measure_case import measure_case, own_heap
+from profiler.worker.measure_case import measure_case, random_heap
 from profiler.worker.memory import DeviceMeter, declared_parts
 from profiler.worker.parity import Outputs
 from profiler.worker.prepare_model import (
@@ -525,7 +525,7 @@ def test_what_cannot_be_prepared_is_an_error_before_anything_is_measured(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are read on Linux")
 def test_a_process_has_a_heap_of_its_own_while_it_measures(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = ([len(block) for block in own_heap()] for _ in range(2))
+    one, other = ([len(block) for block in random_heap()] for _ in range(2))
     assert one != other and max(sum(one), sum(other)) < 2**21
     heap, seen, run = [b"block"], list[int](), EagerSession.run
 
@@ -533,7 +533,7 @@ def test_a_process_has_a_heap_of_its_own_while_it_measures(measure: Measure, mon
         seen.append(len(heap))
         run(session, mark)
 
-    monkeypatch.setattr("profiler.worker.measure_case.own_heap", lambda: heap)
+    monkeypatch.setattr("profiler.worker.measure_case.random_heap", lambda: heap)
     monkeypatch.setattr(EagerSession, "run", noted)
     assert measure(case(source("Attention"))).status == "ok"
     assert set(seen) == {1} and not heap
@@ -641,7 +641,7 @@ def test_inputs_that_are_seeded_are_named_where_they_are_at_fault(measure: Measu
     given = replace(given, source=replace(given.source, inputs={"ids": tmp_path / "ids.npy"}))
     result = measure(given)
     (text,) = (warning.text for warning in result.warnings if warning.kind == "unchecked-outputs")
-    assert (text, result.drawn) == ("the reference is zero, as is what computes nothing", None)
+    assert (text, result.drawn) == ("the reference is zero, so computing nothing would pass", None)
 
 
 @pytest.mark.parametrize(("engine", "session"), [("eager", EagerSession), ("ort", OrtSession)])
