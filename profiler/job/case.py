@@ -1,4 +1,4 @@
-"""Define a case, one cell of the matrix: its identity, its budget, and the conditions that select it."""
+"""Define a case, one cell of the matrix: its id, its budget, and the filters that select it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from profiler.errors import ConfigError, nearest
 KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "shape", "replicate", "optimizer")
 """Keys of `--only` and `exclude`."""
 _LONGEST_FILE_NAME = 180
-"""Bytes, of the 255 that Linux takes: more words follow it."""
+"""Bytes, out of Linux's 255: suffixes follow."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit one case: sampling time, sample counts, and the seconds after which its process is ended.
+    """Limit one case: sampling time, sample counts, and the seconds until its process is killed.
 
-    At least `min_samples` are taken even beyond `seconds`, but within half of what is left of the `timeout`. Sampling
-    ends early only with an interval, which needs 30 samples. `repeats` bounds the time for measuring cases again that
-    ran beside other work, as a share of the time for measuring all cases once; 0 measures none again.
+    Sampling takes at least `min_samples`, even beyond `seconds`, within half of the remaining `timeout`. It ends early
+    only with an interval, which needs 30 samples. `repeats` limits the time for second takes of disturbed cases, as a
+    share of the time for all first takes; 0 disables them.
     """
 
-    __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
+    __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
 
     seconds: Seconds = 3.0
     min_samples: Samples = 3
@@ -41,15 +41,14 @@ class Budget:
 
 
 QUICK = {"seconds": 0.3, "min_samples": 3}
-"""What --quick puts into a budget."""
+"""The budget's keys that --quick sets."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
-    `options` are the engine's, resolved for the device. `unsupported` holds the reason if the plan knows that the case
-    cannot run.
+    `options` are the engine's, resolved for the device. `unsupported` is the reason why the case cannot run.
     """
 
     model: str
@@ -67,46 +66,45 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The case's readable identity, such as `resnet50/ort-tuned/inference/fp16/b16/r0/sequence=128`."""
+        """The readable id, such as `resnet50/ort-tuned/inference/fp16/b16/r0/sequence=128`."""
         axes = (self.model, self.variant, self.pass_, self.precision, f"b{self.batch_size}", f"r{self.replicate}")
         return "/".join(filter(None, (*axes, self.setting)))
 
     @property
     def setting(self) -> str:
-        """The label of all other axes that are not the default, such as "optimizer=sgd/head=logits"; else empty."""
-        given, usual = asdict(self.training), asdict(PLAIN)
-        if self.source.layer is not None:
-            given = usual
-        words = [f"{key}={_word(value)}" for key, value in given.items() if value != usual[key]]
+        """The label of all other axes unless default, such as "optimizer=sgd/head=logits"."""
+        training = asdict(self.training) if self.source.layer is None else {}
+        usual = asdict(PLAIN)
+        words = [f"{key}={_word(value)}" for key, value in training.items() if value != usual[key]]
         return "/".join([*words, *shape_words(self.shape)])
 
     @property
     def family(self) -> str:
-        """The identity that cases of all batch sizes share."""
+        """The id that cases of all batch sizes share."""
         return replace(self, batch_size=0).id
 
     @property
     def is_base(self) -> bool:
-        """True if speed-ups are relative to this case."""
+        """True if factors are relative to this case."""
         return is_base(self.variant, self.precision, self.source.kind)
 
     @property
     def subject(self) -> str:
-        """The name under which it is prepared: the model's, or that of the model at its shape."""
+        """The name that preparing uses: the model's, with its shape if that varies."""
         return self.source.subject
 
     @property
     def shape(self) -> Mapping[str, int]:
-        """The sizes of the dimensions that the job varies besides the batch."""
+        """The sizes of the dimensions that the job varies, without the batch."""
         return self.source.shape
 
     @property
     def calibrated(self) -> bool | None:
-        """True if 8-bit ranges come from the user's data or a file quantized by others; None for other precisions."""
+        """True if 8-bit ranges come from the user's data or a quantized file; None for other precisions."""
         if self.precision not in EIGHT_BITS:
             return None
         engine = ENGINES[self.engine]
-        if engine.needs == "torch" or engine.int8_graph == "int8-dynamic":  # Ranges are taken at every call.
+        if engine.needs == "torch" or engine.int8_graph == "int8-dynamic":  # Every call derives its ranges.
             return False
         return self.source.calibration is not None or "int8" in self.source.graphs
 
@@ -116,7 +114,7 @@ def _word(value: Any) -> str:
 
 
 def file_name(words: str) -> str:
-    """Make a file's name of an id; the end of a long one becomes a digest."""
+    """Turn an id into a file's name; replace the end of a long one by a digest."""
     name = words.replace("/", "-")
     if len(name.encode()) <= _LONGEST_FILE_NAME:
         return name
@@ -125,23 +123,23 @@ def file_name(words: str) -> str:
 
 
 def setting_words(setting: str) -> list[str]:
-    """Say a setting in words, like ["optimizer sgd", "head logits"]."""
+    """Split a setting into words, like ["optimizer sgd", "head logits"]."""
     return [part.replace("=", " ", 1) for part in setting.split("/") if part]
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions on cases: values under one key are alternatives, several keys must all hold."""
+    """Conditions on cases: one value of each key must match."""
 
     conditions: Mapping[str, Sequence[Any]]
 
     @classmethod
-    def of(cls, given: Any) -> Filter:
-        """Check the conditions of a job or an option. Raises ValueError."""
-        if not isinstance(given, Mapping) or not given:
+    def of(cls, data: Any) -> Filter:
+        """Validate the conditions of a job or an option. Raises ValueError."""
+        if not isinstance(data, Mapping) or not data:
             raise ValueError(f"expected conditions, such as {{engine: compiled}}; keys: {', '.join(KEYS)}")
         conditions: dict[str, list[Any]] = {}
-        for key, values in given.items():
+        for key, values in data.items():
             if key not in KEYS:
                 raise ValueError(f"unknown key '{key}'{nearest(str(key), KEYS)}")
             conditions[key] = list(values) if isinstance(values, list | tuple) else [values]
@@ -157,22 +155,22 @@ class Filter:
         return Filter({key: values for key, values in self.conditions.items() if key not in keys})
 
     def tests(self) -> Iterator[tuple[tuple[str, ...], Sequence[Any]]]:
-        """Give columns and values for each test: one of the columns must have one of the values."""
+        """Yield columns and values of each test: any of the columns must have any of the values."""
         for key, values in self.conditions.items():
-            # People write a variant's name for its engine.
+            # Users write a variant's name for its engine.
             yield ("engine", "variant") if key == "engine" else (key,), values
 
     def matches(self, case: Case) -> bool:
-        """Tell whether all of the conditions hold for a case."""
+        """Return whether a case meets all conditions."""
         return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
 
     def check_some(self, cases: Sequence[Case]) -> None:
         """Raise ConfigError for a value that no case has, and where no case matches."""
         for columns, values in self.tests():
-            known = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
+            valid = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
             for word in map(str, values):
-                if word not in known:
-                    hint = nearest_engine(word, known) if "variant" in columns else nearest(word, known)
+                if word not in valid:
+                    hint = nearest_engine(word, valid) if "variant" in columns else nearest(word, valid)
                     raise ConfigError(f"--only {self}: the config has no {columns[0]} {word}{hint}")
         if not any(map(self.matches, cases)):
             raise ConfigError(f"--only {self}: no case has all of these")
@@ -191,15 +189,15 @@ def _value(case: Case, column: str) -> Any:
 
 
 def parse_only(options: Sequence[str]) -> Filter | None:
-    """Read `--only model=resnet50,precision=fp16,tf32`; None if it is not given. Raises ConfigError."""
-    given: dict[str, list[str]] = {}
+    """Parse `--only model=resnet50,precision=fp16,tf32`; None without any. Raises ConfigError."""
+    conditions: dict[str, list[str]] = {}
     for option in options:
         for key, value in read_option("--only", option, KEYS):
-            given.setdefault(key, []).extend(map(str.strip, value.split(",")))
+            conditions.setdefault(key, []).extend(map(str.strip, value.split(",")))
     if not options:
         return None
     try:
-        return Filter.of(given)
+        return Filter.of(conditions)
     except ValueError as error:
         raise ConfigError(f"--only: {error}") from None
 
@@ -219,7 +217,7 @@ def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[
 
 
 def nearest_engine(word: str, valid: Iterable[str]) -> str:
-    """Hint at the nearest engine, knowing other spellings too, such as TensorRT_RTX for trt-rtx."""
+    """Suggest the nearest engine, by other spellings too, such as TensorRT_RTX for trt-rtx."""
     words = list(valid)
     spellings = {spelling: e.name for e in ENGINES.values() if e.name in words for spelling in e.spellings}
     close = closest(word.lower().replace("_", "-"), [*words, *spellings])

@@ -44,18 +44,18 @@ from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
 
-def _word(valid: Iterable[str], what: str) -> BeforeValidator:
-    return BeforeValidator(lambda word: check_word(word, valid, what))
+def _word(valid: Iterable[str], kind: str) -> BeforeValidator:
+    return BeforeValidator(lambda word: check_word(word, valid, kind))
 
 
-def _part_of_id(what: str) -> AfterValidator:
-    """Require what ids, tables and names of files can have."""
-    rule = f"{what} is part of its rows' ids: '{{}}' must be printable, non-empty, and without '/' or ','"
+def _part_of_id(subject: str) -> AfterValidator:
+    """Require characters that ids, tables and file names can have."""
+    rule = f"{subject} is part of its rows' ids: '{{}}' must be printable, non-empty, and without '/' or ','"
     return _must(lambda name: name and not {"/", ","} & set(name) and name.isprintable(), rule)
 
 
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:
-    # Parents alone are resolved: Hugging Face's cache has model.onnx as a link to a file without a suffix.
+    # Resolve only parents: in Hugging Face's cache, model.onnx links to a file without a suffix.
     whole = _base(info) / path
     return Path(os.path.realpath(whole.parent), whole.name) if ".." in whole.parts else whole
 
@@ -66,12 +66,12 @@ def _base(info: ValidationInfo) -> Path:
 
 
 def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
-    """Require what holds of a value, or else say the text about it."""
+    """Require that `holds(value)`, else raise a mistake with the text."""
 
     def check(value: Any) -> Any:
         try:
             is_right = holds(value)
-        except ConfigError as error:  # Of a path that cannot be looked up.
+        except ConfigError as error:  # A path may be unreadable.
             raise mistake(str(error)) from None
         if not is_right:
             raise mistake(text.format(value))
@@ -90,19 +90,19 @@ def _are_different(entries: Sequence[DeviceEntry]) -> bool:
 
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
-    """A library's model in a folder, with the folder's whole path."""
+    """Return a library's model with the absolute path of its folder, if any."""
     folder = folder_of(word, _base(info))
     return word if folder is None else f"{word.partition(':')[0]}:{folder}"
 
 
-def _known_engine(name: str) -> str:
+def _valid_engine(name: str) -> str:
     if name not in (valid := {**PRESETS, **ENGINES}):
         raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
     return name
 
 
 def _filter(data: Any, info: ValidationInfo) -> Filter:
-    """Read conditions. A misspelt word would exclude nothing and say nothing."""
+    """Validate conditions: a misspelt word would silently exclude nothing."""
     conditions = data if isinstance(data, Filter) else Filter.of(data)
     if not {"engines", "models", "layers"} <= info.data.keys():
         return conditions  # Their own mistakes come first.
@@ -125,12 +125,12 @@ _Some = Field(min_length=1)
 BatchSizes = Annotated[list[Count], _Some]
 Number = Annotated[float, Field(ge=-(2.0**63), le=2.0**63)]
 Shapes = dict[str, BatchSizes]
-"""By named dimension the sizes at which a model is measured."""
+"""Measured sizes by named dimension."""
 Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
 Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
 Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
 BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
-"""A path that is relative to the YAML."""
+"""A path relative to the YAML."""
 Exclusion = Annotated[Filter, PlainValidator(_filter), PlainSerializer(lambda excluded: dict(excluded.conditions))]
 File = Annotated[BelowYaml, _must(named_files.is_file, "there is no file {}; paths are relative to the YAML")]
 Arrays = Annotated[
@@ -145,10 +145,10 @@ class _Strict(BaseModel):
 
 
 class GraphInput(_Strict):
-    """Say what an input of an ONNX file holds: numbers of a range, or an array of real values, the batch first."""
+    """Fill an input of an ONNX file: numbers in a range, or an array of real values, the batch first."""
 
     range: tuple[Number, Number] | None = Field(default=None, strict=False)
-    """From the first number up to, but not including, the second."""
+    """The first number, and the excluded end."""
     data: File | None = None
 
     @model_validator(mode="after")
@@ -163,40 +163,40 @@ class ModelEntry(_Strict):
 
     name: Annotated[str, _part_of_id("a model's name")]
     network: Annotated[str, AfterValidator(_library_folder)] | None = None
-    """The canonical network, where it is to have another name; or a library's model, such as hf:BertModel."""
+    """The canonical network of a renamed entry, or a library's model, such as hf:BertModel."""
     step: str | None = None
-    """A part of a library's model that is measured in place of the whole, such as decode."""
+    """The measured part of a library's model, such as decode."""
     factory: Factory | None = None
     onnx: File | None = None
-    """The model, or next to a factory or a network the graph that engines of graphs run in place of an export."""
+    """The model, or with a factory or a network the graph that replaces its export."""
     variants: dict[Variant, File] = {}
-    """By precision a file of the model that others made, such as a quantized one."""
+    """Files of the model by precision, such as a quantized one."""
     weights: File | None = None
     key: str | None = None
-    """Under which a checkpoint has the state dict."""
+    """The state dict's key in a checkpoint."""
     prefix: str = ""
     """Prefix of the state dict's keys that the model's lack."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
-    """The shape of one item of a factory's only input, of floats."""
+    """The shape of one item of a factory's only input, in floats."""
     inputs: dict[str, GraphInput] = {}
-    """What the inputs of an ONNX file hold."""
+    """Values for the inputs of an ONNX file."""
     outputs: list[str] = []
-    """Compared outputs by name; training takes the first."""
+    """Names of the compared outputs; training uses the first."""
     dimensions: dict[str, Count] = {}
     batch: dict[str, Annotated[int, Field(ge=0)] | None] = {}
-    """Axis of the items by input, where it is not the first; null for an input that all items share."""
+    """Axis of the items by input, unless the first; null for an input that all items share."""
     shapes: Shapes | None = None
-    """In place of the job's."""
+    """Override the job's."""
     options: dict[str, Any] = {}
     calibration: Arrays | None = None
-    """A folder of inputs, as .npy files, from which int8 takes its ranges."""
+    """A folder of .npy files, inputs that int8 takes its ranges from."""
     batch_sizes: BatchSizes | None = None
-    """In place of the job's."""
+    """Override the job's."""
 
     @model_validator(mode="before")
     @classmethod
     def _word(cls, data: Any) -> Any:
-        """Name a library's model by its own name."""
+        """Expand a library's model."""
         word = data.get("network", data.get("name")) if isinstance(data, dict) else None
         if not isinstance(word, str) or not library_of(word):
             return data
@@ -205,25 +205,25 @@ class ModelEntry(_Strict):
 
     @property
     def is_file(self) -> bool:
-        """Return True for an .onnx file without a torch module."""
+        """True for an .onnx file without a torch module."""
         return self.onnx is not None and not self.factory and not self.network
 
     @property
     def library(self) -> str | None:
-        """The library whose model it is."""
+        """The prefix of the model's library."""
         library = library_of(self.network or "")
         return library.prefix if library else None
 
     @model_validator(mode="after")
     def _one_kind(self) -> ModelEntry:
         if self.factory and self.network:
-            raise mistake("a model has a factory or a network, only one of them")
+            raise mistake("a model has a factory or a network, not both")
         if self.input is not None and not self.factory:
             raise mistake(
                 f"{self.network or self.name} knows its input's shape: leave out input; dimensions may size it"
             )
         if self.inputs and not self.is_file:
-            raise mistake("inputs are of an .onnx file; a factory returns its own: (module, example_inputs)", "inputs")
+            raise mistake("inputs need an .onnx file; a factory returns its inputs: (module, example_inputs)", "inputs")
         if self.batch and not self.is_file and (not self.factory or self.input is not None):
             raise mistake("the inputs are known: the batch is their first axis; leave batch out", "batch")
         if self.is_file and (self.weights or self.options):
@@ -246,10 +246,10 @@ class ModelEntry(_Strict):
         data["graphs"] = dict(self.variants)
         if self.onnx and not self.is_file:
             data |= {"onnx": None, "graphs": {"fp32": self.onnx, **self.variants}}
-        held: dict[str, Any] = {name: each.data or each.range for name, each in self.inputs.items()}
+        inputs: dict[str, Any] = {name: value.data or value.range for name, value in self.inputs.items()}
         if self.library:
             data |= {"factory": self.network, "network": None, "library": self.library}
-        return ModelSource(**data, input_shape=self.input, inputs=held, outputs=tuple(self.outputs))
+        return ModelSource(**data, input_shape=self.input, inputs=inputs, outputs=tuple(self.outputs))
 
 
 class LayerEntry(_Strict):
@@ -257,7 +257,7 @@ class LayerEntry(_Strict):
 
     name: Annotated[str, _word(LAYERS, "layer")]
     batch_sizes: BatchSizes | None = None
-    """In place of the job's."""
+    """Override the job's."""
 
     def source(self) -> ModelSource:
         return ModelSource(self.name, layer=LAYERS[self.name])
@@ -271,11 +271,11 @@ class Machine(_Strict):
     instance: str | None = None
     usd_per_hour: Annotated[Price, Field(strict=False)] | None = None
     price_source: str | None = None
-    """Source and date of the price, printed with it."""
+    """Source and date of the price, which tables print."""
 
 
 class DeviceEntry(Machine):
-    """A kind of device of a Ray cluster: cpu, an accelerator's type such as H100, or one of the cluster's resources."""
+    """A kind of device of a Ray cluster: cpu, an accelerator's type such as H100, or a resource of the cluster."""
 
     kind: Annotated[str, _part_of_id("a kind of device")]
 
@@ -286,19 +286,19 @@ class DeviceEntry(Machine):
 
 
 class TrainingEntry(_Strict):
-    """Set what training does besides forward and backward; each optimizer makes cases of its own."""
+    """Configure training beyond forward and backward; each optimizer makes cases."""
 
     optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], _Some] = ["none"]
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     loss: str | dict[str, str] = {}
-    """A user's loss in place of the head's: of all models, or of each that is named."""
+    """A user's loss that replaces the head's: of all models, or by model."""
     dropout: bool = False
     input_gradient: bool | list[str] = False
-    """Compute the gradient of the input, too: of all models, or of those named."""
+    """Compute the gradient of the input: of all models, or of those named."""
     accumulation: Annotated[list[Count], _Some, BeforeValidator(lambda n: [n] if isinstance(n, int) else n)] = [1]
-    """Parts of the batch whose gradients add up; each number makes cases of its own."""
+    """Parts of the batch whose gradients add up; each number makes cases."""
     frozen: list[str] | dict[str, list[str]] = []
-    """Parameters that do not train: of all models, or of each that is named."""
+    """Parameters that do not train: of all models, or by model."""
 
     @model_validator(mode="after")
     def _check_words(self) -> TrainingEntry:
@@ -311,17 +311,17 @@ class TrainingEntry(_Strict):
         return self
 
     def settings(self, model: str) -> list[Training]:
-        """List a model's settings, one for each optimizer and accumulation."""
+        """Return a model's settings, one for each optimizer and accumulation."""
         names, losses = self.input_gradient, self.loss
         with_input = names if isinstance(names, bool) else model in names
         head = losses if isinstance(losses, str) else losses.get(model, self.head)
         frozen = tuple(self.frozen if isinstance(self.frozen, list) else self.frozen.get(model, ()))
-        every = product(self.optimizers, self.accumulation)
-        return [Training(optimizer, head, self.dropout, with_input, parts, frozen) for optimizer, parts in every]
+        axes = product(self.optimizers, self.accumulation)
+        return [Training(optimizer, head, self.dropout, with_input, parts, frozen) for optimizer, parts in axes]
 
     @property
     def losses(self) -> list[str]:
-        """The functions that it names."""
+        """The named loss functions."""
         return [self.loss] if isinstance(self.loss, str) else list(self.loss.values())
 
 
@@ -331,19 +331,19 @@ class LargestBatch(_Strict):
     limit: Count = 65536
     resolution: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.05
     models: list[str] = []
-    """Only of these, where any is given; so with the passes."""
+    """Search only these models, and only these passes; empty means all."""
     passes: Passes = []
 
     def covers(self, model: str, pass_: str) -> bool:
-        """Return True if this model's largest batch is searched in this pass."""
+        """Return whether this model's largest batch is searched in this pass."""
         return (not self.models or model in self.models) and (not self.passes or pass_ in self.passes)
 
 
 class EngineEntry(BaseModel):
-    """An engine with options under a label. Keys that are no field here are options of the engine."""
+    """An engine with options under a label. Other keys are options of the engine."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-    name: Annotated[str, AfterValidator(_known_engine)]
+    name: Annotated[str, AfterValidator(_valid_engine)]
     label: Annotated[str, _part_of_id("a label")]
 
     @model_validator(mode="before")
@@ -373,27 +373,27 @@ class EngineEntry(BaseModel):
 
 
 class Config(_Strict):
-    """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
+    """The job. Its blocks `cpu` and `cuda` are merged before validation."""
 
     suite: str = ""
     models: list[ModelEntry] = []
     layers: list[LayerEntry] = []
-    """Single layers, in place of models."""
+    """Single layers instead of models."""
     engines: Annotated[list[EngineEntry], _Some]
     passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
     precisions: Annotated[list[Precision], _Some] = ["fp32"]
     batch_sizes: BatchSizes = [1]
     shapes: Shapes = {}
-    """By named dimension of the inputs the sizes that are measured, every combination; of a model those that it has."""
+    """Sizes by named dimension of the inputs; a model is measured at every combination of those that it has."""
     training: TrainingEntry = TrainingEntry()
     largest_batch: LargestBatch | None = None
     search: bool = False
-    """Try what the engines' options make of the best configurations, and tell apart what may win."""
+    """Try the engines' options on the best configurations, and confirm the winner."""
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
-    """The published benchmark whose figures are shown next to the run's."""
+    """The published benchmark to show next to the run's figures."""
     machine: Machine = Machine()
     devices: Annotated[list[DeviceEntry], _must(_are_different, "a kind of device is in it twice")] = []
-    """Kinds of devices of a Ray cluster that all of the job is measured on, for --ray."""
+    """Kinds of devices of a Ray cluster, for --ray; each measures the whole job."""
     device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICES}")] = "auto"
     replicates: Replicates = 1
     output: BelowYaml = Path("results")
@@ -403,7 +403,7 @@ class Config(_Strict):
     """Time each layer of the measured cases afterwards."""
     exclude: list[Exclusion] = []
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
-    """Folders where factories are found, relative to the YAML."""
+    """Folders of factories, relative to the YAML."""
 
     @field_validator("models", "layers", "engines", mode="before")
     @classmethod
@@ -416,12 +416,12 @@ class Config(_Strict):
         if not self.subjects:
             raise mistake("must have at least one entry", "models")
         if self.models and self.layers:
-            raise mistake("leave this out: a job has models, or layers in place of them", "models")
+            raise mistake("leave this out: a job has models or layers, not both", "models")
         return self
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The folders in front of sys.path where factories are found."""
+        """The folders of factories, to put in front of sys.path."""
         return tuple(map(str, self.import_from))
 
     @property
@@ -431,11 +431,11 @@ class Config(_Strict):
 
 
 _OPTIONS = {"budget": "--seconds", "machine": "--machine"}
-"""Options that stand in place of some keys of a block."""
+"""Options that set some keys of a block."""
 
 
 class JobFile:
-    """A job's file, read once. Raises ConfigError for a file that cannot be read or is no YAML."""
+    """A job's file, read once. Raises ConfigError if it cannot be read or is not YAML."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -444,9 +444,9 @@ class JobFile:
     def config(
         self, device_kind: str = "", overrides: Mapping[str, Any] | None = None, hardware: str | None = None
     ) -> Config:
-        """Check the job, whatever the `hardware`; the block named `device_kind` replaces keys, then `overrides` do.
+        """Validate the job; the block named `device_kind` replaces keys, then `overrides` do. Ignores `hardware`.
 
-        Raises ConfigError for a mistake in it.
+        Raises ConfigError for a mistake.
         """
         typed: dict[Location, str] = {}
         for key, value in (overrides or {}).items():
@@ -461,7 +461,7 @@ class JobFile:
 
 
 def merged(*jobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Put each job's keys in place of those before; of a budget and a machine only the keys that it has."""
+    """Merge jobs; later keys win, and budgets and machines merge key by key."""
     whole: dict[str, Any] = {}
     for job in jobs:
         for key, value in job.items():
@@ -472,12 +472,12 @@ def merged(*jobs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_config(path: Path, device_kind: str = "", overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read and check a job's file. Raises ConfigError."""
+    """Read and validate a job's file. Raises ConfigError."""
     return JobFile(path).config(device_kind, overrides)
 
 
 def config_of(job: Mapping[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
-    """Check a job that is data, with paths from the current folder. ConfigErrors name what was `typed` for a place."""
+    """Validate a job that is data, with paths relative to the current folder. ConfigErrors name the `typed` options."""
     return _checked(job, Origin(typed=typed or {}), Path.cwd())
 
 
@@ -491,7 +491,7 @@ def _checked(job: Mapping[str, Any], origin: Origin, folder: Path) -> Config:
 
 
 def machine_keys(text: str | None) -> dict[str, str]:
-    """Read `--machine label=H200,usd_per_hour=7.9`. Raises ConfigError."""
+    """Parse `--machine label=H200,usd_per_hour=7.9`. Raises ConfigError."""
     return dict(read_option("--machine", text or "", Machine.model_fields))
 
 

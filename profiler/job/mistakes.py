@@ -1,4 +1,4 @@
-"""Read a job's YAML, and explain a mistake in it: its line and key, what was expected, and the nearest valid word."""
+"""Read a job's YAML, and explain a mistake: its line and key, the expected value, and the nearest valid word."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Location = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 Lines = dict[Location, int]
 DEVICE_BLOCKS = ("cpu", "cuda")
-"""Keys of a job that hold what differs on that device."""
+"""Keys of a job whose blocks apply on that device."""
 EXPECTED = {
     "list_type": "must be a list: put it in [ ]",
     "tuple_type": "must be a list, such as [3, 224, 224]",
@@ -36,17 +36,17 @@ EXPECTED = {
     "bool_type": "must be true or false",
     "string_type": "must be a text",
 }
-"""Words for errors in which pydantic would speak of Python's types, by the error's type."""
+"""Texts for errors by type; pydantic's would name Python's types."""
 _MOST_PROBLEMS = 10
 _MOST_BYTES, _MOST_VALUES = 2**19, 20_000
-"""Limits of a job's file; aliases count as often as they are used."""
+"""Limits of a job's file; an alias counts each time it is used."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a job: a file with lines, or options that were `typed` for some places.
+    """Origin of a job: a file with lines, or options `typed` for some places.
 
-    Keys of the `block` of a device stand in place of the job's own.
+    Keys of a device's `block` replace the job's.
     """
 
     path: Path | None = None
@@ -55,7 +55,7 @@ class Origin:
     block: str = ""
 
     def error(self, message: str, at: Location, key: str | int | None = None) -> ConfigError:
-        """Make the error of one mistake at a place in the job, or at an unknown `key` there."""
+        """Make the error for a mistake at a place in the job, or at an unknown `key` there."""
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in at).lstrip(".")
         option = next((self.typed[at[:n]] for n in range(len(at), 0, -1) if at[:n] in self.typed), None)
         line = f"{self.path}:{self.line(at if key is None else (*at, key))}: " if self.path and not option else ""
@@ -63,14 +63,14 @@ class Origin:
         return ConfigError(f"{line}{shown(f'{place}: {message}' if place else message, 1000)}")
 
     def line(self, at: Location) -> int:
-        """Find the line of a place, or of the nearest around it that has one."""
+        """Return the line of a place, or of the nearest place around it."""
         places = (place for n in range(len(at), 0, -1) for place in ((self.block, *at[:n]), at[:n]))
         return next((self.lines[place] for place in places if place in self.lines), 1)
 
     def explain(self, error: ValidationError, model: type[BaseModel]) -> ConfigError:
         """Explain the first mistakes that pydantic found, a line each."""
-        found = sorted(error.errors(), key=lambda each: self.line(_location(each)))
-        texts = dict.fromkeys(str(self.error(*_problem(each, model))) for each in found[:_MOST_PROBLEMS])
+        problems = sorted(error.errors(), key=lambda problem: self.line(_location(problem)))
+        texts = dict.fromkeys(str(self.error(*_problem(problem, model))) for problem in problems[:_MOST_PROBLEMS])
         return ConfigError("\n".join(texts))
 
 
@@ -100,9 +100,9 @@ class _Composer(Composer):
 
 
 def _values(node: Any, counts: dict[int, int]) -> int:
-    """Count a node's values, those below an alias each time that it is used."""
+    """Count a node's values, and those below an alias each time it is used."""
     if id(node) not in counts:
-        counts[id(node)] = 0  # Of an alias inside itself.
+        counts[id(node)] = 0  # An alias may contain itself.
         value: Any = getattr(node, "value", ())
         parts = [] if isinstance(value, str) else value
         pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
@@ -111,7 +111,7 @@ def _values(node: Any, counts: dict[int, int]) -> int:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Lines]:
-    """Read the file's data and the line of every key and item. Raises ConfigError."""
+    """Read the file's data, and the line of every key and item. Raises ConfigError."""
     lines: Lines = {}
     yaml = YAML()
     yaml.Constructor, yaml.Composer = _Constructor, _Composer
@@ -120,7 +120,7 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
         data = _plain(yaml.load(text.decode("utf-8")), (), lines)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except Exception as error:  # ruamel raises errors of its own, and of Python's for odd tags and keys.
+    except Exception as error:  # ruamel raises Python's errors for odd tags and keys.
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: no valid YAML: {shown(why, 300)}") from None
@@ -153,21 +153,21 @@ def to_yaml(data: Any) -> str:
 
 
 def mistake(message: str, *at: str | int) -> PydanticCustomError:
-    """Make what a validator raises; `at` leads from the validated field to what the message is about."""
+    """Make an error for a validator to raise; `at` leads from the validated field to the mistake."""
     # Braces in a custom error's template would be read as fields.
     return PydanticCustomError("own", "{text}", {"text": shown(message, 1000), "at": at})
 
 
-def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: Location = ()) -> str:
-    """Return the word if it is valid; raise a mistake with the nearest one if not."""
+def check_word(word: Any, valid: Iterable[str], kind: str, note: str = "", at: Location = ()) -> str:
+    """Return a valid word; raise a mistake with the nearest word for any other."""
     if word not in list(valid):
         hint = nearest(str(word), valid) + (f" {note}" if note else "")
-        raise mistake(f"unknown {what} '{shown(str(word))}'{hint}", *at)
+        raise mistake(f"unknown {kind} '{shown(str(word))}'{hint}", *at)
     return str(word)
 
 
 def yaml_text(value: Any) -> str:
-    """Write a value as a YAML has it."""
+    """Format a value as in YAML."""
     if value is None:
         return "nothing"
     return str(value).lower() if isinstance(value, bool) else shown(repr(value))
@@ -178,7 +178,7 @@ def _location(error: ErrorDetails) -> Location:
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, Location, str | int | None]:
-    """Say what is wrong, where, and at which unknown key."""
+    """Return the message, the place, and the unknown key, if any."""
     at = _location(error)
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown key '{at[-1]}'{nearest(str(at[-1]), _keys_at(at[:-1], model))}", at[:-1], at[-1]
@@ -204,7 +204,7 @@ def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
 
 
 def _with_fields(annotation: Any) -> Iterator[Any]:
-    """Find the models and dataclasses that an annotation such as list[ModelEntry] or Conv2d | None names."""
+    """Yield the models and dataclasses in an annotation such as list[ModelEntry] or Conv2d | None."""
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for argument in get_args(annotation):

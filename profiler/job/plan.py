@@ -1,4 +1,4 @@
-"""Plan a job: its cases in running order, some with the reason why they cannot run."""
+"""Plan a job: its cases in running order, with a reason for those that cannot run."""
 
 from __future__ import annotations
 
@@ -23,50 +23,51 @@ from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 from profiler.machine import usable_cores
 
 _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
-"""Guessed wall time of a case besides 1.5 times its sampling."""
+"""Guessed seconds of a case beyond 1.5 times its sampling."""
 _COMPILE_SECONDS = {"cpu": 30.0, "cuda": 20.0}
-"""Guessed wall time of compiling or building."""
+"""Guessed seconds of compiling or building."""
 _LONG_SECONDS = 180.0
-"""The same of a configuration that `builds_long`."""
+"""Guessed seconds of a build if `builds_long`."""
 _CORE_FLOPS = 5e10
-"""FLOP/s of a processor's core that a network is guessed to reach: PyTorch's on an EPYC."""
+"""Guessed FLOP/s of a network on a core: PyTorch's on an EPYC."""
 _CALLS = 2
-"""Calls of a case besides its samples, guessed."""
+"""Guessed calls of a case beyond its samples."""
 _GENERATION = ("prefill", "decode")
 BASE_PROCESSES = 3
-"""How often a base is measured at least: its processes tell how far any process may be from the next."""
+"""Fewest processes of a base: they show how far processes differ."""
 CONFIRMING_PROCESSES = 3
-"""How often a likely winner is measured beyond its plan: the processes that chose it do not count."""
+"""Processes of a likely winner beyond its plan: those that chose it do not count."""
 MOST_PROCESSES = 9
-"""How often a search measures what it cannot tell apart."""
+"""Most processes of cells that a search cannot distinguish."""
 MOST_CASES = 50_000
 _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
 
 def make_plan(config: Config, device: Device, hardware: str | None = None) -> list[Case]:
-    """Every cell of the config's matrix, in running order.
+    """Return every cell of the config's matrix, in running order.
 
-    `hardware` is what engines ask of the device (machine.Target.hardware), where it is known.
+    `hardware` is machine.Target.hardware if known, which some engines require.
 
     Replicates are rounds through the whole matrix (A B C A B C), so that a drift of the machine spreads over all cells
-    and shows in the spread between a cell's replicates. Bases are measured three times at least: with fewer rounds in
-    the middle and at the end of their model's cases, too.
+    and shows between a cell's replicates. Bases have at least three processes: with fewer rounds, additional ones in
+    the middle and at the end of their model's cases.
 
-    Raises ConfigError where two cells would have one id, and where nothing is left or too much.
+    Raises ConfigError if two cells have the same id, and for no cells or too many.
     """
-    if (count := _count(config)) > MOST_CASES:
+    if (count := _count_cells(config)) > MOST_CASES:
         raise ConfigError(f"{count:,} cases, and a plan has at most {MOST_CASES:,}; shorten a list, or split the job")
 
     @functools.cache
-    def lacking(engine: str, precision: str) -> str:
-        """Explain what this machine lacks; a look takes milliseconds, and a plan may have thousands of cells."""
+    def requirements(engine: str, precision: str) -> str:
+        """Explain what this machine lacks. Cached: a look takes milliseconds, a plan may have thousands of cells."""
         return explain(missing(ENGINES[engine], device, precision=precision))
 
-    once = [list(_cells(config, entry, device, hardware, lacking)) for entry in config.subjects]
-    rounds = [[replace(case, replicate=number) for case in of] for number in range(config.replicates) for of in once]
-    cases = [case for of in rounds[: -len(once)] for case in of]
-    cases += [case for of in rounds[-len(once) :] for case in _with_bases(of, config.replicates)]
+    matrix = [list(_cells(config, entry, device, hardware, requirements)) for entry in config.subjects]
+    numbers = range(config.replicates)
+    rounds = [[replace(case, replicate=number) for case in cells] for number in numbers for cells in matrix]
+    cases = [case for cells in rounds[: -len(matrix)] for case in cells]
+    cases += [case for cells in rounds[-len(matrix) :] for case in _with_bases(cells, config.replicates)]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: give models, engines and listed values once each")
@@ -76,15 +77,14 @@ def make_plan(config: Config, device: Device, hardware: str | None = None) -> li
     return plan
 
 
-def _count(config: Config) -> int:
-    """Count the cells of the matrix without making them."""
+def _count_cells(config: Config) -> int:
     optimizers = len(config.training.optimizers) if config.models else 1
     trained = config.passes.count("training") * (optimizers - 1)
-    of_batch = (len(config.passes) + trained) * len(config.precisions) * len(config.engines) * config.replicates
+    cells_per_batch = (len(config.passes) + trained) * len(config.precisions) * len(config.engines) * config.replicates
     count = 0
     for entry in config.subjects:
         shapes = math.prod(len(sizes) for sizes in _varied(entry).values())
-        count += shapes * len(entry.batch_sizes or config.batch_sizes) * of_batch
+        count += shapes * len(entry.batch_sizes or config.batch_sizes) * cells_per_batch
     return count
 
 
@@ -93,25 +93,27 @@ def _varied(entry: ModelEntry | LayerEntry) -> Mapping[str, Sequence[int]]:
 
 
 def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
-    """Add processes of a model's bases up to BASE_PROCESSES, spread over its cases: of the smallest and the largest
-    batch, the one set by the host as far as any is, the other by the device."""
+    """Add processes of a model's bases up to BASE_PROCESSES, spread over its cases.
+
+    Only at the smallest batch, likely set by the host, and at the largest, likely set by the device.
+    """
     bases: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         if case.is_base and case.unsupported is None:
             bases.setdefault((case.pass_, case.setting), []).append(case)
-    ends = [end(of, key=lambda case: case.batch_size) for of in bases.values() for end in (min, max)]
-    own = {case.id: case for case in ends}.values()
-    more = [[replace(case, replicate=number) for case in own] for number in range(replicates, BASE_PROCESSES)]
-    halves = [cases[: len(cases) // 2], cases[len(cases) // 2 :]] if len(more) > 1 else [cases]
-    return [case for part, extra in zip(halves, more, strict=False) for case in (*part, *extra)] if more else cases
+    ends = [end(group, key=lambda case: case.batch_size) for group in bases.values() for end in (min, max)]
+    unique = {case.id: case for case in ends}.values()
+    added = [[replace(case, replicate=number) for case in unique] for number in range(replicates, BASE_PROCESSES)]
+    halves = [cases[: len(cases) // 2], cases[len(cases) // 2 :]] if len(added) > 1 else [cases]
+    return [case for half, extra in zip(halves, added, strict=False) for case in (*half, *extra)] if added else cases
 
 
 def in_waves(cases: Sequence[Case]) -> tuple[list[list[Case]], list[Case]]:
-    """Order one model's cases: up to three waves, and last what hardly wins.
+    """Order one model's cases by how likely they win: up to three waves, and a list of unlikely winners.
 
-    First come bases and the modules that often win; then what else often wins, which compiles or needs a graph; then
-    all others. What often wins is taken at the fewest bits besides int8 and fp8. What hardly wins is at more bits than
-    its variant can be, or is built alone, for a third of a minute each.
+    First come bases and modules that often win; then other frequent winners, which compile or need a graph; then the
+    rest. Frequent winners run at their fewest bits besides int8 and fp8. Unlikely winners run at more bits than their
+    variant needs, or are built alone, for a third of a minute each.
     """
     fewest: dict[str, int] = {}
     for case in cases:
@@ -124,17 +126,17 @@ def in_waves(cases: Sequence[Case]) -> tuple[list[list[Case]], list[Case]]:
         if case.is_base and not case.replicate:
             return 0
         bits = PRECISION_TABLE[case.precision].bits
-        # On a CPU fewer bits may err by more than is allowed; with more of them what compiles nothing takes seconds.
+        # On a CPU fewer bits may exceed the allowed error, and a case that compiles nothing takes seconds.
         is_quick = case.device == "cpu" and not engine.compiles and case.precision not in EIGHT_BITS
         is_early = bits == fewest.get(case.variant) or is_quick
         if preset and case.device in preset.first and is_early and not case.replicate:
             return 0 if engine.needs == "torch" and not engine.compiles else 1
-        hardly_wins = bits > fewest.get(case.variant, bits) and not case.is_base
-        return 3 if hardly_wins or _is_built_alone(case) else 2
+        is_unlikely = bits > fewest.get(case.variant, bits) and not case.is_base
+        return 3 if is_unlikely or _is_built_alone(case) else 2
 
     *waves, last = ([case for case in cases if wave(case) == number] for number in range(4))
     waves[0].sort(key=lambda case: not case.is_base)
-    return [one for one in waves if one], sorted(last, key=_is_built_alone)
+    return list(filter(None, waves)), sorted(last, key=_is_built_alone)
 
 
 def _is_built_alone(case: Case) -> bool:
@@ -142,9 +144,9 @@ def _is_built_alone(case: Case) -> bool:
 
 
 def processes_of_winners(is_search: bool) -> Sequence[int]:
-    """Return how many further processes likely winners get, round by round.
+    """Return the number of further processes of likely winners, round by round.
 
-    After the first round another cell may be a likely winner. A search adds processes while several are.
+    After the first round another cell may be a likely winner. A search adds processes while there are several.
     """
     return range(CONFIRMING_PROCESSES, MOST_PROCESSES + 1) if is_search else [CONFIRMING_PROCESSES] * 2
 
@@ -152,7 +154,7 @@ def processes_of_winners(is_search: bool) -> Sequence[int]:
 def further(case: Case, planned: int, processes: int = 0) -> list[Case]:
     """Return a likely winner's further replicates, at least CONFIRMING_PROCESSES beyond the planned ones.
 
-    A base was not chosen, so all of its processes count.
+    Of a base all processes count, since nothing chose it.
     """
     count = max(processes, CONFIRMING_PROCESSES)
     numbers = range(1, max(processes, BASE_PROCESSES)) if case.is_base else range(planned, planned + count)
@@ -160,7 +162,7 @@ def further(case: Case, planned: int, processes: int = 0) -> list[Case]:
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
-    """Select the cases that `only` lets through. Raises ConfigError for a word that no case has, and for none left."""
+    """Return the cases that match `only`. Raises ConfigError for a word that no case has, and if none match."""
     if only is None:
         return plan
     only.check_some(plan)
@@ -168,13 +170,13 @@ def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
 
 
 def builds_long(case: Case) -> bool:
-    """Tell whether an option has a value that takes minutes to build."""
-    declared = ENGINES[case.engine].options.declared()
-    return any(one.builds_long and case.options.get(name) in one.search for name, one in declared.items())
+    """Return whether an option's value takes minutes to build."""
+    options = ENGINES[case.engine].options.declared()
+    return any(option.builds_long and case.options.get(name) in option.search for name, option in options.items())
 
 
 def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> float:
-    """Guess a case's wall time by a rate for its kind."""
+    """Guess a case's wall time."""
     if case.unsupported:
         return 0.0
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
@@ -187,7 +189,7 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
 
 
 def searched(plan: Iterable[Case]) -> list[Case]:
-    """Give one case, of any batch, for each family whose largest batch is searched."""
+    """Return one case, of any batch, for each family whose largest batch is searched."""
     families = {case.family: case for case in reversed(list(plan)) if not case.unsupported and not case.replicate}
     return list(reversed(families.values()))
 
@@ -197,7 +199,7 @@ def _cells(
     entry: ModelEntry | LayerEntry,
     device: Device,
     hardware: str | None,
-    lacking: Callable[[str, str], str],
+    requirements: Callable[[str, str], str],
 ) -> Iterator[Case]:
     of_job = entry.source()
     precisions = precisions_of(of_job, config.precisions)
@@ -210,14 +212,14 @@ def _cells(
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
             if precision in source.graphs and precision not in config.precisions and ENGINES[engine].needs == "torch":
-                continue  # What asks for this precision is a file that the engine does not take.
+                continue  # Only a file has this precision, and the engine runs none.
             cannot = unsupported(ENGINES[engine], pass_, device, precision, source.kind, hardware)
             reason = reason or _untrainable(source, pass_, batch_size, training.accumulation) or cannot
             if ENGINES[engine].needs == "onnx" and precision not in ENGINES[engine].switches:
                 reason = reason or not_made(source, precision)
             if ENGINES[engine].int8_graph == "int8-dynamic" and precision in source.graphs:
                 reason = reason or f"the model's {precision} file is quantized already: ort runs it"
-            reason = reason or lacking(engine, precision) or None
+            reason = reason or requirements(engine, precision) or None
             yield Case(
                 model=entry.name,
                 engine=engine,
@@ -238,12 +240,12 @@ def _untrainable(source: ModelSource, pass_: Pass, batch: int, parts: int) -> st
     if batch % parts:
         return f"accumulation: a batch of {batch} cannot be divided into {parts} equal parts"
     if pass_ == "training" and source.step in _GENERATION:
-        return f"{source.step} needs a cache, which training has not: train the model without `step`, or exclude this"
+        return f"{source.step} needs a cache, which training lacks: train the model without `step`, or exclude this"
     return None
 
 
 def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:
-    """The engine's key, its options on this device, and why the entry cannot run here."""
+    """Return the engine's key, its options on this device, and why the entry cannot run on it."""
     preset = PRESETS.get(entry.name)
     engine = preset.engine if preset else entry.name
     if preset and device not in preset.options:

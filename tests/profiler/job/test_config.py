@@ -81,7 +81,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (models("{name: alexnet, step: decode}"), 3, "models[0].step: hf:GPT2LMHeadModel"),
     (models("{name: x, factory: mymodel, input: [3]}"), 3, "models[0].factory: 'mymodel' package.module:function"),
     (models("{name: x, factory: 'a/b.py:c', input: [3]}"), 3, "models[0].factory: without .py"),
-    (factory("network: vgg16, input: [3]"), 3, "only one"),
+    (factory("network: vgg16, input: [3]"), 3, "not both"),
     (factory("inputs: {ids: {range: [0, 4]}}"), 3, "models[0].inputs: (module, example_inputs)"),
     (models("{name: x, onnx: there.onnx, inputs: {ids: {rang: [0, 4]}}}"), 3, "inputs.ids: 'rang' mean 'range'?"),
     (models("{name: x, onnx: there.onnx, inputs: {ids: {range: [4, 4]}}}"), 3, "inputs.ids: range data"),

@@ -174,7 +174,7 @@ REFUSED = [
     ("resnet18 --batch-axis x=1", "--batch-axis: the inputs are known: the batch is their first axis"),
     ("words.onnx --shapes sequence=8", r"give --input input_ids=0,100 --input attention_mask=1,2 .the end is excl"),
     ("words.onnx --batch-axis ids=1", "batch: no input 'ids'; valid: input_ids"),
-    ("net:make --input a=0,3", r"--input: inputs are of an .onnx file; .*\(module, example_inputs\)"),
+    ("net:make --input a=0,3", r"--input: inputs need an .onnx file; .*\(module, example_inputs\)"),
     (
         "words.onnx",
         "no fixed size: sequence(.|\n)*on the command line: --shapes sequence=128 --input input_ids=0,100 "
