@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,7 @@ class RunFolder:
             failed = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"])
             written = _parsed(line := replace(failed, environment=result.environment).to_json())
         append_line(self.journal, line)
+        self._results[written.case_id] = written
         return written
 
     def append_try(self, case: Case, result: Result) -> None:
@@ -173,9 +175,10 @@ class RunFolder:
         tried |= {"peak_memory_mib": result.figures.get("peak_memory_mib")}
         append_line(self.tries, json.dumps(printable(tried)))
 
-    def results(self) -> dict[str, Result]:
-        """Return the journal's results by case id; a case's last readable line counts."""
-        results, self.damaged = dict[str, Result](), 0
+    @cached_property
+    def _results(self) -> dict[str, Result]:
+        """Read the journal, once: `append` adds to the results."""
+        results = dict[str, Result]()
         for line in read_lines(self.journal):
             try:
                 result = _parsed(line)
@@ -183,6 +186,10 @@ class RunFolder:
             except _NO_RESULT:
                 self.damaged += 1
         return results
+
+    def results(self) -> dict[str, Result]:
+        """Return the results by case id; the last readable line of a case counts."""
+        return dict(self._results)
 
     def largest_batches(self) -> pl.DataFrame:
         """Return one row per try of the search for the largest batch; a try's last line counts."""
