@@ -1,7 +1,7 @@
-"""Run a job on a Ray cluster, in parts for each kind of device, whose rows come into this run as they are made.
+"""Run a job on a Ray cluster, in parts for each kind of device, and collect their rows as they end.
 
-Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). Each of
-the kinds of devices that a job names has a run's folder in the job's.
+Ray places the parts, one at a time on a device; each is an ordinary run on its node (profiler.cluster.part). Each kind
+of device in a job has a run's folder inside the job's.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from profiler.run.summary import print_results
 from profiler.tables.numbers import counted, duration
 
 _MOST_LOST = 2
-"""So many nodes may end under a part before what is left of it is given up."""
-_LEAST_PARTS, _ENOUGH_PARTS = 2, 4
-"""Parts a device: with fewer than the least, models are cut by batch size, since parts take different times; with more
-than enough, short ones are put together, since each takes a while to start."""
+"""Nodes that may end under a part before it is given up."""
+_FEWEST_PARTS, _ENOUGH_PARTS = 2, 4
+"""Parts a device. With fewer, models are cut by batch size, since parts differ in duration; with more, short parts are
+joined, since each takes a while to start."""
 _SHORT_SECONDS = 600.0
-"""A part that takes less is short. A longer one would lose more where a node ends twice."""
+"""Join parts up to this duration; a longer part loses more with its node."""
 _WAIT_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _HEAD_SECONDS = 3.0
-"""Seconds without an answer after which the cluster's head has ended."""
+"""Seconds of silence after which the cluster's head counts as ended."""
 _HEAD_ENDED = "the cluster's head has ended"
-_DRIVERS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
-"""Keys of environment.json that only the driver knows."""
-_STAYS = (".git", ".venv", "venv", "__pycache__", "node_modules")
-"""What does not travel of a job's folder, besides its results."""
+_DRIVER_KEYS = ("machine", "command", "earlier_commands", "job_folder", "spread", "sampling_seconds")
+"""Keys of environment.json that the driver sets."""
+_EXCLUDED = (".git", ".venv", "venv", "__pycache__", "node_modules")
+"""Parts of a job's folder that stay behind, besides its results."""
 
 
 class _ClusterError(Exception):
@@ -73,7 +73,7 @@ class _ClusterError(Exception):
 
 
 def execute(options: Options, console: Console, conclude: run.Conclude | None = None) -> int:
-    """Run the job on the cluster at `options.ray`; returns the exit code. Raises ConfigError."""
+    """Run the job on the cluster at `options.ray`; return the exit code. Raises ConfigError."""
     started = time.monotonic()
     run.check_options(options)
     job, only, address = run.open_job(options), parse_only(options.only), str(options.ray)
@@ -83,7 +83,7 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
     if options.resume is not None:
         folder = Path(RunFolder(options.resume).read_environment().get("job_folder", Path.cwd()))
     with contextlib.ExitStack() as stack:
-        # Before the forkserver, which ends children that it does not know.
+        # Before the forkserver, which kills unknown children.
         travelling = next(filter(None, (_travelling(config, folder) for config in configs)), {})
         ray = stack.enter_context(_connected(address, travelling))
         kinds = kinds_of(shared.devices, shared.device, ray.nodes())
@@ -95,23 +95,23 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             whole.write_config(shared)
         sides = list[Side]()
         for kind in kinds:
-            own = RunFolder(whole.path / f"{whole.run_id}-{kind.entry.kind}") if shared.devices else whole
-            own.logs.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(writing(own.path))
-            begun = own.path / "bench.yaml"
-            read = run.read_job(options, JobFile(begun) if begun.exists() else job, kind.device)
+            part_run = RunFolder(whole.path / f"{whole.run_id}-{kind.entry.kind}") if shared.devices else whole
+            part_run.logs.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(writing(part_run.path))
+            resumed = part_run.path / "bench.yaml"
+            read = run.read_job(options, JobFile(resumed) if resumed.exists() else job, kind.device)
             config = with_shapes(_of_kind(kind, shared, read), display.doing)
             target, plan = Target(kind.device), make_plan(config, kind.device)
             chosen = only_of(plan, only)
-            more = {"machine": config.machine.model_dump(exclude_none=True), "job_folder": str(folder)}
-            environment = own.read_environment() or describe(target, facts) | more
-            if begun.exists():
+            facts_of_job = {"machine": config.machine.model_dump(exclude_none=True), "job_folder": str(folder)}
+            environment = part_run.read_environment() or describe(target, facts) | facts_of_job
+            if resumed.exists():
                 commands = [*environment.get("earlier_commands", []), environment.get("command")]
                 environment |= {"command": sys.argv, "earlier_commands": commands}
             else:
-                own.write_config(config)
+                part_run.write_config(config)
             start = run.Start(options, console, config, target, environment, plan, chosen)
-            sides.append(Side(kind, start.runner(own, display), options, folder if travelling else None))
+            sides.append(Side(kind, start.runner(part_run, display), options, folder if travelling else None))
         count = counted(sum(len(side.shares) for side in sides), "part")
         display.announce(f"{count} to measure; into {whole.path}")
         interrupted, refused, ended = False, list[str](), ""
@@ -133,30 +133,32 @@ def execute(options: Options, console: Console, conclude: run.Conclude | None = 
             conclude(whole.path, results, console)
     if refused:
         raise ConfigError("; ".join(dict.fromkeys(refused)))
-    own_rows = [(results.filter(run_id=side.run.run_id), side.runner.config) for side in sides]
-    return max(run.exit_code(rows, config, options.strict) for rows, config in own_rows)
+    return max(
+        run.exit_code(results.filter(run_id=side.run.run_id), side.runner.config, options.strict) for side in sides
+    )
 
 
 class Share(NamedTuple):
-    """What one part measures: models, or one model at one batch size."""
+    """A part's share of the cases: models, or one model at one batch size."""
 
     models: tuple[str, ...]
     batch_size: int | None = None
 
     def __str__(self) -> str:
-        more = f" and {counted(len(self.models) - 1, 'other model')}" if len(self.models) > 1 else ""
-        return f"{self.models[0]}{more}" if self.batch_size is None else f"{self.models[0]} at batch {self.batch_size}"
+        first, others = self.models[0], len(self.models) - 1
+        if self.batch_size is not None:
+            return f"{first} at batch {self.batch_size}"
+        return f"{first} and {counted(others, 'other model')}" if others else first
 
-    def has(self, case_id: str) -> bool:
-        """Tell whether a row is of this part, by its name."""
-        of_batch = self.batch_size is None or f"/b{self.batch_size}/r" in case_id
-        return case_id.partition("/")[0] in self.models and of_batch
+    def has(self, case: Case) -> bool:
+        """Return whether the case is of this share."""
+        return case.model in self.models and self.batch_size in (None, case.batch_size)
 
 
-def shares_of(cases: Sequence[Case], budget: Budget, least: int, enough: int) -> list[Share]:
-    """Cut cases by model, and the longest models by batch size until there are `least` parts; the longest come first.
+def shares_of(cases: Sequence[Case], budget: Budget, fewest: int, enough: int) -> list[Share]:
+    """Cut cases by model, and the longest models by batch size up to `fewest` shares; return the longest first.
 
-    With more than `enough` parts the shortest are put together, as long as they stay short.
+    Joins the shortest while there are more than `enough`, unless they become long.
     """
     seconds = defaultdict[Share, float](float)
 
@@ -171,54 +173,58 @@ def shares_of(cases: Sequence[Case], budget: Budget, least: int, enough: int) ->
             break
         seconds[Share(longer.models + shorter.models)] = seconds.pop(longer) + seconds.pop(shorter)
     for whole in longest_first():
-        if len(seconds) < least:
+        if len(seconds) < fewest:
             del seconds[whole]
             for case in cases:
-                if whole.has(case.id):
+                if whole.has(case):
                     seconds[Share(whole.models, case.batch_size)] += estimate_seconds(case, budget)
     return longest_first()
 
 
 class Side:
-    """What is measured on one kind of device: parts of a run."""
+    """The parts of a run that are measured on one kind of device."""
 
     def __init__(self, kind: Kind, runner: Runner, options: Options, folder: Path | None) -> None:
         run.begin(runner)
         self.kind, self.runner, self.run, self.options, self.folder = kind, runner, runner.run, options, folder
         self.lost = Counter[Share]()
-        """By part how often its program or node ended."""
-        lacking = run.waiting(self.run.results(), runner.chosen, options.retry)
-        self.unmeasured, self.arrived = {case.id for case in lacking}, set(self.run.results())
-        # Only the node knows whether a search or the largest batch has ended.
+        """How often each part's program or node ended."""
+        waiting = run.waiting(self.run.results(), runner.chosen, options.retry)
+        self.unmeasured, self.arrived = {case.id for case in waiting}, set(self.run.results())
+        # Only the node finds out whether its searches have ended.
         is_open = runner.config.search or runner.config.largest_batch
-        cases = runner.chosen if is_open else [*lacking, *runner.lacking()]
-        # The largest batch is searched once for all of them.
-        least = 0 if runner.config.largest_batch or kind.count == 1 else _LEAST_PARTS * kind.count
-        self.shares = shares_of(cases, runner.config.budget, least, _ENOUGH_PARTS * kind.count)
+        cases = runner.chosen if is_open else [*waiting, *runner.missing_replicates()]
+        # One search of the largest batch serves all batch sizes.
+        fewest = 0 if runner.config.largest_batch or kind.count == 1 else _FEWEST_PARTS * kind.count
+        self.shares = shares_of(cases, runner.config.budget, fewest, _ENOUGH_PARTS * kind.count)
 
     def part(self, share: Share) -> Part:
-        """Make a part, with what is there of it."""
+        """Make a part, with its earlier rows."""
         only = parse_only(self.options.only)
         conditions = {**(only.conditions if only else {}), "model": list(share.models)}
         conditions |= {} if share.batch_size is None else {"batch_size": [share.batch_size]}
         words = ["--only", str(Filter(conditions))]
         words += ["--wait-for-idle", f"{self.options.wait_for_idle:g}"] if self.options.wait_for_idle else []
         words += ["--retry"] if self.options.retry else []
+        runner, results = self.runner, self.run.results()
+        trials = trials_of(results, runner.plan) if runner.config.search else []
+        ended, _ = self.run.ended(runner.config.suite, [*runner.plan, *trials], runner.environment)
+        subjects = {case.subject for case in runner.plan if share.has(case)}
         models = read_json(self.run.path / MODELS, identities_of).items()
         files = {
             TRIES: read_text(self.run.tries),
-            MODELS: json.dumps({name: one for name, one in models if name.partition("/")[0] in share.models}),
-            JOURNAL: "".join(f"{row.to_json()}\n" for id_, row in self.run.results().items() if share.has(id_)),
+            MODELS: json.dumps({name: model for name, model in models if name in subjects}),
+            JOURNAL: "".join(f"{results[case.id].to_json()}\n" for case, _ in ended if share.has(case)),
         }
-        return Part(as_job(self.runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
+        return Part(as_job(runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
 
-    def left(self, share: Share) -> list[Case]:
-        """Return the cases of a part that the journal lacks."""
-        cases = [case for case in self.runner.chosen if share.has(case.id)]
+    def waiting(self, share: Share) -> list[Case]:
+        """Return the share's cases that the journal lacks."""
+        cases = [case for case in self.runner.chosen if share.has(case)]
         return run.waiting(self.run.results(), cases, retry=False)
 
     def take(self, file: str, text: str, display: Display) -> None:
-        """Put what a node says into the run's files."""
+        """Write a node's text into the run's file."""
         if file == JOURNAL:
             result = self.run.append(Result.from_json(text))
             again = "again " if result.case_id in self.arrived else ""
@@ -230,42 +236,42 @@ class Side:
         elif file == MODELS:
             self.run.write_models(models_of(json.loads(text)))
         elif file == ENVIRONMENT:
-            self._know(json.loads(text))
+            self._take_environment(json.loads(text))
         else:
             write_whole(self.run.path / file, text)
 
     def contradicts(self, text: str) -> str:
-        """Say which models are other networks on a node than on an earlier one; empty if none is."""
-        known, found = self.run.read_models(), models_of(json.loads(text))
-        names = [name for name, one in found.items() if name in known and known[name].changes(one)]
+        """Say which models differ from an earlier node's; empty if none do."""
+        recorded, models = self.run.read_models(), models_of(json.loads(text))
+        names = [name for name, model in models.items() if name in recorded and recorded[name].changes(model)]
         why = "is another network on one node than on another; give all nodes the same files"
         return f"--ray: {', '.join(names)} {why}" if names else ""
 
-    def _know(self, found: dict[str, Any]) -> None:
-        """Keep the first node's environment, and of each node who it is; rows have their own."""
-        known = self.runner.environment
-        nodes, node = known.get("nodes", []), {key: found.get(key) for key in ("host", "gpu_uuid", "cores")}
-        kept = {key: known[key] for key in _DRIVERS if key in known}
-        is_first = not nodes or node == nodes[0]
-        first = found | host_and_user() | {"earlier_commands": []} | kept if is_first else known
-        roofs = {"roofs": (found.get("roofs") or {}) | (known.get("roofs") or {})}
-        self.runner.environment = first | roofs | {"nodes": [*nodes, *([node] if node not in nodes else [])]}
+    def _take_environment(self, theirs: dict[str, Any]) -> None:
+        """Keep the first node's environment, and the identity of each; rows have their own environments."""
+        ours = self.runner.environment
+        nodes, node = ours.get("nodes", []), {key: theirs.get(key) for key in ("host", "gpu_uuid", "cores")}
+        roofs = (theirs.get("roofs") or {}) | (ours.get("roofs") or {})
+        if not nodes or node == nodes[0]:
+            drivers = {key: ours[key] for key in _DRIVER_KEYS if key in ours}
+            ours = theirs | host_and_user() | {"earlier_commands": []} | drivers
+        self.runner.environment = ours | {"roofs": roofs, "nodes": [*nodes, *([node] if node not in nodes else [])]}
         self.run.write_environment(self.runner.environment)
 
     def give_up(self, share: Share, status: Status, reason: str) -> None:
-        """Make rows of what is left of a part."""
-        for case in self.left(share):
+        """Write rows for the share's remaining cases."""
+        for case in self.waiting(share):
             self.unmeasured.discard(case.id)
             self.run.append(Result(case.id, status, [reason]))
 
 
 def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, list[str]]:
-    """Have Ray place every part, and take what it says; returns whether that was interrupted, and why nodes refused."""
+    """Run every part on Ray and collect its files; return whether it was interrupted, and why nodes refused."""
     task = ray.remote(num_returns="streaming", max_retries=0)(measure)
     going, refused = dict[Any, tuple[Side, Share]](), list[str]()
 
     def send(side: Side, share: Share) -> None:
-        going[task.options(**side.kind.asks).remote(side.part(share))] = side, share
+        going[task.options(**side.kind.request).remote(side.part(share))] = side, share
 
     def lose(side: Side, share: Share, why: str) -> None:
         side.lost[share] += 1
@@ -277,9 +283,9 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
 
     head, answered = ray.get_runtime_context().gcs_address, time.monotonic()
     try:
-        for each in sides:
-            for share in each.shares:
-                send(each, share)
+        for side in sides:
+            for share in side.shares:
+                send(side, share)
         total = sum(len(side.unmeasured) for side in sides)
         while going:
             done = total - sum(len(side.unmeasured) for side in sides)
@@ -304,11 +310,11 @@ def _measure(ray: Any, sides: Sequence[Side], display: Display) -> tuple[bool, l
                     going[stream] = side, share
                     side.take(file, text, display)
                 else:
-                    code, said = text.split("\n")[0], text.strip().split("\n")[-1]
+                    code, message = text.split("\n")[0], text.strip().split("\n")[-1]
                     if code == "2":
-                        refused.append(said)
-                    elif code not in ("0", "1") or side.left(share):
-                        lose(side, share, f"exit code {code}: {said}")
+                        refused.append(message)
+                    elif code not in ("0", "1") or side.waiting(share):
+                        lose(side, share, f"exit code {code}: {message}")
     except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
         raise _ClusterError("this node's object store is full (see: ray memory)") from error
     except KeyboardInterrupt:
@@ -327,13 +333,11 @@ def _answers(address: str) -> bool:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError where nobody answers."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def _write(sides: Sequence[Side], console: Console) -> pl.DataFrame:
-    """Write what each side's journal holds, print all in the same tables, and return the results."""
     # A kind without rows has no tables yet.
     runners = [side.runner for side in sides if side.run.journal.exists() or len(sides) == 1]
     for runner in runners:
@@ -353,28 +357,28 @@ def _write(sides: Sequence[Side], console: Console) -> pl.DataFrame:
 
 @contextlib.contextmanager
 def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
-    """Be a driver of the cluster. Raises ConfigError where there is none, or Ray cannot send the job's folder."""
+    """Connect to the cluster. Raises ConfigError without one, or if Ray cannot send the job's folder."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")  # Weights are no part of a repository.
+    os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")  # Repositories often ignore weights.
     try:
         import ray
     except ImportError:
         raise ConfigError("--ray: Ray is not installed; pip install 'runtime-profiler[ray]'") from None
     usual: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "runtime_env": environment}
     usual |= {"include_dashboard": False} if address == "local" else {}
-    logging.getLogger("ray").setLevel(logging.ERROR)  # Else it prints notes on its token and on ignored folders.
+    logging.getLogger("ray").setLevel(logging.ERROR)  # It prints notes on its token and on ignored folders.
     handler, started = signal.getsignal(signal.SIGTERM), list[psutil.Process]()
     try:
-        if address not in ("local", "auto"):  # Ray tries for minutes.
+        if address not in ("local", "auto"):  # Ray would try for minutes.
             host, _, port = address.rpartition(":")
             if not (host and port.isdigit()):
                 raise ValueError("that is no HOST:PORT")
             _reach(address)
         ray.init(address, **usual)
-        signal.signal(signal.SIGTERM, handler)  # Ray's would end the driver without its tables.
+        signal.signal(signal.SIGTERM, handler)  # Ray's handler would end the driver without tables.
         started = psutil.Process().children(recursive=True)
         yield ray
-    except Exception as error:  # Ray raises a plain one where it does not start in time.
+    except Exception as error:  # Ray raises a plain Exception if it does not start in time.
         if ray.is_initialized():
             raise
         if "InvalidAuthToken" in f"{error} {error.__cause__}":
@@ -383,23 +387,22 @@ def _connected(address: str, environment: dict[str, Any]) -> Iterator[Any]:
         raise ConfigError(f"--ray {address}: {why}; give local, auto, or HOST:PORT of ray start") from None
     finally:
         ray.shutdown()
-        for process in started:  # Without a head some stay.
+        for process in started:  # Without a head some survive.
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
 def _travelling(config: Config, folder: Path) -> dict[str, Any]:
-    """Return Ray's environment of the tasks: with the job's folder, if it needs files or functions of that."""
+    """Return Ray's environment for the tasks: with the job's folder if it needs files or functions from there."""
     job = {key: value for key, value in as_job(config).items() if key not in ("output", "import_from")}
     if not any(entry.factory for entry in config.models) and moved(job, folder) == job:
         return {}
     output = config.output.resolve()
     results = [f"/{output.relative_to(folder)}"] if output.is_relative_to(folder) and output != folder else []
-    return {"working_dir": str(folder), "excludes": [*_STAYS, *results]}
+    return {"working_dir": str(folder), "excludes": [*_EXCLUDED, *results]}
 
 
 def _of_kind(kind: Kind, shared: Config, config: Config) -> Config:
-    """Return the job of one kind of device, which is called and priced as the entry says."""
-    given = config.machine.model_dump(exclude_none=True) | ({"label": kind.entry.kind} if shared.devices else {})
-    machine = Machine(**given | kind.entry.model_dump(exclude_none=True, exclude={"kind"}))
+    machine_keys = config.machine.model_dump(exclude_none=True) | ({"label": kind.entry.kind} if shared.devices else {})
+    machine = Machine(**machine_keys | kind.entry.model_dump(exclude_none=True, exclude={"kind"}))
     return config.model_copy(update={"devices": [], "machine": machine, "device": kind.device})

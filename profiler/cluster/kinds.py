@@ -1,4 +1,4 @@
-"""Find a job's kinds of devices in a Ray cluster, and the resources that a task requests to own one."""
+"""Find a job's kinds of devices in a Ray cluster, and the resources that reserve one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TYPE = "accelerator_type:"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of device: the job's entry for it, the resources that a Ray task requests for one, and their number."""
+    """A kind of device: the job's entry, the resources that a Ray task requests for one, and the number of devices."""
 
     entry: DeviceEntry
     device: Device
-    asks: Mapping[str, Any]
+    request: Mapping[str, Any]
     count: int
 
 
 def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Kind]:
-    """Return the kinds that a job names, or else the one of its `device`; `nodes` are as ray.nodes() has them.
+    """Return the kinds that a job names, by default its `device`. `nodes` is the output of ray.nodes().
 
     Raises ConfigError for a kind that the cluster lacks.
     """
@@ -33,31 +33,31 @@ def kinds_of(entries: Sequence[DeviceEntry], device: str, nodes: Sequence[Mappin
     if ":" in device:
         of_host = f"CUDA_VISIBLE_DEVICES={device.partition(':')[2]}"
         raise ConfigError(f"device {device}: Ray hands the GPUs out; say cuda, and start Ray with {of_host}")
-    own = DeviceEntry(kind=usual if device == "auto" else device)
-    return [_kind(entry, alive) for entry in entries or [own]]
+    default = DeviceEntry(kind=usual if device == "auto" else device)
+    return [_kind(entry, alive) for entry in entries or [default]]
 
 
 def _kind(entry: DeviceEntry, nodes: Sequence[Mapping[str, float]]) -> Kind:
     name, cards = entry.kind, [node for node in nodes if node.get("GPU")]
-    having = [node for node in nodes if name in node]
-    own = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
+    with_name = [node for node in nodes if name in node]
+    custom = {key for node in nodes for key in node if ":" not in key} - {"CPU", "GPU", "memory", "object_store_memory"}
     if name == "cpu":
         return Kind(entry, "cpu", {"num_cpus": _most_of(nodes), "scheduling_strategy": "SPREAD"}, _large(nodes))
     if name == "cuda" and cards:
         return Kind(entry, "cuda", {"num_gpus": 1}, _cards(cards))
     if typed := [node for node in cards if f"{_TYPE}{name}" in node]:
         return Kind(entry, "cuda", {"num_gpus": 1, "accelerator_type": name}, _cards(typed))
-    if name in own:
-        if all(node in cards for node in having):
-            count = int(sum(min(node["GPU"], node[name]) for node in having))
+    if name in custom:
+        if all(node in cards for node in with_name):
+            count = int(sum(min(node["GPU"], node[name]) for node in with_name))
             return Kind(entry, "cuda", {"num_gpus": 1, "resources": {name: 1}}, count)
-        return Kind(entry, "cpu", {"num_cpus": _most_of(having), "resources": {name: 1}}, _large(having))
-    known = sorted({"cpu", *own, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
-    raise ConfigError(f"devices: the cluster has no {name}{nearest(name, known)}")
+        return Kind(entry, "cpu", {"num_cpus": _most_of(with_name), "resources": {name: 1}}, _large(with_name))
+    valid = sorted({"cpu", *custom, *(key.removeprefix(_TYPE) for node in cards for key in node if _TYPE in key)})
+    raise ConfigError(f"devices: the cluster has no {name}{nearest(name, valid)}")
 
 
 def _most_of(nodes: Sequence[Mapping[str, float]]) -> int:
-    """Return just over half of the largest node's cores, so that no node runs two tasks that request as many."""
+    """Return just over half of the largest node's cores: no node can run two such tasks."""
     return int(max(node.get("CPU", 0) for node in nodes) // 2 + 1)
 
 

@@ -1,4 +1,4 @@
-"""Measure a part of a job on a node: the program itself runs it there, and its rows are sent as they are journalled."""
+"""Measure a part of a job on a node: run the program there, and send its rows as it writes them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from profiler.results.run_folder import moved
 JOURNAL, TRIES, MODELS, ENVIRONMENT = "journal.jsonl", "largest_batch.jsonl", "models.json", "environment.json"
 ENDED = "ended"
 _POLL_SECONDS = 0.3
-_SAID = 2000
-"""Characters kept of the end of the program's output."""
+_MOST_OUTPUT = 2000
+"""Characters sent from the end of the program's output."""
 _SET_BY_RAY = "OMP_NUM_THREADS"
 """Ray gives each task one thread."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a job as a node gets it: the whole job, and the program's further `words`, which name the part.
+    """A part of a job for a node: the whole job, and the `words` on the command line that select the part.
 
-    `folder` was copied to the task's working directory (None: nothing was), so paths below it are found there. `files`
-    has the texts of the files that the `run` already has, by name. `sources` is the digest of the sender's sources.
+    Ray copies `folder`, if any, to the task's working directory, so paths below it move there. `files` has the texts of
+    the files of `run`, by name. `sources` is the digest of the sender's sources.
     """
 
     job: dict[str, Any]
@@ -48,7 +48,7 @@ class Part:
 
 
 def measure(part: Part) -> Iterator[tuple[str, str]]:
-    """Run a part; yield the names and texts of files in its run folder, of JOURNAL and TRIES each new line.
+    """Run a part; yield names and texts of files in its run folder, from JOURNAL and TRIES line by line.
 
     ENDED comes last: the exit code, a line break, and the end of the program's output.
     """
@@ -67,8 +67,8 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
         folder, printed = temporary / "part", temporary / "printed"
         folder.mkdir()
 
-        def here(text: str) -> str:
-            """Name files by where they are for who started the run."""
+        def translated(text: str) -> str:
+            """Replace this node's paths by the driver's."""
             text = text.replace(str(folder), part.run)
             return text.replace(str(Path.cwd()), str(part.folder)) if part.folder else text
 
@@ -81,30 +81,30 @@ def measure(part: Part) -> Iterator[tuple[str, str]]:
             program = subprocess.Popen([*command, *part.words], env=variables, stdout=out, stderr=out, preexec_fn=begin)
         try:
             sent = {name: len(part.files[name].encode()) for name in (JOURNAL, TRIES)}
-            is_over, told = False, dict[str, str]()
+            is_over, texts = False, dict[str, str]()
             while not is_over:
                 is_over = program.poll() is not None
                 # Models and environment precede the rows that refer to them.
                 for file in (folder / MODELS, folder / ENVIRONMENT):
-                    if file.exists() and (text := here(file.read_text(errors="replace"))) != told.get(file.name):
-                        told[file.name] = text
+                    if file.exists() and (text := translated(file.read_text(errors="replace"))) != texts.get(file.name):
+                        texts[file.name] = text
                         yield file.name, text
                 for name, at in sent.items():
                     new = whole_lines(folder / name, at)
                     sent[name] += len(new)
-                    yield from ((name, here(line)) for line in new.decode(errors="replace").splitlines())
+                    yield from ((name, translated(line)) for line in new.decode(errors="replace").splitlines())
                 time.sleep(_POLL_SECONDS)
         finally:
             program.kill()
             program.wait()
         for file in (folder / "logs").glob("*.log"):
-            yield str(file.relative_to(folder)), here(file.read_text(errors="replace"))
-        yield ENDED, here(f"{program.returncode}\n{printed.read_text(errors='replace')[-_SAID:]}")
+            yield str(file.relative_to(folder)), translated(file.read_text(errors="replace"))
+        yield ENDED, translated(f"{program.returncode}\n{printed.read_text(errors='replace')[-_MOST_OUTPUT:]}")
 
 
 @functools.cache
 def sources() -> str:
-    """Digest the profiler's own sources, which should be the same on every node."""
+    """Digest the profiler's sources, which must be the same on every node."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for package in ("engines", "exporters", "profiler"):
         for file in sorted((root / package).rglob("*.py")):

@@ -32,9 +32,9 @@ from profiler.run.model_job import named_entry
 from profiler.tables.writers import console
 
 _TURN = threading.Lock()
-"""Threads take turns: what one measures beside another would be slower, and both would change one environment."""
+"""Threads take turns: side by side they would slow each other, and share one environment."""
 _MODEL = "model"
-"""Folder of what is saved of the model, in the run's."""
+"""Folder of the saved model, inside the run's."""
 
 
 def measure(
@@ -62,11 +62,11 @@ def measure(
     .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
     one item, such as (3, 224, 224), or examples as torch.export takes them, the batch first in each; `batch` names
     another axis, by input. `training` has a job's keys: optimizers, head, loss, dropout, input_gradient, accumulation,
-    frozen. `quick` takes a fraction of the sampling time, `output` is a folder in which the run's is kept, `name` what
-    rows call the model, `progress` prints what the command prints; all else is as in docs/config.md.
+    frozen. `quick` takes a fraction of the sampling time, `output` is the folder that keeps the run, `name` names the
+    model in rows, `progress` prints the command's output; docs/config.md describes all else.
 
-    A case that fails is a row with status and reason. Raises ConfigError for arguments that cannot be used. A
-    KeyboardInterrupt goes on once what was measured is written, and names the folder.
+    A case that fails is a row with status and reason. Raises ConfigError for unusable arguments. A KeyboardInterrupt
+    writes the finished cases before it propagates, and names the folder.
     """
     axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
     job = {key: _listed(values) for key, values in axes.items() if values is not None}
@@ -74,32 +74,32 @@ def measure(
     job["training"] = dict(training or {})
     job |= {"device": device, "replicates": replicates, "budget": {**(budget or {}), **(QUICK if quick else {})}}
     check_process()
-    most = most_bytes()
+    cache_bytes = most_bytes()
     with _TURN, _run_folder(output) as run:
         entry, items = _entry(model, inputs, run.path / _MODEL, batch or {})
         entry["name"] = name or entry["name"]
         usual = {"suite": "measure", "models": [entry], "batch_sizes": [items], "output": run.path.parent}
-        _run(run, {**usual, **job}, most, _console(progress), report=output is not None)
+        _run(run, {**usual, **job}, cache_bytes, _console(progress), report=output is not None)
         results, samples = load(run.path)
         return (results.collect().lazy(), samples.collect().lazy()) if output is None else (results, samples)
 
 
-def _run(run: RunFolder, job: dict[str, Any], most: int, console: Console, report: bool) -> None:
-    """Measure the job, and trim the cache to `most` bytes. Raises KeyboardInterrupt after an interrupted run."""
+def _run(run: RunFolder, job: dict[str, Any], cache_bytes: int, console: Console, report: bool) -> None:
+    """Measure the job, then trim the cache. Raises KeyboardInterrupt after an interrupted run."""
     config = config_of({**job, "import_from": [run.path / _MODEL, Path.cwd()]})
     with leaving_no_trace(), writing(run.path), libraries(preloaded([config])) as facts:
         target = resolve_device(config.device, facts)
         interrupted = run_job(run, config, target, facts, console, report)
-    trim(default_root(), most)
+    trim(default_root(), cache_bytes)
     if interrupted:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
-    """Open a new run's folder in `output`, or a temporary one, which is removed unless the run is interrupted.
+    """Open a new run's folder in `output`, or a temporary one.
 
-    A folder in which nothing was measured is removed. A KeyboardInterrupt says where the folder is.
+    Removes an empty folder, and a temporary one unless the run is interrupted; the KeyboardInterrupt names it.
     """
     folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()
     run = RunFolder.create(folder)
@@ -108,8 +108,8 @@ def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
         yield run
     except KeyboardInterrupt:
         is_kept = True
-        kept = f"profiler.load({str(run.path)!r}) has what was measured"
-        raise KeyboardInterrupt(kept if run.journal.exists() else "nothing was measured") from None
+        advice = f"profiler.load({str(run.path)!r}) has what was measured"
+        raise KeyboardInterrupt(advice if run.journal.exists() else "nothing was measured") from None
     finally:
         if not is_kept or not run.journal.exists():
             shutil.rmtree(folder if output is None else run.path, ignore_errors=True)
@@ -118,20 +118,20 @@ def _run_folder(output: str | Path | None) -> Iterator[RunFolder]:
 def run_job(
     run: RunFolder, config: Config, target: Target, facts: dict[str, Any], console: Console, report: bool
 ) -> bool:
-    """Measure every case of the job into the run's folder; returns whether that was interrupted."""
+    """Measure every case of the job into the run's folder; return whether it was interrupted."""
     start = resolved(Options(), console, config, target, facts)
     run.write_config(start.config.model_copy(update={"device": str(target)}))
     return measure_cases(start.runner(run), console, report=report)[0]
 
 
 def _entry(model: Any, inputs: Any, folder: Path, axes: Mapping[str, int | None]) -> tuple[dict[str, Any], int]:
-    """Make the job's entry of the model, saving what is live into the folder, and tell the batch of the examples."""
+    """Return the job's entry of the model, and the batch of its examples; save live objects into the folder."""
     is_shape = isinstance(inputs, tuple | list) and all(isinstance(size, int) for size in inputs)
-    examples, taken = (None, {"input": inputs}) if is_shape else (inputs, dict[str, Any]())
-    taken |= {"batch": dict(axes)} if axes else {}
+    examples, keys = (None, {"input": inputs}) if is_shape else (inputs, dict[str, Any]())
+    keys |= {"batch": dict(axes)} if axes else {}
     names = list(inspect.signature(model.forward).parameters) if hasattr(model, "forward") else []
     if isinstance(model, str | Path):
-        entry = named_entry(model) | taken
+        entry = named_entry(model) | keys
         names = [value.name for value in file_inputs(Path(entry["onnx"]))] if "onnx" in entry else []
         items = _batch(examples, axes, names)
         return entry | ({} if examples is None else _of_graph(entry, examples, folder)), items
@@ -144,19 +144,19 @@ def _entry(model: Any, inputs: Any, folder: Path, axes: Mapping[str, int | None]
         raise ConfigError("inputs: give the shape of one item, such as (3, 224, 224), or an example tensor")
     from exporters.factories import save
 
-    model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
+    model = getattr(model, "_orig_mod", model)  # Undo torch.compile: the engines compile.
     folder.mkdir(exist_ok=True)
     entry = save(model, folder, examples)
-    entry = {"name": getattr(model, "__name__", type(model).__name__), **entry, **taken}
+    entry = {"name": getattr(model, "__name__", type(model).__name__), **entry, **keys}
     return entry, _batch(examples, axes, names)
 
 
 def _batch(examples: Any, axes: Mapping[str, int | None], names: Sequence[str]) -> int:
-    """Return the size of the first example's batch, 1 without one. Raises ConfigError for anything but tensors."""
+    """Return the batch of the first example, 1 without examples. Raises ConfigError for anything but tensors."""
     several = examples if isinstance(examples, Mapping | tuple | list) else [examples]
-    given = several if isinstance(several, Mapping) else dict(zip(names, several, strict=False))
+    by_name = several if isinstance(several, Mapping) else dict(zip(names, several, strict=False))
     for name, axis in axes.items():
-        shape = getattr(given.get(name), "shape", ())
+        shape = getattr(by_name.get(name), "shape", ())
         if axis is not None and axis < len(shape):
             return int(shape[axis])
     while isinstance(examples, Mapping | tuple | list) and examples:
@@ -171,20 +171,20 @@ def _batch(examples: Any, axes: Mapping[str, int | None], names: Sequence[str]) 
 
 
 def _of_graph(entry: Mapping[str, Any], examples: Any, folder: Path) -> dict[str, Any]:
-    """Save the inputs of an ONNX file, and take from them the sizes of its free dimensions. Raises ConfigError."""
+    """Save the inputs of an ONNX file, and read the sizes of its free dimensions from them. Raises ConfigError."""
     if "onnx" not in entry:
-        raise ConfigError(f"inputs: {entry['name']} has its own; a factory returns (module, example_inputs)")
+        raise ConfigError(f"inputs: {entry['name']} brings its inputs; a factory returns (module, example_inputs)")
     folder.mkdir(exist_ok=True)
     path, sizes, data = Path(entry["onnx"]), dict[str, int](), dict[str, Any]()
     source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})))
-    known, free = symbolic_shapes(file_inputs(path)), dimensions_of(source)
+    shapes, free = symbolic_shapes(file_inputs(path)), dimensions_of(source)
     several = examples if isinstance(examples, tuple | list) else [examples]
-    given = examples if isinstance(examples, Mapping) else dict(zip(known, several, strict=False))
-    for number, (name, value) in enumerate(given.items()):
-        shape = known.get(name, [])
-        if len(shape) != len(value.shape) or len(given) != len(known):
-            raise ConfigError(f"inputs: {path.name} takes {known}: give an example of each, or none")
-        sizes |= {own: int(size) for own, size in zip(shape, value.shape, strict=True) if own in free}
+    by_name = examples if isinstance(examples, Mapping) else dict(zip(shapes, several, strict=False))
+    for number, (name, value) in enumerate(by_name.items()):
+        shape = shapes.get(name, [])
+        if len(shape) != len(value.shape) or len(by_name) != len(shapes):
+            raise ConfigError(f"inputs: {path.name} takes {shapes}: give an example of each, or none")
+        sizes |= {axis: int(size) for axis, size in zip(shape, value.shape, strict=True) if axis in free}
         np.save(folder / f"{number}.npy", getattr(value, "cpu", lambda value=value: value)())
         data[name] = {"data": str(folder / f"{number}.npy")}
     return {"dimensions": sizes, "inputs": data}
@@ -195,5 +195,5 @@ def _listed(values: Any) -> Any:
 
 
 def _console(progress: bool) -> Console:
-    # A notebook shows text as one output, and rich's own as many.
+    # In a notebook plain text is one output, rich's are many.
     return console(force_jupyter=False) if progress else Console(quiet=True, force_terminal=False)

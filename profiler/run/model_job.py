@@ -1,4 +1,4 @@
-"""Make a job of a model that is named in Python or on the command line: of its inputs, options, and what is usual."""
+"""Make a job from a model named in Python or on the command line: its inputs, its options, and defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _USUAL: Mapping[Device, Mapping[str, Any]] = {
 }
 """Default batch sizes: one item, and enough to keep the device busy."""
 _BUDGET = {"seconds": 1.0}
-"""Enough for a first answer, with its first rows after seconds."""
+"""Enough for a first answer within seconds."""
 _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--batch": ("batch", [("batch_sizes",)]),
     "--batch-axis": ("batch_axis", [("models", 0, "batch")]),
@@ -40,55 +40,55 @@ _FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
     "--pass": ("pass_", [("passes",)]),
     "--input": ("inputs", [("models", 0, "input"), ("models", 0, "inputs")]),
 }
-"""Options that only a model goes with: the name in Options, and the places in a job that they fill."""
+"""Options that need a model's name: their name in Options, and the places in a job that they fill."""
 _OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("machine",): "--machine"}
 
 
 def named_entry(word: str | Path) -> dict[str, Any]:
     """Make the entry of an .onnx file, a function "package.module:function", a network or a library's model.
 
-    Raises ConfigError for a file that is not there.
+    Raises ConfigError for a missing file.
     """
     entry = model_entry(str(word))
     if "onnx" in entry:
-        path = Path(word).absolute()  # No link is followed: data lie beside it.
+        path = Path(word).absolute()  # Follows no link: external data lie beside it.
         if not named_files.is_file(path):
-            there = sorted(each.name for each in path.parent.glob("*.onnx"))
-            raise ConfigError(f"there is no file {word}{nearest(path.name, there, 'give its path')}")
+            files = sorted(file.name for file in path.parent.glob("*.onnx"))
+            raise ConfigError(f"there is no file {word}{nearest(path.name, files, 'give its path')}")
         return {**entry, "onnx": str(path)}
     return entry if "factory" in entry else {"network": str(word), **entry}
 
 
 @dataclass(frozen=True)
 class ModelJob:
-    """A job as data: the keys that the command line gives; the rest depends on the device."""
+    """A job as data: keys from the command line; the rest depends on the device."""
 
-    given: Mapping[str, Any]
+    keys: Mapping[str, Any]
     fixed_batch: int | None = None
     typed: Mapping[Location, str] = field(default_factory=dict)
-    """By place in the job what was typed for it, as errors name it."""
+    """Words typed for places in the job, which errors name."""
     usual: Mapping[Device, Mapping[str, Any]] = field(default_factory=dict)
-    """Keys that the command line may give, in place of what is usual else."""
+    """Other defaults for keys that the command line may give."""
 
     @property
     def is_onnx(self) -> bool:
-        return "onnx" in self.given["models"][0]
+        return "onnx" in self.keys["models"][0]
 
     @property
     def _runs_as_it_is(self) -> bool:
-        """Return True for a file that is never converted to other precisions."""
-        return self.is_onnx and not is_float32(Path(self.given["models"][0]["onnx"]))
+        """Return whether it is a file that no precision converts."""
+        return self.is_onnx and not is_float32(Path(self.keys["models"][0]["onnx"]))
 
     def narrowed(self, engines: Mapping[Device, str], budget: Mapping[str, Any]) -> ModelJob:
-        """Return the job with one cell, in the engine of the device, where the command line asks for none."""
-        few: dict[str, Any] = {"budget": budget}
-        few |= {} if self.fixed_batch is not None else {"batch_sizes": [1]}
-        few |= {} if self._runs_as_it_is else {"precisions": ["fp32"]}
-        return replace(self, usual={device: {"engines": [name], **few} for device, name in engines.items()})
+        """Default the job to one cell, in the device's engine."""
+        usual: dict[str, Any] = {"budget": budget}
+        usual |= {} if self.fixed_batch is not None else {"batch_sizes": [1]}
+        usual |= {} if self._runs_as_it_is else {"precisions": ["fp32"]}
+        return replace(self, usual={device: {"engines": [name], **usual} for device, name in engines.items()})
 
-    def config(self, device: Device, more: Mapping[str, Any], hardware: str | None = None) -> Config:
-        """Check the job on such a device, with `more` keys. Raises ConfigError, which names options."""
-        usual = {"suite": self.given["models"][0]["name"], **_USUAL[device], "budget": _BUDGET}
+    def config(self, device: Device, overrides: Mapping[str, Any], hardware: str | None = None) -> Config:
+        """Validate the job for a device. Raises ConfigError, which names options."""
+        usual = {"suite": self.keys["models"][0]["name"], **_USUAL[device], "budget": _BUDGET}
         if device == "cpu" and has_bf16():
             usual["precisions"] = ["fp32", "bf16"]
         if self.fixed_batch is not None:
@@ -96,13 +96,13 @@ class ModelJob:
         if self._runs_as_it_is:
             del usual["precisions"]
         usual |= self.usual.get(device, {})
-        job = merged(usual, self.given, more)
+        job = merged(usual, self.keys, overrides)
         kind = "onnx" if self.is_onnx else "factory"
         precisions = ["native"] if self._runs_as_it_is else job["precisions"]
         cells = list(product(job.get("passes", ["inference"]), precisions))
 
         def able(name: str) -> list[tuple[Any, str]]:
-            """Select the passes and precisions that a preset or an engine of that name can do."""
+            """Return the passes and precisions that a preset or an engine supports."""
             engine = ENGINES.get(PRESETS[name].engine if name in PRESETS else name)
             return [
                 (pass_, precision)
@@ -112,7 +112,7 @@ class ModelJob:
 
         if "engines" not in job:
             job["engines"] = _usual_engines(device, able)
-        if not {"engines", "precisions"} <= self.given.keys():  # What nobody asked for is no row where it cannot run.
+        if not {"engines", "precisions"} <= self.keys.keys():  # Default cells that cannot run get no row.
             job["exclude"] = [
                 {"variant": name, "pass": pass_, "precision": precision}
                 for name in job["engines"]
@@ -124,27 +124,27 @@ class ModelJob:
 
 
 def _usual_engines(device: Device, able: Callable[[str], Sequence[object]]) -> list[str]:
-    """Select the installed presets that can do some of the job. Slow compilers come last."""
+    """Return the installed presets that support some of the job, slow compilers last."""
     usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
     usual = [preset for preset in usual if not missing(ENGINES[preset.engine], device)]
-    # Where an unknown word leaves none, the word is the mistake.
-    some = [preset for preset in usual if able(preset.name)] or usual
-    return [preset.name for preset in sorted(some, key=lambda preset: ENGINES[preset.engine].compiles)]
+    # If an unknown word leaves none, its own check reports it.
+    supported = [preset for preset in usual if able(preset.name)] or usual
+    return [preset.name for preset in sorted(supported, key=lambda preset: ENGINES[preset.engine].compiles)]
 
 
 def not_tried(job: ModelJob, device: Device) -> list[str]:
-    """Say of each usual runtime that is not installed how to add it; nothing where engines were asked for."""
+    """Say how to install each usual runtime that is missing, unless engines were named."""
     usual = [preset for preset in PRESETS.values() if preset.usual and device in preset.options]
-    engines = {} if "engines" in job.given else dict.fromkeys(preset.engine for preset in usual)
-    lacking = {name: missing(ENGINES[name], device) for name in engines}
-    return [f"Not tried: {name}: {explain(of)}" for name, of in lacking.items() if of]
+    engines = {} if "engines" in job.keys else dict.fromkeys(preset.engine for preset in usual)
+    missing_by_name = {name: missing(ENGINES[name], device) for name in engines}
+    return [f"Not tried: {name}: {explain(needs)}" for name, needs in missing_by_name.items() if needs]
 
 
 def model_job(word: str, options: Options) -> ModelJob:
-    """Make the job that a model's name and the options describe. Raises ConfigError."""
+    """Make a job from a model's name and the options. Raises ConfigError."""
     if (library := library_of(word)) and (why := not_installed(library)):
         raise ConfigError(f"{word} {why}")
-    entry = named_entry(word) | _taken(options.inputs)
+    entry = named_entry(word) | _inputs(options.inputs)
     if word in CATALOG:
         del entry["network"]
     shapes, batch = _shapes(options.shapes), _axes(options.batch_axis)
@@ -161,11 +161,10 @@ def model_job(word: str, options: Options) -> ModelJob:
     return ModelJob(job, fixed, {("models", 0): word, **_OPTIONS})
 
 
-def refuse_model_options(options: Options, what: str) -> None:
-    """Raise ConfigError for an option that goes only with a model's name on the command line."""
-    given = [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]
-    if given:
-        raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
+def refuse_model_options(options: Options, advice: str) -> None:
+    """Raise ConfigError for an option that needs a model's name on the command line."""
+    for flag in [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]:
+        raise ConfigError(f"{flag} goes with a model, such as {PROGRAM} resnet50 {flag} …; {advice}")
 
 
 def _words(text: str) -> list[str]:
@@ -198,27 +197,27 @@ def _axes(texts: Sequence[str]) -> dict[str, int | None]:
     return axes
 
 
-def _taken(texts: Sequence[str]) -> dict[str, Any]:
+def _inputs(texts: Sequence[str]) -> dict[str, Any]:
     """Read `--input` as a job's keys: the shape of a factory's item, as 3,64,64 or 3x64x64, or values by name."""
-    taken: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for text in texts:
         name, equals, words = text.rpartition("=")
         if not equals:
-            taken["input"] = numbers(re.sub(r"(?<=\d)x(?=\d)", ",", words))
+            keys["input"] = numbers(re.sub(r"(?<=\d)x(?=\d)", ",", words))
         elif words.endswith(".npy"):
-            taken.setdefault("inputs", {})[name] = {"data": str(Path(words).resolve())}
+            keys.setdefault("inputs", {})[name] = {"data": str(Path(words).resolve())}
         else:
             if len(ends := numbers(words)) > 2:
-                told = "the shapes of several inputs are its factory's, which returns (module, example_inputs)"
-                raise ConfigError(f"--input {name}: LOW,HIGH is a range of values; {told}")
-            taken.setdefault("inputs", {})[name] = {"range": ends}
-    return taken
+                advice = "shapes of several inputs come from a factory, which returns (module, example_inputs)"
+                raise ConfigError(f"--input {name}: LOW,HIGH is a range of values; {advice}")
+            keys.setdefault("inputs", {})[name] = {"range": ends}
+    return keys
 
 
 def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> int | None:
-    """Return the only batch size of an ONNX file, or None if it is free.
+    """Return the only batch size of an ONNX file; None if it is free.
 
-    Raises ConfigError where sizes of its inputs, or values of integers, are not known.
+    Raises ConfigError if sizes of its inputs, or values of integers, are unknown.
     """
     path, names, inputs = Path(entry["onnx"]), list[str](), dict(entry.get("inputs", {}))
     source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})), inputs=inputs)
@@ -228,5 +227,5 @@ def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) 
         names = sorted(set(names) - source.dimensions.keys())
         return fixed_batch(file_specs(source))
     except ModelError as error:
-        more = f"\n  or on the command line: {open_options(source)}" if names else ""
-        raise ConfigError(f"{error}{more}") from None
+        advice = f"\n  or on the command line: {open_options(source)}" if names else ""
+        raise ConfigError(f"{error}{advice}") from None

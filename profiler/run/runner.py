@@ -1,8 +1,4 @@
-"""Measure the planned cases into a run's journal, one forked process a case, one at a time.
-
-The largest batch that fits is searched by doubling, then by halving the gap. The next batch follows from the tries
-alone, so a resumed search goes on where it was interrupted.
-"""
+"""Measure the planned cases into a run's journal: one forked process a case, one case at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +15,8 @@ from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
 from exporters.cache import Cache
 from exporters.errors import sentence, shown
-from exporters.inputs import TensorSpec, numpy_dtype
 from profiler.errors import WHEN_IDLE, ConfigError
-from profiler.job.case import Budget, Case, file_name
+from profiler.job.case import Case, file_name
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import (
     CONFIRMING_PROCESSES,
@@ -35,7 +30,7 @@ from profiler.machine import Target, available_memory_mib, usable_cores
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders, origin_of
-from profiler.processes.messages import Outcome, Status
+from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all, run_one
 from profiler.results.cells import cells
 from profiler.results.choice import contenders
@@ -44,36 +39,32 @@ from profiler.results.roofline import Measured, excess, precisions_needed
 from profiler.results.run_folder import RunFolder
 from profiler.results.schema import check_result
 from profiler.results.warning_kinds import DISTURBED, REMEASURED, retaken
+from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.search import next_trials
 from profiler.run.summary import so_far
 from profiler.run.watch import DeviceLock, Quiet, Watcher, busy_share
-from profiler.tables.numbers import count, counted, duration, percent
-from profiler.worker.task import Prepared, Task
+from profiler.tables.numbers import counted, duration
+from profiler.worker.task import Task
 
 _ROOFS_SECONDS = 60.0
-_CORES_A_BUILD = 2 if usable_cores() > 2 else 1
-"""Cores for each of the builds that run side by side: a compiler starts compilers."""
+_CORES_PER_BUILD = 2 if usable_cores() > 2 else 1
+"""A compiler starts compilers."""
 _MOST_BUILDS = 8
 """Builds side by side: on a GPU each has a context and the model."""
 _TRIALS, _CONFIRMING = 0.2, 0.3
-"""Shares of the time a run may take that are kept for a search's trials, and after them to confirm the winner."""
+"""Shares of --within that are kept for a search's trials and for confirming the winner."""
 _ENDING_SECONDS = 5.0
-"""What starting the program and writing its tables take, of the time a run may take."""
+"""Time for starting the program and writing its tables, out of --within."""
 _FEWEST_ROWS = 3
-"""Rows after which a run says what is fastest so far."""
-_SHARE = 0.8
-"""Share of the available main memory that a try may take: a machine that swaps is of no use to its user."""
+"""Rows after which a run shows the fastest so far."""
 _HOPELESS, _MOST_HOPELESS = 0.25, 3
-"""Share of other work beside which a figure is hopeless, and how many such cases a run measures before it asks for no
-more processes."""
-_CURED_BY_SIZE = ("oom", "failed", "crashed")
-"""How a try ends that a smaller batch may mend."""
+"""Share of other work that makes a figure useless; after so many such cases a run adds no more processes."""
 
 
 def is_better(second: Result, first: Result) -> bool:
-    """Tell whether a second take of a case counts. Never by latency: the faster of two is faster than the case is."""
+    """Decide whether a second take counts. Ignore latency: the faster of two takes is biased."""
     return second.status == "ok" and (not retaken(second.warnings) or _disturbance(second) < _disturbance(first))
 
 
@@ -82,68 +73,12 @@ def _disturbance(result: Result) -> float:
     return math.inf if share is None else share
 
 
-def short(budget: Budget) -> Budget:
-    """Cut the budget to what shows whether a batch fits."""
-    return replace(budget, seconds=min(budget.seconds, 0.3), min_samples=3, max_samples=3)
-
-
-@dataclass
-class Search:
-    """The search for the configuration of `case`; its `measured` batches ran as cases."""
-
-    case: Case
-    limits: LargestBatch
-    measured: Mapping[int, Status]
-    tried: dict[int, tuple[Status, float | None]] = field(default_factory=dict)
-    """By batch the status and the peak of memory in MiB."""
-
-    def add(self, batch: int, status: Status, memory_mib: float | None) -> None:
-        """Take a try into account."""
-        self.tried[batch] = status, memory_mib
-
-    def next_batch(self) -> int | None:
-        """Return the next batch to try; None once the largest is known, or if nothing but other failures ran."""
-        fitting = [batch for batch, status in self.measured.items() if status == "ok"]
-        if not fitting and "oom" not in self.measured.values():
-            return None
-        tried = {batch: status for batch, (status, _) in self.tried.items()}
-        return next_batch(tried, self.limits.limit, self.limits.resolution, max(fitting, default=1))
-
-    def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float) -> Result | None:
-        """Refuse a batch that the main memory is too small to try; None if it may run."""
-        needed = sum(math.prod(spec.at(batch)) * numpy_dtype(spec.dtype).itemsize for spec in specs) / 2**20
-        known = sorted((size, mib) for size, (status, mib) in self.tried.items() if status == "ok" and mib)
-        if self.case.device == "cpu" and len(known) > 1:
-            (small, less), (large, more) = known[-2:]
-            needed = max(needed, more + (more - less) / (large - small) * (batch - large))
-        if needed <= _SHARE * available_mib:
-            return None
-        most = f"{percent(_SHARE)} % of the {count(available_mib)} MiB of main memory that are available"
-        reason = f"not tried: it would take about {count(needed)} MiB, more than {most}"
-        return Result(replace(self.case, batch_size=batch).id, "oom", [reason])
-
-
-def next_batch(tried: Mapping[int, Status], limit: int, resolution: float, start: int = 1) -> int | None:
-    """Return the next batch: twice the largest that fitted, or the middle between that and the first that did not.
-
-    None once those are at most max(1, `resolution` of the batch) apart, at `limit`, and after a failure of another kind
-    than memory, such as a timeout.
-    """
-    good = max((batch for batch, status in tried.items() if status == "ok"), default=0)
-    bad = min((batch for batch, status in tried.items() if status != "ok" and batch > good), default=None)
-    if bad is None:
-        return None if good >= limit else min(limit, 2 * good or start)
-    if tried[bad] not in _CURED_BY_SIZE or bad - good <= max(1, int(resolution * good)):
-        return None
-    return (good + bad) // 2
-
-
 @dataclass
 class Runner:
     """Measures the cases of one run.
 
-    `config` is the job as resolved for `target`, `plan` all of its cases, and `chosen` those to measure; `environment`
-    gets the device's roofs. Before each case it waits up to `idle_minutes` until the machine is quiet.
+    `config` is the job as resolved for `target`, `plan` has all of its cases, `chosen` those to measure, and
+    `environment` gets the device's roofs. Before each case it waits up to `idle_minutes` for a quiet machine.
     """
 
     run: RunFolder
@@ -155,95 +90,81 @@ class Runner:
     display: Display
     idle_minutes: float = 0.0
     by_name: bool = False
-    """True of one model's run: a model that cannot be had is an error, and no row; what often wins comes first."""
+    """True for a model named on the command line: failing to load it is an error, and likely winners come first."""
     firsts: dict[str, Result] = field(default_factory=dict)
-    """First takes of cases that are to be measured again, by id."""
+    """First takes to measure again, by case id."""
+    tasks: dict[str, Task] = field(default_factory=dict)
+    """Prepared tasks, by case id."""
     spent: float = 0.0
     """Seconds of all first takes."""
     repeated: float = 0.0
     """Seconds of all second takes."""
     within: float = math.inf
-    """Seconds that all of the run may take."""
+    """Seconds that the whole run may take."""
     deadline: float = math.inf
-    """When nothing more is measured, on time.monotonic()."""
-    took: dict[str, float] = field(default_factory=dict)
-    """Seconds of each engine's last case, besides building what is kept."""
+    """End of measuring, on time.monotonic()."""
+    last_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of each engine's last case, without cached builds."""
     hopeless: int = 0
-    """Cases that ran beside too much other work."""
+    """Number of cases that ran beside too much other work."""
     search_ended: bool = True
-    """False where there was no time for all of a search."""
+    """False if a search ran out of time."""
 
     @property
     def _uuid(self) -> str | None:
         return self.target.gpu.uuid if self.target.gpu else None
 
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), retry: bool = False) -> None:
-        """Prepare and measure every case; each Result is in the journal as soon as it is there.
+        """Prepare and measure every case, then search the largest batch of `searched`.
 
-        Those beside other work are measured again, then what may win in further processes. Then the largest batch is
-        searched for `searched`.
+        Measures disturbed cases again and likely winners in further processes. Each Result enters the journal at once.
 
-        Raises ConfigError for a model by name that cannot be had.
+        Raises ConfigError if a model named on the command line cannot be loaded.
         """
         for case in cases:
             if case.unsupported is not None:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
-        waiting = [case for case in cases if case.unsupported is None]
-        families = {case.family for case in waiting}
-        known = self.run.results() if searched else {}
-        searched = [c for c in searched if c.family in families or self._search(c, retry, known).next_batch()]
-        if not waiting and not searched and not self.config.search and not self.lacking():
+        runnable = [case for case in cases if case.unsupported is None]
+        families = {case.family for case in runnable}
+        searched = [case for case in searched if case.family in families or self._search(case, retry).next_batch()]
+        if not (runnable or searched or self.config.search or self.missing_replicates()):
             return
-        with self.supervised() as (measure, holders):
-            self.firsts = self.taken_first()
-            waves, late = [list(waiting)] if waiting else [], list[Case]()
+        with self.supervised() as supervisor:
+            self.firsts = self.first_takes()
             # Layers get their names from graphs of later waves.
-            if (self.by_name or math.isfinite(self.deadline)) and not self.config.profile:
-                waves, late = in_waves(waiting)
-            tasks = list[Task]()
+            is_sorted = (self.by_name or math.isfinite(self.deadline)) and not self.config.profile
+            waves, late = in_waves(runnable) if is_sorted else ([runnable], [])
             if self.config.search:
-                with self._leaving(_TRIALS + _CONFIRMING):
-                    tasks += self._measure_waves(waves, measure, holders)
-                # Another preset is worth more than a trial, if nothing is compiled for it.
-                left = self._left(case for wave in waves for case in wave)
-                with self._leaving(_CONFIRMING):
-                    quick = [case for case in left if not ENGINES[case.engine].compiles]
-                    tasks += self._measure_waves([quick] if quick else [], measure, holders)
-                tasks += self._search_options(measure, holders)
-                waves = [self._left(left)]
-            waves = [wave for wave in (*waves, late) if wave]
-            if self.config.search:
-                tasks += self._measure_waves(waves, measure, holders)
-                tasks += self._search_options(measure, holders)
+                self._measure_with_trials(waves, late, supervisor)
             else:
-                with self._leaving(_CONFIRMING):  # A winner in several processes is worth more than a further case.
-                    tasks += self._measure_waves(waves, measure, holders)
-                    self._measure_again(tasks, measure)  # What other work slowed down does not decide what may win.
-                tasks += self._measure_winners(measure, holders)
-                late = self._left(waiting)
-                tasks += self._measure_waves([late] if late else [], measure, holders)
-            self._measure_again(tasks, measure)
+                with self._leaving(_CONFIRMING):  # Confirming a winner is worth more than a further case.
+                    self._measure_waves(waves, supervisor, late)
+                    self._measure_again(supervisor)  # A disturbed figure must not decide who may win.
+                self._measure_winners(supervisor)
+                self._measure_waves([self._unmeasured(runnable)], supervisor)
+            self._measure_again(supervisor)
             if searched and not self.is_over():
-                holders.give_up()  # Their memory is what is searched in.
-                task = self._prepare([], searched, measure.quiet, holders)
-                self._search_all([task(case) for case in searched], retry, measure)
+                supervisor.holders.give_up()  # The search needs their memory.
+                # References of gradients are made for an odd and an even batch.
+                batches = [replace(case, batch_size=batch) for batch in (1, 2) for case in searched]
+                self._search_all(self._make_ready(batches, supervisor)[: len(searched)], retry, supervisor)
 
     @contextlib.contextmanager
-    def supervised(self) -> Iterator[tuple[Supervisor, Holders]]:
-        """Have the device for this run, its telemetry read, and holders for its models."""
+    def supervised(self) -> Iterator[Supervisor]:
+        """Claim the device, read its telemetry, and hold models until the run ends."""
         with DeviceLock(self._uuid or "cpu") as lock, Holders() as holders:
             quiet = Quiet(lock, self._uuid, self.idle_minutes, self.display)
             quiet.start()
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                yield Supervisor(self, watcher, quiet, holders), holders
+                yield Supervisor(self, watcher, quiet, holders)
 
     def begin_in(self, seconds: float, started: float) -> None:
-        """Have the run take so many seconds from then on."""
+        """Limit the run to so many seconds after its start."""
         self.within, self.deadline = seconds, started + seconds - _ENDING_SECONDS
 
     @contextlib.contextmanager
     def _leaving(self, share: float) -> Iterator[None]:
-        """Leave a share of the time that the run may take, if that is limited, to what comes after."""
+        """Keep a share of a limited run's time for later steps."""
         end = self.deadline
         self.deadline -= share * self.within if math.isfinite(end) else 0.0
         try:
@@ -252,40 +173,37 @@ class Runner:
             self.deadline = end
 
     def is_over(self, seconds: float = 0.0) -> bool:
-        """Tell whether what takes so many more seconds would end after the time that the run may take."""
+        """Return whether another `seconds` of work would exceed the run's time."""
         return time.monotonic() + seconds > self.deadline
 
-    def _prepare(
-        self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, holders: Holders
-    ) -> Callable[[Case], Task]:
-        """Prepare the models and measure the device's roofs; return what makes a case's task."""
-        # An odd batch and an even one, which a reference of the gradients is made for.
-        cases = [*waiting, *(replace(case, batch_size=batch) for case in searched for batch in (1, 2))]
-        prepared, task = self.prepare(cases, holders)
-        quiet.start()
-        self._measure_roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
-        return task
+    def prepare(self, cases: Sequence[Case], holders: Holders) -> list[Task]:
+        """Prepare the models of the cases; return a task a case.
 
-    def prepare(self, cases: Sequence[Case], holders: Holders) -> tuple[dict[str, Prepared], Callable[[Case], Task]]:
-        """Prepare the models; return what of them is prepared, and what makes a case's task.
-
-        Raises ConfigError for a model by name that cannot be had.
+        Raises ConfigError if a model named on the command line cannot be loaded.
         """
-        config = self.config
-        doing, deadline = self.display.doing, self.deadline
-        prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, self._uuid, deadline)
-        bad = next((one.failures["model"] for one in prepared.values() if "model" in one.failures), None)
-        if self.by_name and bad is not None and not self.spent and not self.is_over():
-            raise ConfigError(str(bad.reason))
-        identities = {name: one.identity for name, one in prepared.items() if one.identity}
-        self.run.write_models(identities)
-        energy, profile = config.energy, config.profile
-        return prepared, lambda case: Task(case, prepared[case.subject], config.budget, self._uuid, energy, profile)
+        config, doing = self.config, self.display.doing
+        limits = self._uuid, self.deadline
+        prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, *limits)
+        failures = [model.failures["model"] for model in prepared.values() if "model" in model.failures]
+        if self.by_name and failures and not self.spent and not self.is_over():
+            raise ConfigError(str(failures[0].reason))
+        self.run.write_models({name: model.identity for name, model in prepared.items() if model.identity})
+        settings = config.budget, self._uuid, config.energy, config.profile
+        tasks = [Task(case, prepared[case.subject], *settings) for case in cases]
+        self.tasks |= {task.case.id: task for task in tasks}
+        return tasks
+
+    def _make_ready(self, cases: Sequence[Case], supervisor: Supervisor) -> list[Task]:
+        """Prepare the cases, wait for a quiet machine, and measure the roofs that they need."""
+        tasks = self.prepare(cases, supervisor.holders)
+        supervisor.quiet.start()
+        self._measure_roofs([task.case for task in tasks if failure(task.case, task.prepared) is None])
+        return tasks
 
     def _measure_roofs(self, cases: Sequence[Case]) -> None:
-        """Measure the roofs that these cases need; a resumed run keeps its own and adds those that it lacks."""
-        known, precisions = self.environment.get("roofs") or {}, precisions_needed(self.target.kind, cases)
-        if not cases or self.is_over() or known.keys() >= {"copy_gb_s", *(f"{each}_tflops" for each in precisions)}:
+        roofs, precisions = self.environment.get("roofs") or {}, precisions_needed(self.target.kind, cases)
+        needed = {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}
+        if not cases or self.is_over() or roofs.keys() >= needed:
             return
         self.display.doing("measuring peak FLOP/s and bandwidth")
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.config.budget.seconds)
@@ -296,114 +214,120 @@ class Runner:
         )
         if outcome.status == "timeout" and self.is_over():
             return
-        found: Measured = outcome.value or Measured({}, quiet=False)
-        if not found.roofs:
+        measured: Measured = outcome.value or Measured({}, quiet=False)
+        if not measured.roofs:
             self.display.announce(f"no roofline: the peaks could not be measured: {outcome.reason or f'see {log}'}")
-        quiet = self.environment.get("roofs_quiet", True) and found.quiet
-        self.environment |= {"roofs": {**found.roofs, **known}, "roofs_quiet": quiet}
+        quiet = self.environment.get("roofs_quiet", True) and measured.quiet
+        self.environment |= {"roofs": {**measured.roofs, **roofs}, "roofs_quiet": quiet}
         self.run.write_environment(self.environment)
 
-    def taken_first(self) -> dict[str, Result]:
-        """Return the journal's rows that have a cause to be measured again."""
-        ok = (result for result in self.run.results().values() if result.status == "ok" and retaken(result.warnings))
-        return {result.case_id: _first(result) for result in ok}
+    def first_takes(self) -> dict[str, Result]:
+        """Return the journal's rows that deserve a second take."""
+        results = self.run.results().values()
+        return {r.case_id: _without_samples(r) for r in results if r.status == "ok" and retaken(r.warnings)}
 
-    def _measure_waves(self, waves: Sequence[Sequence[Case]], measure: Supervisor, holders: Holders) -> list[Task]:
-        done: list[Task] = []
+    def _measure_waves(
+        self, waves: Sequence[Sequence[Case]], supervisor: Supervisor, late: Sequence[Case] = ()
+    ) -> None:
+        waves, done = [wave for wave in (*waves, late) if wave], 0
         for number, wave in enumerate(waves):
             if self.is_over():
                 break
-            task = self._prepare(wave, (), measure.quiet, holders)
-            # Failures come first: who reads them then can mend them now.
-            tasks = sorted(map(task, wave), key=lambda task: failure(task.case, task.prepared) is None)
-            measure.build_ahead(tasks)
-            later = [case for of in waves[number + 1 :] for case in of]
-            self.spent += self.measure_each(tasks, measure, done=len(done), later=later)
-            done += tasks
-        return done
+            tasks = self._make_ready(wave, supervisor)
+            tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Users can fix failures now.
+            supervisor.build_ahead(tasks)
+            later = [case for wave in waves[number + 1 :] for case in wave]
+            self.spent += self.measure_each(tasks, supervisor, done=done, later=later)
+            done += len(tasks)
 
-    def _search_options(self, measure: Supervisor, holders: Holders) -> list[Task]:
-        """Try the neighbours of what is the best, until none of them is new, then confirm it; returns the tasks."""
-        tasks, known = list[Task](), self.run.results()
+    def _measure_with_trials(
+        self, waves: Sequence[Sequence[Case]], late: Sequence[Case], supervisor: Supervisor
+    ) -> None:
+        planned = [case for wave in waves for case in wave]
+        with self._leaving(_TRIALS + _CONFIRMING):
+            self._measure_waves(waves, supervisor)
         with self._leaving(_CONFIRMING):
-            while (trials := next_trials(self._merged(), self.plan, known)) and not self.is_over():
-                there = {case.id for case in self.plan}
-                new = [case for case in trials if case.id not in there]
+            # Another preset is worth more than a trial, unless it compiles.
+            quick = [case for case in self._unmeasured(planned) if not ENGINES[case.engine].compiles]
+            self._measure_waves([quick], supervisor)
+        self._try_options(supervisor)
+        self._measure_waves([self._unmeasured(planned)], supervisor, late)
+        self._try_options(supervisor)
+
+    def _try_options(self, supervisor: Supervisor) -> None:
+        """Try new neighbours of the best configurations, then confirm the winner."""
+        with self._leaving(_CONFIRMING):
+            while (trials := next_trials(self._merged(), self.plan, self.run.results())) and not self.is_over():
+                before, planned = len(self.run.results()), {case.id for case in self.plan}
+                new = [case for case in trials if case.id not in planned]
                 self.plan, self.chosen = [*self.plan, *new], [*self.chosen, *new]
                 self.display.announce(f"searching: {counted(len(trials), 'configuration')} next to the best")
-                tasks += self._measure_waves([trials], measure, holders)
-                before, known = known, self.run.results()
-                if len(before) == len(known):
+                self._measure_waves([trials], supervisor)
+                if len(self.run.results()) == before:
                     break
-        tasks += self._measure_winners(measure, holders)
+        self._measure_winners(supervisor)
         self.search_ended = not trials and not self.is_over()
-        return tasks
 
-    def _left(self, cases: Iterable[Case]) -> list[Case]:
-        known = self.run.results()
-        return [case for case in cases if case.id not in known]
+    def _unmeasured(self, cases: Iterable[Case]) -> list[Case]:
+        results = self.run.results()
+        return [case for case in cases if case.id not in results]
 
     def _merged(self) -> pl.DataFrame:
         return cells(self._rows()).filter(pl.col("model_kind") != "layer")
 
-    def lacking(self, most: int = 0) -> list[Case]:
-        """Return the further replicates that likely winners still need, up to `most` where several may win.
+    def missing_replicates(self, limit: int = 0) -> list[Case]:
+        """Return the replicates that likely winners still need, up to `limit` while several may win.
 
-        Return none if only some cases of a model and batch size were chosen.
+        Returns none if only some cases of a model and batch size were chosen.
         """
-        by_id, known, planned = {case.id: case for case in self.chosen}, self.run.results(), self.config.replicates
+        by_id, results = {case.id: case for case in self.chosen}, self.run.results()
         groups = {(case.model, case.batch_size) for case in self.chosen}
         if any(case.id not in by_id and (case.model, case.batch_size) in groups for case in self.plan):
             return []
         replicates = []
-        for group in contenders(self._merged(), with_equals=most <= CONFIRMING_PROCESSES):
+        for group in contenders(self._merged(), with_equals=limit <= CONFIRMING_PROCESSES):
+            processes = limit if len(group) > 1 else 0
             cases = [by_id[id_] for cell in group for id_ in cell["case_ids"] if id_ in by_id]
-            processes = most if len(group) > 1 else 0
-            replicates += [
-                case for first in cases if not first.replicate for case in further(first, planned, processes)
-            ]
-        return sorted((case for case in replicates if case.id not in known), key=lambda case: case.replicate)
+            for case in cases:
+                replicates += [] if case.replicate else further(case, self.config.replicates, processes)
+        return sorted((case for case in replicates if case.id not in results), key=lambda case: case.replicate)
 
-    def _measure_winners(self, measure: Supervisor, holders: Holders) -> list[Task]:
-        """Measure likely winners in further processes; after a search until they are told apart."""
-        tasks: list[Task] = []
+    def _measure_winners(self, supervisor: Supervisor) -> None:
+        """Measure likely winners in further processes; after a search until one verdict remains."""
         for processes in processes_of_winners(self.config.search):
-            more = self.lacking(processes)
-            if self.is_over() or (more and self._is_hopeless()):
+            cases = self.missing_replicates(processes)
+            if self.is_over() or (cases and self._is_hopeless()):
                 break
-            if not more:
+            if not cases:
                 continue
-            self.display.announce(f"measuring what may win in further processes: {counted(len(more), 'case')}")
-            new = list(map(self._prepare(more, (), measure.quiet, holders), more))
-            seconds = self.measure_each(new, measure)
+            self.display.announce(f"confirming likely winners in further processes: {counted(len(cases), 'case')}")
+            seconds = self.measure_each(self._make_ready(cases, supervisor), supervisor)
             if not seconds:
                 break
             self.spent += seconds
-            tasks += new
-        return tasks
 
-    def _measure_again(self, tasks: Sequence[Task], measure: Supervisor) -> None:
-        """Measure once more the cases with a cause for it, for the job's share of the time at most."""
-        # What a search left for later is there twice.
-        again = list({task.case.id: task for task in tasks if task.case.id in self.firsts}.values())
-        again.sort(key=lambda task: not task.case.is_base)  # All factors are over them.
+    def _measure_again(self, supervisor: Supervisor) -> None:
+        """Measure disturbed cases once more, bases first, within the job's share of the time."""
+        again = [task for id_, task in self.tasks.items() if id_ in self.firsts]
+        again.sort(key=lambda task: not task.case.is_base)
         allowed = self.config.budget.repeats * self.spent - self.repeated
         if again and allowed > 0 and not self.is_over() and not self._is_hopeless():
             self.display.announce(f"measuring {counted(len(again), 'case')} again, for at most {duration(allowed)}")
-            self.repeated += self.measure_each(again, measure, allowed)
+            self.repeated += self.measure_each(again, supervisor, allowed)
 
     def _is_hopeless(self) -> bool:
-        """Tell whether a further process would be as useless as those before it."""
+        """Return whether a further process would be useless because the machine stays busy."""
         if self.idle_minutes or self.hopeless < _MOST_HOPELESS or not busy_share():
             return False
-        told = f"{counted(self.hopeless, 'case')} ran beside too much other work: no further processes of them"
-        self.display.announce(f"{told}; {WHEN_IDLE} waits for its end")
+        cases = counted(self.hopeless, "case")
+        problem = f"{cases} ran beside too much other work: no further processes of them"
+        self.display.announce(f"{problem}; {WHEN_IDLE} waits for its end")
         return True
 
     def measure_each(
         self,
         tasks: Sequence[Task],
-        measure: Supervisor,
+        supervisor: Supervisor,
         allowed: float = math.inf,
         done: int = 0,
         later: Sequence[Case] = (),
@@ -411,68 +335,68 @@ class Runner:
     ) -> float:
         """Measure tasks until the `allowed` seconds are spent; return the seconds.
 
-        So many were `done` before them, and `later` will be measured after them. What is estimated not to end in the
-        time of the run does not begin.
+        `done` cases precede them and `later` ones follow, which the display counts. Skips a case whose estimate exceeds
+        the run's time.
         """
-        expected = [self.estimate(task.case, measure) for task in tasks]
-        after = sum(self.estimate(case, measure) for case in later)
+        expected = [self.estimate(task.case, supervisor) for task in tasks]
+        after = sum(self.estimate(case, supervisor) for case in later)
         total = done + len(tasks) + len(later)
         spent = 0.0
         for number, task in enumerate(tasks):
-            # What is left takes longer or shorter than estimated, as what is done did.
+            # Scale the remaining estimates by the error so far.
             rate = spent / sum(expected[:number]) if spent else 1.0
             if spent >= allowed:
                 break
-            if self.is_over(self.estimate(task.case, measure) if is_estimated else 0.0):
+            if self.is_over(self.estimate(task.case, supervisor) if is_estimated else 0.0):
                 continue  # A shorter one may still fit.
-            left = (sum(expected[number:]) + after) * rate
+            seconds_left = (sum(expected[number:]) + after) * rate
 
-            def tick(phase: str, task: Task = task, number: int = number, left: float = left) -> None:
-                self.display.measuring(task.case, phase, done + number, total, left)
+            def tick(phase: str, task: Task = task, number: int = number, seconds_left: float = seconds_left) -> None:
+                self.display.measuring(task.case, phase, done + number, total, seconds_left)
 
             tick("start")
-            task = self._intact(task, measure)
-            result = self._measure_or_fail(task, measure, tick)
-            if result.status != "ok" and (again := self._intact(task, measure)) is not task:
-                result = self._measure_or_fail(again, measure, tick)
+            task = self._intact(task, supervisor)
+            result = self._measure_or_fail(task, supervisor, tick)
+            if result.status != "ok" and (again := self._intact(task, supervisor)) is not task:
+                result = self._measure_or_fail(again, supervisor, tick)
             if result.status == "timeout" and self.is_over():
-                break  # It is the run's time that was short, not the case's.
+                break  # The run was too short, not the case too long.
             if result.status == "ok":
-                self.took[task.case.engine] = _seconds(task.case, result)
+                self.last_seconds[task.case.engine] = _seconds(task.case, result)
             spent += sum(result.phases.values())
-            self._keep(task, result)
+            self._record(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
 
-    def _measure_or_fail(self, task: Task, measure: Supervisor, tick: Callable[[str], None]) -> Result:
-        if (why := failure(task.case, task.prepared)) is not None:
-            return Result(task.case.id, why.status, [str(why.reason)], log=log_name(why.log))
-        return measure.measure_one(task, tick)
+    def _measure_or_fail(self, task: Task, supervisor: Supervisor, tick: Callable[[str], None]) -> Result:
+        if (outcome := failure(task.case, task.prepared)) is not None:
+            return Result(task.case.id, outcome.status, [str(outcome.reason)], log=log_name(outcome.log))
+        return supervisor.measure_one(task, tick)
 
-    def _intact(self, task: Task, measure: Supervisor) -> Task:
-        """Prepare the case again where somebody has removed or damaged its files in the cache."""
+    def _intact(self, task: Task, supervisor: Supervisor) -> Task:
+        """Prepare the case again if its files in the cache are missing or damaged."""
         if all(map(Cache().has, task.prepared.files(task.case))):
             return task
         self.display.announce(f"{task.case.model}: prepared again, since the cache lost files")
-        measure.holders.forget()
-        prepared = self.prepare([task.case], measure.holders)[0]
-        measure.holders.give_up()  # A gate holds no models.
-        return replace(task, prepared=prepared[task.case.subject])
+        supervisor.holders.forget()
+        (again,) = self.prepare([task.case], supervisor.holders)
+        supervisor.holders.give_up()  # A gate holds no models.
+        return replace(task, prepared=again.prepared)
 
-    def estimate(self, case: Case, measure: Supervisor) -> float:
-        """Expect what the engine's last case took, of one that has been built; else guess."""
-        is_built = replace(case, replicate=0).id in measure.cold
-        known = self.took.get(case.engine) if is_built or not builds_long(case) else None
-        return known or estimate_seconds(case, self.config.budget, is_built)
+    def estimate(self, case: Case, supervisor: Supervisor) -> float:
+        """Estimate a case's seconds: those of its engine's last case, unless it builds for long; else a guess."""
+        is_built = replace(case, replicate=0).id in supervisor.cold
+        last = self.last_seconds.get(case.engine) if is_built or not builds_long(case) else None
+        return last or estimate_seconds(case, self.config.budget, is_built)
 
     def _rows(self) -> pl.DataFrame:
         return self.run.ended(self.config.suite, self.plan, self.environment)[1]
 
-    def _keep(self, task: Task, result: Result) -> None:
-        """Write a result, unless it is a second take and no better than the first.
+    def _record(self, task: Task, result: Result) -> None:
+        """Write a result to the journal, unless it is a second take that is no better than the first.
 
-        A row far faster than the roofs allow fails, if nothing can have lowered them.
+        Fails a row far faster than the roofs allow, unless other work lowered the roofs.
         """
         if result.status == "ok" and self.environment.get("roofs_quiet"):
             over = excess(task.case, result, self.environment.get("roofs") or {})
@@ -483,7 +407,7 @@ class Runner:
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
         if first is None and result.status == "ok" and retaken(result.warnings):
-            self.firsts[result.case_id] = _first(result)
+            self.firsts[result.case_id] = _without_samples(result)
         elif first is not None and counts:
             why = "; ".join(map(str, retaken(first.warnings)))
             result.warnings.append(Warning(REMEASURED, f"the first take was {why}"))
@@ -491,21 +415,20 @@ class Runner:
             result = self.run.append(result)
         self.display.ended(result, counts)
 
-    def _search(self, case: Case, retry: bool, known: Mapping[str, Result]) -> Search:
-        planned = [other for other in self.plan if other.family == case.family and other.id in known]
+    def _search(self, case: Case, retry: bool) -> Search:
+        results = self.run.results()
+        planned = [other for other in self.plan if other.family == case.family and other.id in results]
         limits = self.config.largest_batch or LargestBatch()
-        search = Search(case, limits, {other.batch_size: known[other.id].status for other in planned})
+        search = Search(case, limits, {other.batch_size: results[other.id].status for other in planned})
         axes = {name: getattr(case, name) for name in ("model", "variant", "precision", "setting")}
         for row in self.run.largest_batches().filter(**axes, **{"pass": case.pass_}).iter_rows(named=True):
             if row["status"] == "ok" or not retry:
                 search.add(row["batch_size"], row["status"], row["peak_memory_mib"])
         return search
 
-    def _search_all(self, tasks: Sequence[Task], retry: bool, measure: Supervisor) -> None:
-        """Search the largest batch of each task's configuration, try after try."""
-        known = self.run.results() if tasks else {}
+    def _search_all(self, tasks: Sequence[Task], retry: bool, supervisor: Supervisor) -> None:
         for number, task in enumerate(tasks):
-            search = self._search(task.case, retry, known)
+            search = self._search(task.case, retry)
             while not self.is_over() and (batch := search.next_batch()) is not None:
                 case = replace(task.case, batch_size=batch)
                 if failure(case, task.prepared) is not None:
@@ -518,8 +441,8 @@ class Runner:
                 result = search.refuse(batch, task.prepared.specs, available_memory_mib())
                 if result is None:
                     budget = short(self.config.budget)
-                    one = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
-                    result = measure.measure_one(one, tick)
+                    attempt = replace(task, case=case, budget=budget, energy=False, profile=False, only_fits=True)
+                    result = supervisor.measure_one(attempt, tick)
                     if result.status == "timeout" and self.is_over():
                         break
                 search.add(batch, result.status, result.figures.get("peak_memory_mib"))
@@ -529,22 +452,22 @@ class Runner:
 
 @dataclass
 class Supervisor:
-    """Measures a case in a process of its own, once the machine is quiet, and adds the device's telemetry."""
+    """Measures a case in its own process on a quiet machine, and adds the device's telemetry."""
 
     runner: Runner
     watcher: Watcher
     quiet: Quiet
     holders: Holders = field(default_factory=Holders)
     cold: dict[str, float | None] = field(default_factory=dict)
-    """Seconds of each configuration's first build, which may have been beside others, by the id of its first replicate:
-    later ones find its kernels."""
+    """Seconds of each configuration's first build, by the id of its first replicate: later ones reuse its kernels. It
+    may have run beside other builds."""
 
     def build_ahead(self, tasks: Sequence[Task]) -> None:
-        """Have what compiles into a cache of its own do so side by side; what fails says why when it is measured."""
+        """Compile side by side the cases whose engines share kernels; measuring a case reports its failure."""
         first = {task.case.id: task for task in tasks if ENGINES[task.case.engine].shares_kernels}
         first = {id_: t for id_, t in first.items() if not t.case.replicate and failure(t.case, t.prepared) is None}
-        slots = max(1, min(usable_cores() // _CORES_A_BUILD, _MOST_BUILDS, len(first)))
-        # What compiles nothing takes its time first.
+        slots = max(1, min(usable_cores() // _CORES_PER_BUILD, _MOST_BUILDS, len(first)))
+        # Cases that compile nothing are measured first.
         seconds = sum(self.runner.estimate(t.case, self) for t in tasks if not ENGINES[t.case.engine].compiles)
         for id_, task in list(first.items()):
             seconds += self.runner.estimate(task.case, self) / slots
@@ -553,14 +476,14 @@ class Supervisor:
         if len(first) > 1:
             workers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, usable_cores() // slots))}
             calls = [self._call("prepare_model:build_ahead", task, workers) for task in first.values()]
-            shown = self.runner.display.doing
-            ended = run_all(calls, slots, lambda done: shown("compiling", done, len(calls)))
+            doing = self.runner.display.doing
+            outcomes = run_all(calls, slots, lambda done: doing("compiling", done, len(calls)))
             forget_choices()
-            built = {id_: one.seconds.get(Phase.BUILD) for id_, one in zip(first, ended, strict=True) if one.value}
-            self.cold |= built
+            built = zip(first, outcomes, strict=True)
+            self.cold |= {id_: outcome.seconds.get(Phase.BUILD) for id_, outcome in built if outcome.value}
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
-        """Measure one case. An engine that builds does so in another process before, whose memory does not count."""
+        """Measure one case. Build its engine in an earlier process, whose memory does not count."""
         built = None
         if ENGINES[task.case.engine].builds is not None:
             built = self._run("prepare_model:build_ahead", task, tick)
@@ -574,13 +497,13 @@ class Supervisor:
         if built is not None:
             _add_build(result, built)
         if ENGINES[task.case.engine].shares_kernels and result.status == "ok":
-            own = replace(task.case, replicate=0).id
-            result.figures["build_s"] = self.cold.setdefault(own, result.figures.get("build_s"))
+            configuration = replace(task.case, replicate=0).id
+            result.figures["build_s"] = self.cold.setdefault(configuration, result.figures.get("build_s"))
         self._add_telemetry(result)
         return result
 
     def _result(self, case_id: str, outcome: Outcome) -> Result:
-        """Return the process's result for its case; make a crashed row of an invalid one."""
+        """Return the process's result for its case; turn an invalid one into a crashed row."""
         try:
             result = result_of(case_id, outcome)
             check_result(result)
@@ -595,7 +518,7 @@ class Supervisor:
         return result
 
     def _run(self, function: str, task: Task, tick: Callable[[str], None]) -> Outcome:
-        """Run a worker's function within the task's limits; a log that stays empty is deleted."""
+        """Run a worker's function within the task's limits; delete a log that stays empty."""
         call = self._call(function, task)
         outcome = run_one(call, lambda child: tick(child.progress or child.phase))
         if call.log.exists() and not call.log.stat().st_size:
@@ -603,42 +526,46 @@ class Supervisor:
         return outcome
 
     def _call(self, function: str, task: Task, environment: Mapping[str, str] | None = None) -> Call:
-        log = self.runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log"
-        limits, end = (task.budget.timeout, task.budget.build_timeout), self.runner.deadline
-        visible = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-        path, origin = self.runner.config.path, None
-        if ENGINES[task.case.engine].needs == "torch":
-            origin = origin_of(self.runner.run.logs, task.case.source.name)
-        variables = {**visible, **(environment or {})}
-        returns = BuiltAhead if function.endswith("build_ahead") else object
-        name = f"profiler.worker.{function}"
-        return Call(name, task, log, *limits, variables, path, origin=origin, returns=returns, deadline=end)
+        runner = self.runner
+        return Call(
+            f"profiler.worker.{function}",
+            task,
+            runner.run.logs / f"{file_name(task.case.id)}{'-largest-batch' if task.only_fits else ''}.log",
+            timeout=task.budget.timeout,
+            build_timeout=task.budget.build_timeout,
+            environment={"CUDA_VISIBLE_DEVICES": task.gpu or "", **(environment or {})},
+            path=runner.config.path,
+            origin=origin_of(runner.run.logs, task.case.source.name)
+            if ENGINES[task.case.engine].needs == "torch"
+            else None,
+            returns=BuiltAhead if function.endswith("build_ahead") else object,
+            deadline=runner.deadline,
+        )
 
     def _add_telemetry(self, result: Result) -> None:
-        """Add the device's readings while the case was measured, by the phases that it `entered`."""
+        """Add the device's readings from while the case was measured."""
         if result.status != "ok":
             return
-        # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
+        # The checks open a second session, and the energy loop loads the card differently.
         entered = result.entered
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
-        sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
-        _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+        start, end = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
+        _add_readings(result, readings, [reading for reading in readings if start <= reading.seconds <= end])
 
 
 def _seconds(case: Case, result: Result) -> float:
-    """Return what a case took; what it built is kept for its next process, unless it is built alone."""
+    """Return a case's seconds, without a build that its next process finds in a cache."""
     engine, seconds = ENGINES[case.engine], sum(result.phases.values())
-    is_kept = engine.shares_kernels or engine.builds is not None
-    return seconds - (result.phases.get(Phase.BUILD, 0.0) if is_kept else 0.0)
+    is_cached = engine.shares_kernels or engine.builds is not None
+    return seconds - (result.phases.get(Phase.BUILD, 0.0) if is_cached else 0.0)
 
 
-def _first(result: Result) -> Result:
-    """Keep a first take without what would fill the memory of a run of many cases."""
+def _without_samples(result: Result) -> Result:
+    """Copy a first take without its largest parts: a run may have many cases."""
     return replace(result, samples={}, layers=[], warnings=list(result.warnings))
 
 
 def _add_build(result: Result, built: Outcome) -> None:
-    """Add what the process that built the engine reported, and the time that it took."""
     ahead: BuiltAhead = built.value
     result.warnings[:0] = ahead.warnings
     if result.proof is not None and result.proof.build is not None:
@@ -648,7 +575,7 @@ def _add_build(result: Result, built: Outcome) -> None:
 
 
 def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
-    """Add telemetry while it was `measured`, and the memory's peak where a poll saw more than the boundaries did."""
+    """Add telemetry from while it was `measured`; raise the memory's peak to the highest of all readings."""
     result.figures |= summarize(measured)
     reasons = 0
     for reading in measured:
@@ -659,7 +586,7 @@ def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequenc
     used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
     peak, baseline = (result.figures.get(name) for name in ("peak_memory_mib", "baseline_mib"))
     if used and peak is not None and baseline is not None:
-        more = max(0.0, max(used) - baseline - peak)
+        excess_mib = max(0.0, max(used) - baseline - peak)
         for name in ("peak_memory_mib", "other_mib", "library_mib"):
             if (before := result.figures.get(name)) is not None:
-                result.figures[name] = before + more
+                result.figures[name] = before + excess_mib

@@ -1,8 +1,9 @@
-"""Search for configurations that are faster than the presets, from the best of each engine to its neighbours."""
+"""Search for configurations faster than the presets: try each engine's best, then its neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from profiler.results.choice import Choice, cell_name, choices
 from profiler.tables.numbers import listed, times
 
 _REACH = 1.5
-"""An engine whose best is this many times slower than the best of all is left: no option of its own makes that up."""
+"""Leave an engine whose best is this many times slower than the best of all: no option makes that up."""
 
 _MEASURED = {"worse", "better", "equivalent", "unclear"}
 """Codes of cells that lost by their figure, not by a limit."""
@@ -25,36 +26,40 @@ Row = Mapping[str, Any]
 
 
 def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]) -> list[Case]:
-    """Return what is to be tried next: in each group, of every engine that may still win, its best's neighbours.
+    """Return the untried neighbours of each engine's best cell, for engines that may still win their group.
 
-    Cases that `ended` has the id of were tried. What takes minutes to build comes when nothing else is left.
+    `ended` has the ids of tried cases. Trials that take minutes to build come last.
     """
     by_id = {case.id: case for case in plan}
     tried = {_identity(case) for case in by_id.values() if case.id in ended}
-    found = dict[Any, Case]()
+    trials = dict[Any, Case]()
     for _, choice in choices(cells):
         fastest = _fastest_of_engines(choice)
         for cell in fastest:
             if cell["latency_ms"] <= _REACH * fastest[0]["latency_ms"]:
                 for case in neighbours(by_id[cell["case_ids"][0]]):
-                    found.setdefault(_identity(case), case)
-    new = [case for identity, case in found.items() if identity not in tried]
+                    trials.setdefault(_identity(case), case)
+    new = [case for identity, case in trials.items() if identity not in tried]
     return [case for case in new if not builds_long(case)] or new
 
 
-def neighbours(case: Case) -> list[Case]:
-    """Return the case with each option changed that a search tries, at the default and the values that are declared."""
+def neighbours(case: Case, cores: float | None = None) -> list[Case]:
+    """Return the case with each searched option changed, one at a time, to its default and its declared values.
+
+    Never asks for `cores` threads or more, by default those of this machine.
+    """
+    cores = usable_cores() if cores is None else cores
     return [
         _with(case, name, value)
         for name, option in ENGINES[case.engine].options.declared().items()
         if option.search and case.device in option.devices
         for value in (option.default, *option.search)
-        if value != _options(case)[name] and not (name == "threads" and int(str(value)) >= usable_cores())
+        if value != _options(case)[name] and not (name == "threads" and int(str(value)) >= cores)
     ]
 
 
 def label(engine: str, options: Mapping[str, Any]) -> str:
-    """Name a configuration by its engine and its options that are not the default: "compiled+channels_last"."""
+    """Name a configuration by its engine and non-default options, such as "compiled+channels_last"."""
     declared = ENGINES[engine].options.declared()
     differs = {
         name: options[name] for name in declared if options.get(name, declared[name].default) != declared[name].default
@@ -62,56 +67,45 @@ def label(engine: str, options: Mapping[str, Any]) -> str:
     return "+".join([engine, *(name if value is True else f"{name}={value}" for name, value in differs.items())])
 
 
-def trials_of(journal: Iterable[str], plan: Iterable[Case]) -> list[Case]:
-    """Return the trials among the journal's cases, which no plan has, by what their names say."""
-    planned = {case.id: case for case in plan}
-    names, found = [id_ for id_ in journal if "+" in id_ and id_ not in planned], dict[str, Case]()
-    for case in planned.values() if names else ():
-        start = f"{case.model}/{case.engine}"
-        end = case.id.removeprefix(f"{case.model}/{case.variant}")
-        for id_ in names:
-            if id_.startswith(f"{start}+") and id_.endswith(end) and not case.replicate:
-                name = id_.removesuffix(end).removeprefix(f"{case.model}/")
-                found[id_] = replace(case, variant=name, options=_read(case.engine, name))
-    return list(found.values())
-
-
-def _read(engine: str, name: str) -> dict[str, Any]:
-    declared, options = ENGINES[engine].options.declared(), {}
-    for word in name.split("+")[1:]:
-        key, _, value = word.partition("=")
-        kind = declared[key].type
-        options[key] = value != "False" if kind is bool else kind(value)
-    return options
+def trials_of(journal: Iterable[str], plan: Sequence[Case]) -> list[Case]:
+    """Return the trials whose ids are in the journal: neighbours of planned cases, and neighbours of those."""
+    unplanned = {*journal} - {case.id for case in plan}
+    waiting = [case for case in plan if not case.replicate and case.unsupported is None] if unplanned else []
+    trials = dict[str, Case]()
+    while waiting:
+        for trial in neighbours(waiting.pop(), math.inf):  # Another machine may have measured it.
+            if trial.id in unplanned and trial.id not in trials:
+                trials[trial.id] = trial
+                waiting.append(trial)
+    return list(trials.values())
 
 
 def contributions(cells: pl.DataFrame, plan: Iterable[Case]) -> list[str]:
-    """Say of each group's winner how many times slower it is without each of its options, where that was tried, and
-    of which engines no option was tried."""
+    """Say how many times slower each group's winner is without each tried option, and which engines had no trials."""
     by_id, lines = {case.id: case for case in plan}, []
     for key, choice in choices(cells):
         if choice.winner is None:
             continue
-        won, told = by_id[choice.winner["case_ids"][0]], []
+        winner, slower = by_id[choice.winner["case_ids"][0]], []
         reasons = {_identity(by_id[loser.cell["case_ids"][0]]): loser.reasons[0] for loser in choice.losers}
-        for name, option in ENGINES[won.engine].options.declared().items():
-            reason = reasons.get(_identity(_with(won, name, option.default)))
-            if _options(won)[name] != option.default and reason and reason.code == "worse" and reason.value:
-                told.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
-        is_whole = all(one in reasons and reasons[one].code in _MEASURED for one in _around(won))
+        for name, option in ENGINES[winner.engine].options.declared().items():
+            reason = reasons.get(_identity(_with(winner, name, option.default)))
+            if _options(winner)[name] != option.default and reason and reason.code == "worse" and reason.value:
+                slower.append(f"{name}: {times(reason.value, reason.low, reason.high)}")
+        is_whole = all(around in reasons and reasons[around].code in _MEASURED for around in _around(winner))
         end = "no option makes a difference beyond doubt" if is_whole else "not all of its options were measured"
-        end = f"slower without {listed(told)}" if told else end
+        end = f"slower without {listed(slower)}" if slower else end
         lines.append(f"{key['model']}, batch {key['batch_size']}, {cell_name(choice.winner)}: {end}")
         tried = {case.engine for case in by_id.values() if case.variant.startswith(f"{case.engine}+")}
-        fastest, least = _fastest_of_engines(choice), choice.winner["latency_ms"]
-        others = [c for c in fastest if c["engine"] not in {*tried, won.engine} and _around(by_id[c["case_ids"][0]])]
-        if names := [f"{c['engine']} ({times(c['latency_ms'] / least)} slower)" for c in others]:
+        fastest, best_ms = _fastest_of_engines(choice), choice.winner["latency_ms"]
+        others = [c for c in fastest if c["engine"] not in {*tried, winner.engine} and _around(by_id[c["case_ids"][0]])]
+        if names := [f"{c['engine']} ({times(c['latency_ms'] / best_ms)} slower)" for c in others]:
             lines.append(f"  options not tried of {listed(names)}")
     return lines
 
 
 def _around(case: Case) -> set[tuple[object, ...]]:
-    return {_identity(each) for each in neighbours(case)}
+    return set(map(_identity, neighbours(case)))
 
 
 def _with(case: Case, name: str, value: object) -> Case:
@@ -124,17 +118,17 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _identity(case: Case) -> tuple[object, ...]:
-    """Return what two cases have in common that are one configuration under two names."""
+    """Return a key that a configuration has under any name."""
     axes = case.model, case.engine, case.pass_, case.precision, case.batch_size, case.setting
     return (*axes, *sorted((name, str(value)) for name, value in _options(case).items()))
 
 
 def _fastest_of_engines(choice: Choice) -> list[Row]:
-    """Return the fastest cell of each engine that may be chosen, the fastest engine first."""
-    able = [choice.best] if choice.best else []
-    able += [one.cell for one in choice.losers if {reason.code for reason in one.reasons} <= _MEASURED]
-    able.sort(key=lambda cell: cell["latency_ms"])
+    """Return the fastest eligible cell of each engine, the fastest engine first."""
+    eligible = [choice.best] if choice.best else []
+    eligible += [loser.cell for loser in choice.losers if {reason.code for reason in loser.reasons} <= _MEASURED]
+    eligible.sort(key=lambda cell: cell["latency_ms"])
     best: dict[str, Row] = {}
-    for cell in able:
+    for cell in eligible:
         best.setdefault(cell["engine"], cell)
     return list(best.values())

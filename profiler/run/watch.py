@@ -32,17 +32,17 @@ from profiler.tables.numbers import counted, percent
 from profiler.worker.disturbance import CARD, reasons
 
 PATIENCE_SECONDS = 60.0
-"""Longest wait for a quiet machine that nobody asked for; none if the run's time is limited."""
+"""Longest wait for a quiet machine without --wait-for-idle; with --within there is none."""
 _LOOK_SECONDS = 0.5
 _ALONE = 0.85
-"""Share of all processors that spinning threads get at least where nobody else works."""
+"""Spinning threads get at least this share of an idle machine's processors."""
 _HERTZ = 10.0
 _FIELDS = tuple(field.name for field in dataclasses.fields(Reading))
 """Columns of telemetry.csv."""
 
 
 def watch(argument: tuple[str, Path], report: Report) -> None:
-    """Append a reading of the GPU of that UUID ten times a second, until the process is ended."""
+    """Append a reading of the GPU ten times a second until killed; (UUID, file)."""
     uuid, path = argument
     nvml = Nvml(uuid)
     with path.open("a", buffering=1) as file:
@@ -54,7 +54,7 @@ def watch(argument: tuple[str, Path], report: Report) -> None:
 
 
 class Watcher(AbstractContextManager["Watcher", None]):
-    """The process that reads a GPU all through a run; without a GPU there is none, and no readings."""
+    """The process that reads a GPU throughout a run. Without a GPU it has no readings."""
 
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
         self._call: Call | None = None
@@ -62,7 +62,7 @@ class Watcher(AbstractContextManager["Watcher", None]):
         self._path, self._at = path, 0
         self._readings: list[Reading] = []
         if uuid is not None:
-            if not path.exists():  # A resumed run goes on with its file.
+            if not path.exists():  # A resumed run appends to its file.
                 write_whole(path, ",".join(_FIELDS) + "\n")
             self._at = path.stat().st_size
             self._call = Call("profiler.run.watch:watch", (uuid, path), log, math.inf, math.inf)
@@ -73,12 +73,12 @@ class Watcher(AbstractContextManager["Watcher", None]):
             self._child.kill()
 
     def between(self, start: float, end: float) -> list[Reading]:
-        """Take the readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
+        """Return the readings from `start` to `end`, on time.monotonic(), and forget earlier ones."""
         if self._call is None or self._child is None:
             return []
         if self._child.poll() is not None:
-            self._child = Child(self._call)  # It has ended, with the forkserver say; the next rows have readings again.
-        with contextlib.suppress(FileNotFoundError):  # Who deletes it has no readings.
+            self._child = Child(self._call)  # It may have ended with the forkserver.
+        with contextlib.suppress(FileNotFoundError):  # Somebody deleted the file.
             new = whole_lines(self._path, self._at)
             self._at += len(new)
             self._readings += filter(None, map(_parse, new.decode(errors="replace").splitlines()))
@@ -87,7 +87,7 @@ class Watcher(AbstractContextManager["Watcher", None]):
 
 
 def _parse(line: str) -> Reading | None:
-    """Read a line; None for half of one, which a killed reader leaves."""
+    """Parse a line; None for a half-written one."""
     try:
         values = [float(word) if word else None for word in line.split(",")]
         seconds, memory, power, clock, temperature, slowed = values
@@ -97,10 +97,7 @@ def _parse(line: str) -> Reading | None:
 
 
 class DeviceLock(AbstractContextManager["DeviceLock", None]):
-    """This run's claim on a device: a GPU's UUID, or "cpu".
-
-    Where the lock cannot be made, as in a folder that is read-only, every run has the device to itself.
-    """
+    """This run's claim on a device: a GPU's UUID, or "cpu". Claims always succeed if the lock cannot be created."""
 
     def __init__(self, device: str) -> None:
         self._path = lock_folder() / f"runtime-profiler-{device.replace('/', '-')}.lock"
@@ -111,7 +108,7 @@ class DeviceLock(AbstractContextManager["DeviceLock", None]):
             os.close(self._file)
 
     def is_taken(self) -> bool:
-        """Return True while another run has the device; else this one has it from now on."""
+        """Claim the device; return True while another run has it."""
         try:
             self._file = _open_shared(self._path) if self._file is None else self._file
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,39 +120,39 @@ class DeviceLock(AbstractContextManager["DeviceLock", None]):
 
 
 def _open_shared(path: Path) -> int:
-    """Open a lock that may be another user's, which filelock refuses."""
+    """Open a lock that may belong to another user; filelock refuses those."""
     usual = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(path, usual)  # Linux lets nobody create, in /tmp, what another user owns.
+        return os.open(path, usual)  # In /tmp, Linux refuses O_CREAT on another user's file.
     except FileNotFoundError:
         file = os.open(path, usual | os.O_CREAT, 0o644)
         with contextlib.suppress(OSError):
-            os.fchmod(file, 0o644)  # A umask may have kept the others out.
+            os.fchmod(file, 0o644)  # A umask may have locked others out.
         return file
 
 
 def lock_folder() -> Path:
-    """Return the folder where all users' runs find each other's locks."""
+    """Return the folder of all users' locks."""
     return Path(tempfile.gettempdir())
 
 
 class Quiet:
-    """Wait up to `minutes` for a quiet machine before a case; with 0 only say once that another run measures here."""
+    """Waits up to `minutes` for a quiet machine before a case; with 0 it only reports another run, once."""
 
     def __init__(self, lock: DeviceLock, gpu: str | None, minutes: float, display: Display) -> None:
         self._lock, self._nvml, self._minutes, self._display = lock, Nvml(gpu), minutes, display
-        self._is_told = False
+        self._has_warned = False
 
     def start(self) -> None:
-        """Call this before anything is prepared, and right before something is measured."""
+        """Wait for a quiet machine. Call this before preparing, and right before measuring."""
         end = time.monotonic() + 60 * self._minutes
         waiting = f"waiting up to {self._minutes:g} minutes for the machine to be quiet: {{}}".format
         first = who = self._busy()
         while who and time.monotonic() < end:
-            self._display.doing(waiting(first))  # The same line all the time: what is busy changes every second.
+            self._display.doing(waiting(first))  # Not `who`, which changes every second.
             who = self._busy()
-        if who and not self._is_told:
-            self._is_told = True
+        if who and not self._has_warned:
+            self._has_warned = True
             hint = "" if self._minutes else f"; {WHEN_IDLE} waits for its end"
             self._display.announce(f"measuring beside other work: {who}{hint}")
 
@@ -164,41 +161,41 @@ class Quiet:
         return self._lock.is_taken()
 
     def _busy(self) -> str | None:
-        """Say who else has the machine; looking for other work takes a second, and is done where it is waited for."""
+        """Say who else uses the machine. Only a wait looks for other work, which takes a second."""
         work = other_work(self._nvml) if self._minutes else None
         return "another run measures on this device" if self.is_shared() else work
 
 
 def busy_share() -> float:
-    """Spin on every processor for half a second; return the share of them that other work took, or 0 if it is small."""
+    """Spin on every processor for half a second; return the share that other work took, or 0 if it is small."""
     cores, block, before = usable_cores(), bytes(2**20), processor.read()
     end = time.monotonic() + _LOOK_SECONDS
 
     def spin() -> float:
         while time.monotonic() < end:
-            hashlib.sha256(block)  # Without the interpreter's lock.
+            hashlib.sha256(block)  # Releases the GIL.
         return time.thread_time()
 
     with ThreadPoolExecutor(cores) as threads:
-        had = sum(thread.result() for thread in [threads.submit(spin) for _ in range(cores)])
+        spun = sum(thread.result() for thread in [threads.submit(spin) for _ in range(cores)])
     load = processor.read().since(before)
-    # A container may have a smaller share of its processors by right, and some kernels count nothing.
-    share = had / (cores * load.seconds)
+    # A quota may limit a container's share, and some kernels count nothing.
+    share = spun / (cores * load.seconds)
     return 1 - share if share < _ALONE and (load.others is None or reasons(load)) else 0.0
 
 
 def await_quiet(display: Display, patience: float = PATIENCE_SECONDS) -> None:
-    """Say that the machine is busy; on a terminal, wait up to that many seconds, or until Ctrl-C."""
-    began, is_told = time.monotonic(), False
+    """Warn of a busy machine; on a terminal, wait up to `patience` seconds or until Ctrl-C."""
+    began, has_warned = time.monotonic(), False
     try:
         while share := busy_share():
             work = f"other work takes {percent(share)} % of {counted(usable_cores(), 'core')}"
-            told = f"This machine is busy ({work}): figures would be useless"
+            warning = f"This machine is busy ({work}): figures would be useless"
             if not display.is_live or time.monotonic() - began >= patience:
-                return display.announce(f"{told}; {WHEN_IDLE} waits for its end")
-            if not is_told:
-                display.announce(told)
-            is_told = True
+                return display.announce(f"{warning}; {WHEN_IDLE} waits for its end")
+            if not has_warned:
+                display.announce(warning)
+            has_warned = True
             display.doing(f"waiting up to {patience:.0f} s for a quiet machine, Ctrl-C to measure anyway")
             time.sleep(3 * _LOOK_SECONDS)
     except KeyboardInterrupt as interrupt:
@@ -208,7 +205,7 @@ def await_quiet(display: Display, patience: float = PATIENCE_SECONDS) -> None:
 
 
 def other_work(nvml: Nvml) -> str | None:
-    """Say what other processes do on the processors and the GPU in the second that this takes; None for nothing."""
+    """Watch the processors and the GPU for a second; say what other processes do, or return None."""
     before = processor.read()
     time.sleep(UTILIZATION_SECONDS)
     if pids := nvml.pids():

@@ -22,11 +22,11 @@ class Told:
         self.announced: list[str] = []
         self.waited: list[str] = []
 
-    def announce(self, what: str) -> None:
-        self.announced.append(what)
+    def announce(self, text: str) -> None:
+        self.announced.append(text)
 
-    def doing(self, what: str) -> None:
-        self.waited.append(what)
+    def doing(self, text: str) -> None:
+        self.waited.append(text)
 
 
 def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -> None:

@@ -53,12 +53,12 @@ def found(word: str, *nodes: Mapping[str, float], device: str = "auto") -> Kind:
 )
 def test_a_task_takes_one_device_whole(word: str, device: str, asks: dict[str, Any], count: int) -> None:
     kind = found(word, H100, PLAIN, OWN, RIG)
-    assert (kind.device, kind.asks, kind.count) == (device, asks, count)
+    assert (kind.device, kind.request, kind.count) == (device, asks, count)
 
 
 def test_without_a_gpu_the_processors_are_the_device_and_a_gpu_cannot_be_had() -> None:
     assert found("", PLAIN).device == "cpu"
-    assert found("", H100, device="cpu").asks["num_cpus"] == 17
+    assert found("", H100, device="cpu").request["num_cpus"] == 17
     with pytest.raises(ConfigError, match="the cluster has no L4; valid: H100, cpu"):
         found("L4", H100)
     with pytest.raises(ConfigError, match="the cluster has no cuda"):
@@ -135,7 +135,7 @@ def test_few_models_for_many_devices_are_cut_by_batch_size(tmp_path: Path) -> No
     assert side.shares == cut
     assert [side.part(share).words[1] for share in cut] == [f"model={model},batch_size={n}" for (model,), n in cut]
     side.give_up(cut[1], "crashed", "gone")
-    assert all("/b2/" in case_id for case_id in side.run.results()) and not side.left(cut[1])
+    assert all("/b2/" in case_id for case_id in side.run.results()) and not side.waiting(cut[1])
     assert side.part(cut[0]).files[JOURNAL] == "" != side.part(cut[1]).files[JOURNAL]
     # One search of the largest batch is enough.
     searched = side_of(tmp_path, Run(ray="local"), 2, JOB + "largest_batch: {}\n")
@@ -160,7 +160,7 @@ def test_a_part_takes_a_while_to_start_so_there_are_no_more_than_need_be(tmp_pat
     (both,) = cut(many, 1, 1)
     assert set(both.models) == set(many)
     assert str(both) == f"{both.models[0]} and 4 other models"
-    assert both.has("e/ort/inference/fp32/b1/r0") and not both.has("ab/ort/inference/fp32/b1/r0")
+    assert both.has(replace(case, model="e")) and not both.has(replace(case, model="ab"))
     # Where each takes long, a node that ends loses less of many parts.
     long = {name: range(1, 100) for name in many}
     assert cut(long, 2, 3) == list(map(of, long))
@@ -188,7 +188,7 @@ def test_what_may_win_is_confirmed_within_a_part(
         right = {"rel_l2_error": 0.0, "rel_l2_error_high": 0.0}
         figures = {"throughput": 1e3 / ms, "samples": {"host": [ms] * 20}, "figures": right}
         side.run.append(Result(case.id, "ok", clock="host", **figures))
-    assert [case.id for case in side.runner.lacking()] == confirmed
+    assert [case.id for case in side.runner.missing_replicates()] == confirmed
 
 
 def test_nodes_must_have_the_same_network(tmp_path: Path) -> None:

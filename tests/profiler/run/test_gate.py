@@ -16,6 +16,7 @@ from runs import Profiler
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
+from profiler.run import gate
 from profiler.run.command import read_seconds
 from profiler.run.gate import Pair, _add_round, pair, write_junit
 
@@ -50,7 +51,7 @@ def test_a_cell_is_told_once_its_interval_lies_on_one_side_of_the_limit(
     measured: Pair, expected: bool | None, words: str
 ) -> None:
     assert measured.is_slower(0.05) is expected
-    assert words in measured.told("old", 0.05)
+    assert words in measured.describe("old", 0.05)
 
 
 def test_of_two_models_the_cells_are_paired_whatever_their_names() -> None:
@@ -72,11 +73,11 @@ def test_of_jobs_with_several_models_the_names_count() -> None:
         pair([CASE], [replace(OLD, batch_size=2)])
 
 
-def test_a_round_that_does_not_end_in_the_time_is_none() -> None:
+def test_a_round_that_does_not_end_in_the_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_latency", lambda side, case, number: side.latencies.pop(0))
+
     def side(*latencies: float | None) -> Any:
-        left = list(latencies)
-        display = SimpleNamespace(what="")
-        return SimpleNamespace(runner=SimpleNamespace(display=display), latency=lambda case: left.pop(0))
+        return SimpleNamespace(runner=SimpleNamespace(display=SimpleNamespace()), latencies=list(latencies))
 
     begun = cell()
     assert _add_round(begun, 0, side(1.0, 1.0), side(2.0, None))

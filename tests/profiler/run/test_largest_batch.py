@@ -20,8 +20,8 @@ from profiler import load_largest_batches
 from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
 from profiler.processes.messages import Status
+from profiler.run.largest_batch import Search, next_batch, short
 from profiler.run.progress import Display
-from profiler.run.runner import Search, next_batch, short
 
 pytestmark = pytest.mark.slow
 CASE = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))

@@ -191,7 +191,7 @@ REFUSED = [
     ("bench --batch 1", "--batch goes with a model"),
     (
         "net:make --input image=3,64,64",
-        r"--input image: LOW,HIGH is a range of values; the shapes of several inputs are",
+        r"--input image: LOW,HIGH is a range of values; shapes of several inputs come",
     ),
     ("resnet18 --pass x --precision y", r"--pass: unknown pass 'x'.*\n--precision: unknown precision 'y'"),
 ]

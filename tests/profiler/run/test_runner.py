@@ -57,8 +57,8 @@ class Told(Display):
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         self.left.append(seconds_left)
 
-    def announce(self, what: str) -> None:
-        self.announced.append(what)
+    def announce(self, text: str) -> None:
+        self.announced.append(text)
 
     def ended(self, result: Result, counts: bool = True, where: str = "") -> None:
         (self.told if counts else self.stayed).append(result.case_id)
@@ -173,7 +173,7 @@ def test_what_was_disturbed_is_measured_again_before_it_is_known_what_may_win(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = []
-    monkeypatch.setattr(Runner, "lacking", lambda runner, _: known.append([*runner.display.told]) or [])
+    monkeypatch.setattr(Runner, "missing_replicates", lambda runner, _: known.append([*runner.display.told]) or [])
     run({"a": [*hot(9.0), cool(5.0)], "b": [cool(3.0)]}, repeats=9)
     a, b = (case(name).id for name in "ab")
     assert known == [[a, b, a]] * 2, "what further processes show may be another that may win"
@@ -283,7 +283,7 @@ def test_of_the_journals_rows_only_disturbed_ones_are_kept_and_without_their_sam
     for result in (cool(1.0), take(0.5, of="b"), take(0.5, "failed", of="c")):
         folder.append(result)
     runner = Runner(folder, config, Target("cpu"), [], [], {}, Told())
-    runner.firsts = runner.taken_first()
+    runner.firsts = runner.first_takes()
     assert {id_: first.samples for id_, first in runner.firsts.items()} == {case("b").id: {}}
 
 

@@ -46,14 +46,14 @@ def test_options_of_the_other_device_and_more_threads_than_there_are_cores_are_n
     assert [each.options for each in neighbours(on_cpu)] == [{"threads": 1}, {"threads": 2}]
 
 
-def test_the_names_of_trials_say_what_they_are() -> None:
-    trials = [*neighbours(TUNED), *neighbours(replace(CASE, engine="ort", variant="ort", options={}))]
-    found = trials_of([CASE.id, *(trial.id for trial in trials)], [CASE, replace(CASE, engine="ort", variant="ort")])
-    assert {case.id: case.options for case in found} == {
-        trial.id: {name: value for name, value in trial.options.items() if value is not False} for trial in trials
-    }
-    assert trials_of([trials[0].id.replace("b1", "b2")], [CASE]) == []
-    labelled = replace(CASE, variant="eager+mine")
+def test_trials_in_a_journal_are_neighbours_of_planned_cases() -> None:
+    plan = [replace(TUNED, replicate=0), replace(CASE, engine="ort", variant="ort")]
+    trials = [trial for case in plan for trial in neighbours(case)]
+    trials += [trial for trial in neighbours(trials[0]) if trial.id not in {case.id for case in (*plan, *trials)}]
+    found = trials_of([plan[0].id, *(trial.id for trial in trials)], plan)
+    assert {case.id: search._options(case) for case in found} == {t.id: search._options(t) for t in trials}
+    assert trials_of([trials[0].id.replace("b1", "b2")], plan) == []
+    labelled = replace(CASE, variant="eager+channels_last")
     assert trials_of([labelled.id], [CASE, labelled]) == [], "a label of the user's is no trial"
 
 

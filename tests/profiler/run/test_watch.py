@@ -163,11 +163,11 @@ class Told(Display):
         self.announced: list[str] = []
         self.waited: list[str] = []
 
-    def announce(self, what: str) -> None:
-        self.announced.append(what)
+    def announce(self, text: str) -> None:
+        self.announced.append(text)
 
-    def doing(self, what: str, done: int = 0, total: int = 1) -> None:
-        self.waited.append(what)
+    def doing(self, text: str, done: int = 0, total: int = 1) -> None:
+        self.waited.append(text)
 
 
 Waiting = Callable[..., tuple[Quiet, Told]]
