@@ -203,10 +203,7 @@ def parse_only(options: Sequence[str]) -> Filter | None:
 
 
 def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Split an option such as `--machine label=H200,price_source=a list, of May` into keys and values.
-
-    Raises ConfigError.
-    """
+    """Split "label=H200,price_source=a list, of May" into keys and values. Raises ConfigError."""
     for part in filter(None, re.split(r",(?=\s*\w+\s*=)", text)):
         key, equals, value = (piece.strip(" ,") for piece in part.partition("="))
         if not equals or not value:

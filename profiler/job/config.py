@@ -85,10 +85,6 @@ def _is_factory(name: str) -> bool:
     return bool(module and function) and ":" not in function and not module.endswith(".py")
 
 
-def _are_different(entries: Sequence[DeviceEntry]) -> bool:
-    return len({entry.kind for entry in entries}) == len(entries)
-
-
 def _library_folder(word: str, info: ValidationInfo) -> str:
     """Return a library's model with the absolute path of its folder, if any."""
     folder = folder_of(word, _base(info))
@@ -159,7 +155,7 @@ class GraphInput(_Strict):
 
 
 class ModelEntry(_Strict):
-    """A model: a canonical network, a factory, or an ONNX file."""
+    """A model: a canonical network, a factory, or an ONNX file. Shapes and batch sizes override the job's."""
 
     name: Annotated[str, _part_of_id("a model's name")]
     network: Annotated[str, AfterValidator(_library_folder)] | None = None
@@ -179,24 +175,20 @@ class ModelEntry(_Strict):
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
     """The shape of one item of a factory's only input, in floats."""
     inputs: dict[str, GraphInput] = {}
-    """Values for the inputs of an ONNX file."""
     outputs: list[str] = []
     """Names of the compared outputs; training uses the first."""
     dimensions: dict[str, Count] = {}
     batch: dict[str, Annotated[int, Field(ge=0)] | None] = {}
     """Axis of the items by input, unless the first; null for an input that all items share."""
     shapes: Shapes | None = None
-    """Override the job's."""
     options: dict[str, Any] = {}
     calibration: Arrays | None = None
     """A folder of .npy files, inputs that int8 takes its ranges from."""
     batch_sizes: BatchSizes | None = None
-    """Override the job's."""
 
     @model_validator(mode="before")
     @classmethod
     def _word(cls, data: Any) -> Any:
-        """Expand a library's model."""
         word = data.get("network", data.get("name")) if isinstance(data, dict) else None
         if not isinstance(word, str) or not library_of(word):
             return data
@@ -231,15 +223,12 @@ class ModelEntry(_Strict):
         if self.step is not None:
             steps = LIBRARIES[self.library].steps if self.library else ()
             check_word(self.step, steps, "step", "(a step is of a model such as hf:GPT2LMHeadModel)", at=("step",))
-        if not self.factory and not self.is_file and not self.library:
-            self._check_network()
-        return self
-
-    def _check_network(self) -> None:
-        if self.network is None:
+        is_canonical = not self.factory and not self.is_file and not self.library
+        if is_canonical and self.network is None:
             check_word(self.name, CATALOG, "model", "(or give the model a network, a factory or an onnx file)")
-        else:
+        elif is_canonical:
             check_word(self.network, CATALOG, "network", at=("network",))
+        return self
 
     def source(self) -> ModelSource:
         data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "shapes", "variants"})
@@ -257,7 +246,6 @@ class LayerEntry(_Strict):
 
     name: Annotated[str, _word(LAYERS, "layer")]
     batch_sizes: BatchSizes | None = None
-    """Override the job's."""
 
     def source(self) -> ModelSource:
         return ModelSource(self.name, layer=LAYERS[self.name])
@@ -321,7 +309,6 @@ class TrainingEntry(_Strict):
 
     @property
     def losses(self) -> list[str]:
-        """The named loss functions."""
         return [self.loss] if isinstance(self.loss, str) else list(self.loss.values())
 
 
@@ -378,7 +365,6 @@ class Config(_Strict):
     suite: str = ""
     models: list[ModelEntry] = []
     layers: list[LayerEntry] = []
-    """Single layers instead of models."""
     engines: Annotated[list[EngineEntry], _Some]
     passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
     precisions: Annotated[list[Precision], _Some] = ["fp32"]
@@ -392,7 +378,9 @@ class Config(_Strict):
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
     """The published benchmark to show next to the run's figures."""
     machine: Machine = Machine()
-    devices: Annotated[list[DeviceEntry], _must(_are_different, "a kind of device is in it twice")] = []
+    devices: Annotated[
+        list[DeviceEntry], _must(lambda d: len({e.kind for e in d}) == len(d), "a kind of device is in it twice")
+    ] = []
     """Kinds of devices of a Ray cluster, for --ray; each measures the whole job."""
     device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICES}")] = "auto"
     replicates: Replicates = 1

@@ -23,11 +23,9 @@ from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 from profiler.machine import usable_cores
 
 _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
-"""Guessed seconds of a case beyond 1.5 times its sampling."""
 _COMPILE_SECONDS = {"cpu": 30.0, "cuda": 20.0}
-"""Guessed seconds of compiling or building."""
-_LONG_SECONDS = 180.0
-"""Guessed seconds of a build if `builds_long`."""
+"""Guessed seconds of a case beyond 1.5 times its sampling, and of compiling or building."""
+_LONG_BUILD_SECONDS = 180.0
 _CORE_FLOPS = 5e10
 """Guessed FLOP/s of a network on a core: PyTorch's on an EPYC."""
 _CALLS = 2
@@ -93,14 +91,12 @@ def _varied(entry: ModelEntry | LayerEntry) -> Mapping[str, Sequence[int]]:
 
 
 def _with_bases(cases: list[Case], replicates: int) -> list[Case]:
-    """Add processes of a model's bases up to BASE_PROCESSES, spread over its cases.
-
-    Only at the smallest batch, likely set by the host, and at the largest, likely set by the device.
-    """
+    """Add processes of a model's bases up to BASE_PROCESSES, at its smallest and its largest batch."""
     bases: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         if case.is_base and case.unsupported is None:
             bases.setdefault((case.pass_, case.setting), []).append(case)
+    # The smallest batch is likely host-bound, the largest device-bound.
     ends = [end(group, key=lambda case: case.batch_size) for group in bases.values() for end in (min, max)]
     unique = {case.id: case for case in ends}.values()
     added = [[replace(case, replicate=number) for case in unique] for number in range(replicates, BASE_PROCESSES)]
@@ -180,7 +176,7 @@ def estimate_seconds(case: Case, budget: Budget, is_built: bool = False) -> floa
     if case.unsupported:
         return 0.0
     compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
-    compiling = 0.0 if is_built else _LONG_SECONDS if builds_long(case) else compiling
+    compiling = 0.0 if is_built else _LONG_BUILD_SECONDS if builds_long(case) else compiling
     # A backward pass takes about twice the forward's.
     network = CATALOG.get(case.source.catalog_name or "") if case.device == "cpu" else None
     flops = 2 * network.multiply_adds * case.batch_size * (3 if case.pass_ == "training" else 1) if network else 0

@@ -525,10 +525,7 @@ def flush_output() -> None:
 
 
 def _receive(connection: Connection, messages: queue.SimpleQueue[Message | None]) -> None:
-    """Queue a child's messages until its pipe closes or cannot be read, then None.
-
-    Runs in a thread, since half a message would block.
-    """
+    """Queue a child's messages, then None; in a thread, since half a message would block."""
     with contextlib.suppress(BaseException), connection:  # Unpickling may raise anything.
         while True:
             messages.put(connection.recv())
@@ -606,11 +603,8 @@ def explain(error: BaseException) -> Outcome:
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
-    """Return the error of the chain that means out of memory; not every library has a type for it.
-
-    Cleaning up after such an error may raise another, as the end of a CUDA graph's recording does.
-    """
-    errors = chain(error, hidden=True)
+    """Return the error of the chain that means out of memory; not every library has a type for it."""
+    errors = chain(error, hidden=True)  # Cleaning up may raise another, as the end of a CUDA graph's recording does.
     return next((e for e in errors if isinstance(e, MemoryError) or _OUT_OF_MEMORY.search(message(e))), None)
 
 

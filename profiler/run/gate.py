@@ -203,10 +203,7 @@ def _off_busy_cores() -> Iterator[int]:
 
 
 def _measure(new: Runner, old: Runner, cells: Sequence[Pair], limit: float, deadline: float, against: str) -> None:
-    """Measure rounds until every cell has a verdict or no further round fits before the deadline.
-
-    Raises ConfigError if an old model named on the command line cannot be loaded.
-    """
+    """Measure rounds until every cell has a verdict or no further round fits before the deadline."""
     for runner in (new, old):
         begin(runner)
     with new.supervised() as of_new:
@@ -280,10 +277,7 @@ def pair(new: Sequence[Case], old: Sequence[Case]) -> tuple[list[Pair], int]:
 
 
 def write_junit(path: Path, cells: Sequence[Pair], against: str, limit: float) -> None:
-    """Write a JUnit report, a test a cell: slower cells fail, cells without a verdict are skipped.
-
-    Raises ConfigError if the file cannot be written.
-    """
+    """Write a JUnit report: slower cells fail, cells without a verdict are skipped. Raises ConfigError."""
     suite = ElementTree.Element("testsuite", name=f"runtime-profiler against {against}", tests=str(len(cells)))
     verdicts = [cell.is_slower(limit) for cell in cells]
     suite.attrib |= {"failures": str(verdicts.count(True)), "skipped": str(verdicts.count(None)), "errors": "0"}

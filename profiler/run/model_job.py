@@ -215,10 +215,7 @@ def _inputs(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _fixed_batch(entry: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> int | None:
-    """Return the only batch size of an ONNX file; None if it is free.
-
-    Raises ConfigError if sizes of its inputs, or values of integers, are unknown.
-    """
+    """Return the only batch size of an ONNX file; None if it is free. Raises ConfigError for unknown inputs."""
     path, names, inputs = Path(entry["onnx"]), list[str](), dict(entry.get("inputs", {}))
     source = ModelSource(path.stem, onnx=path, batch=dict(entry.get("batch", {})), inputs=inputs)
     try:

@@ -17,7 +17,7 @@ from profiler.tables.numbers import counted, decimals, duration
 
 _REDRAW_SECONDS = 1.0
 _SILENT_SECONDS, _UNCHANGED_SECONDS = 5.0, 60.0
-"""A log gets a line after so long without one; the same line again only after the second time."""
+"""Silence after which a log gets a line, and before it repeats one."""
 _STYLES = {"ok": "green", "unsupported": "dim"}
 
 

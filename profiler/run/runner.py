@@ -60,7 +60,7 @@ _ENDING_SECONDS = 5.0
 _FEWEST_ROWS = 3
 """Rows after which a run shows the fastest so far."""
 _HOPELESS, _MOST_HOPELESS = 0.25, 3
-"""Share of other work that makes a figure useless; after so many such cases a run adds no more processes."""
+"""Share of other work that makes a figure useless, and the number of such cases that ends further processes."""
 
 
 def is_better(second: Result, first: Result) -> bool:
@@ -90,23 +90,20 @@ class Runner:
     display: Display
     idle_minutes: float = 0.0
     by_name: bool = False
-    """True for a model named on the command line: failing to load it is an error, and likely winners come first."""
+    """True for a bare model on the command line: failing to load it is an error, and likely winners come first."""
     firsts: dict[str, Result] = field(default_factory=dict)
     """First takes to measure again, by case id."""
     tasks: dict[str, Task] = field(default_factory=dict)
     """Prepared tasks, by case id."""
-    spent: float = 0.0
-    """Seconds of all first takes."""
-    repeated: float = 0.0
-    """Seconds of all second takes."""
+    first_seconds: float = 0.0
+    second_seconds: float = 0.0
+    """Seconds of all first takes, and of all second takes."""
     within: float = math.inf
-    """Seconds that the whole run may take."""
     deadline: float = math.inf
     """End of measuring, on time.monotonic()."""
     last_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each engine's last case, without cached builds."""
-    hopeless: int = 0
-    """Number of cases that ran beside too much other work."""
+    hopeless_cases: int = 0
     search_ended: bool = True
     """False if a search ran out of time."""
 
@@ -118,8 +115,7 @@ class Runner:
         """Prepare and measure every case, then search the largest batch of `searched`.
 
         Measures disturbed cases again and likely winners in further processes. Each Result enters the journal at once.
-
-        Raises ConfigError if a model named on the command line cannot be loaded.
+        Raises ConfigError if a bare model cannot be loaded.
         """
         for case in cases:
             if case.unsupported is not None:
@@ -159,7 +155,7 @@ class Runner:
                 yield Supervisor(self, watcher, quiet, holders)
 
     def begin_in(self, seconds: float, started: float) -> None:
-        """Limit the run to so many seconds after its start."""
+        """Limit the run to `seconds` after its start."""
         self.within, self.deadline = seconds, started + seconds - _ENDING_SECONDS
 
     @contextlib.contextmanager
@@ -177,15 +173,12 @@ class Runner:
         return time.monotonic() + seconds > self.deadline
 
     def prepare(self, cases: Sequence[Case], holders: Holders) -> list[Task]:
-        """Prepare the models of the cases; return a task a case.
-
-        Raises ConfigError if a model named on the command line cannot be loaded.
-        """
+        """Prepare the cases' models; return a task a case. Raises ConfigError if a bare model cannot be loaded."""
         config, doing = self.config, self.display.doing
         limits = self._uuid, self.deadline
         prepared = prepare(cases, config.budget, self.run.logs, config.path, doing, holders, *limits)
         failures = [model.failures["model"] for model in prepared.values() if "model" in model.failures]
-        if self.by_name and failures and not self.spent and not self.is_over():
+        if self.by_name and failures and not self.first_seconds and not self.is_over():
             raise ConfigError(str(failures[0].reason))
         self.run.write_models({name: model.identity for name, model in prepared.items() if model.identity})
         settings = config.budget, self._uuid, config.energy, config.profile
@@ -237,7 +230,7 @@ class Runner:
             tasks.sort(key=lambda task: failure(task.case, task.prepared) is None)  # Users can fix failures now.
             supervisor.build_ahead(tasks)
             later = [case for wave in waves[number + 1 :] for case in wave]
-            self.spent += self.measure_each(tasks, supervisor, done=done, later=later)
+            self.first_seconds += self.measure_each(tasks, supervisor, done=done, later=later)
             done += len(tasks)
 
     def _measure_with_trials(
@@ -304,22 +297,22 @@ class Runner:
             seconds = self.measure_each(self._make_ready(cases, supervisor), supervisor)
             if not seconds:
                 break
-            self.spent += seconds
+            self.first_seconds += seconds
 
     def _measure_again(self, supervisor: Supervisor) -> None:
         """Measure disturbed cases once more, bases first, within the job's share of the time."""
         again = [task for id_, task in self.tasks.items() if id_ in self.firsts]
         again.sort(key=lambda task: not task.case.is_base)
-        allowed = self.config.budget.repeats * self.spent - self.repeated
+        allowed = self.config.budget.repeats * self.first_seconds - self.second_seconds
         if again and allowed > 0 and not self.is_over() and not self._is_hopeless():
             self.display.announce(f"measuring {counted(len(again), 'case')} again, for at most {duration(allowed)}")
-            self.repeated += self.measure_each(again, supervisor, allowed)
+            self.second_seconds += self.measure_each(again, supervisor, allowed)
 
     def _is_hopeless(self) -> bool:
         """Return whether a further process would be useless because the machine stays busy."""
-        if self.idle_minutes or self.hopeless < _MOST_HOPELESS or not busy_share():
+        if self.idle_minutes or self.hopeless_cases < _MOST_HOPELESS or not busy_share():
             return False
-        cases = counted(self.hopeless, "case")
+        cases = counted(self.hopeless_cases, "case")
         problem = f"{cases} ran beside too much other work: no further processes of them"
         self.display.announce(f"{problem}; {WHEN_IDLE} waits for its end")
         return True
@@ -356,23 +349,20 @@ class Runner:
 
             tick("start")
             task = self._intact(task, supervisor)
-            result = self._measure_or_fail(task, supervisor, tick)
+            result = supervisor.measure_one(task, tick)
             if result.status != "ok" and (again := self._intact(task, supervisor)) is not task:
-                result = self._measure_or_fail(again, supervisor, tick)
+                result = supervisor.measure_one(again, tick)
             if result.status == "timeout" and self.is_over():
                 break  # The run was too short, not the case too long.
+            seconds, engine = sum(result.phases.values()), ENGINES[task.case.engine]
+            spent += seconds
             if result.status == "ok":
-                self.last_seconds[task.case.engine] = _seconds(task.case, result)
-            spent += sum(result.phases.values())
+                is_cached = engine.shares_kernels or engine.builds is not None
+                self.last_seconds[task.case.engine] = seconds - is_cached * result.phases.get(Phase.BUILD, 0.0)
             self._record(task, result)
             if self.by_name and done + number + 1 >= _FEWEST_ROWS:
                 self.display.so_far(*so_far(cells(self._rows())))
         return spent
-
-    def _measure_or_fail(self, task: Task, supervisor: Supervisor, tick: Callable[[str], None]) -> Result:
-        if (outcome := failure(task.case, task.prepared)) is not None:
-            return Result(task.case.id, outcome.status, [str(outcome.reason)], log=log_name(outcome.log))
-        return supervisor.measure_one(task, tick)
 
     def _intact(self, task: Task, supervisor: Supervisor) -> Task:
         """Prepare the case again if its files in the cache are missing or damaged."""
@@ -385,7 +375,7 @@ class Runner:
         return replace(task, prepared=again.prepared)
 
     def estimate(self, case: Case, supervisor: Supervisor) -> float:
-        """Estimate a case's seconds: those of its engine's last case, unless it builds for long; else a guess."""
+        """Estimate a case's seconds by its engine's last case, unless it builds for long; else guess."""
         is_built = replace(case, replicate=0).id in supervisor.cold
         last = self.last_seconds.get(case.engine) if is_built or not builds_long(case) else None
         return last or estimate_seconds(case, self.config.budget, is_built)
@@ -403,7 +393,7 @@ class Runner:
             if over is not None and over.is_impossible:
                 advice = "check that the call does all its work, and that the clock waits for it"
                 result.fail(f"rejected: {over.text}; {advice}")
-        self.hopeless += result.has(DISTURBED) and _HOPELESS <= _disturbance(result) < math.inf
+        self.hopeless_cases += result.has(DISTURBED) and _HOPELESS <= _disturbance(result) < math.inf
         first = self.firsts.pop(result.case_id, None)
         counts = first is None or is_better(result, first)
         if first is None and result.status == "ok" and retaken(result.warnings):
@@ -484,6 +474,8 @@ class Supervisor:
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
         """Measure one case. Build its engine in an earlier process, whose memory does not count."""
+        if (outcome := failure(task.case, task.prepared)) is not None:
+            return Result(task.case.id, outcome.status, [str(outcome.reason)], log=log_name(outcome.log))
         built = None
         if ENGINES[task.case.engine].builds is not None:
             built = self._run("prepare_model:build_ahead", task, tick)
@@ -551,13 +543,6 @@ class Supervisor:
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         start, end = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [reading for reading in readings if start <= reading.seconds <= end])
-
-
-def _seconds(case: Case, result: Result) -> float:
-    """Return a case's seconds, without a build that its next process finds in a cache."""
-    engine, seconds = ENGINES[case.engine], sum(result.phases.values())
-    is_cached = engine.shares_kernels or engine.builds is not None
-    return seconds - (result.phases.get(Phase.BUILD, 0.0) if is_cached else 0.0)
 
 
 def _without_samples(result: Result) -> Result:

@@ -46,7 +46,7 @@ def next_trials(cells: pl.DataFrame, plan: Iterable[Case], ended: Container[str]
 def neighbours(case: Case, cores: float | None = None) -> list[Case]:
     """Return the case with each searched option changed, one at a time, to its default and its declared values.
 
-    Never asks for `cores` threads or more, by default those of this machine.
+    Asks for fewer threads than `cores`, by default this machine's.
     """
     cores = usable_cores() if cores is None else cores
     return [

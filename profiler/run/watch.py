@@ -32,7 +32,7 @@ from profiler.tables.numbers import counted, percent
 from profiler.worker.disturbance import CARD, reasons
 
 PATIENCE_SECONDS = 60.0
-"""Longest wait for a quiet machine without --wait-for-idle; with --within there is none."""
+"""Longest wait for a quiet machine without --wait-for-idle and --within."""
 _LOOK_SECONDS = 0.5
 _ALONE = 0.85
 """Spinning threads get at least this share of an idle machine's processors."""

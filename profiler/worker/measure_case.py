@@ -37,10 +37,7 @@ _THREAD_SECONDS = 0.05
 
 
 class Bench:
-    """The clock and meters of a case, its phase, and the seconds by phase.
-
-    Create it before anything else touches the device.
-    """
+    """The clock, meters and phases of a case. Create it before anything else touches the device."""
 
     def __init__(self, task: Task, report: Report) -> None:
         self.task, self.report, self.nvml = task, report, Nvml(task.gpu)

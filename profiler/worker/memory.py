@@ -36,10 +36,7 @@ def holding() -> Iterator[None]:
 
 
 class HostMeter:
-    """Growth of this process's resident memory since its start, in MiB; None without /proc.
-
-    Includes a model that it was forked with.
-    """
+    """Growth of this process's resident memory in MiB, with a model that it was forked with; None without /proc."""
 
     def __init__(self) -> None:
         now = resident_mib("VmRSS")

@@ -24,7 +24,7 @@ calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04
 0.04, ResNet-152 0.11, ResNet-200 0.12. fp8 was only emulated on the CPU (e4m3, a scale a row, random weights, 12
 blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
-"""Relative L2 error at which half of the output is noise: a wrong result, not rounding."""
+"""A relative L2 error so large that half of the output is noise: a wrong result, not rounding."""
 _L2 = "relative L2 error"
 _REPEATED = 1e-5
 """Largest error between two equal calls of one runtime."""
@@ -279,10 +279,7 @@ def compare(pair: Pair) -> Difference:
 
 
 def _hidden(pair: Pair) -> Hidden | None:
-    """Return the worst of the groups of channels whose norm is 10, 100, 1000 … times below the largest channel's.
-
-    Channels are along axis 1 or the last one.
-    """
+    """Return the worst group of channels, on axis 1 or the last, with norms 10, 100 … times below the largest."""
     if pair.truth.ndim < 2 or (pair.truth.ndim == 2 and pair.by_item) or not pair.truth.size:
         return None
     usable = np.isfinite(pair.ours) & np.isfinite(pair.truth)
@@ -378,10 +375,7 @@ def _finite(value: float) -> float | None:
 
 
 def judge(precision: str, differences: Sequence[Difference], drawn: str = "") -> Finding:
-    """Judge a row by its differences: wrong, unusual for the precision, or fine.
-
-    `drawn` names the inputs that are drawn at random (`how_drawn`).
-    """
+    """Judge a row by its differences: wrong, unusual for the precision, or fine. `drawn` is from `how_drawn`."""
     for difference in differences:
         if difference.wrong:
             ends = FP16_ENDS if precision == "fp16" else ""

@@ -63,7 +63,7 @@ try:
             importlib.import_module(_module)
     settings.put_back(_usual)
 
-    # None of this is garbage: a worker's collection would visit, and so copy, all of it in 0.4 s.
+    # Nothing here is garbage: a worker's collection would visit, and so copy, all of it in 0.4 s.
     gc.freeze()
 except Exception:
     ERROR = traceback.format_exc()

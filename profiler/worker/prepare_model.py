@@ -208,10 +208,7 @@ def prepare_gradients(argument: tuple[ModelSource, Prepared, Step, Path], report
 
 
 def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:
-    """Export the graph for any batch size or for one, or derive it from a user's file.
-
-    Raises exporters.source.ModelError.
-    """
+    """Export the graph for any batch size or for one, or derive it from a user's file. Raises ModelError."""
     source, graph, batch, root = identified(argument[0]), *argument[1:]
     cache = Cache(root)
     if graph in PLACEMENTS:
@@ -235,10 +232,7 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
 def cached_reference(
     source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, cache: Cache, batch: int
 ) -> Path:
-    """Return the cached file of the reference outputs at a batch size.
-
-    Raises ModelError, and Unsupported if the engine for references cannot run.
-    """
+    """Return the cached file of the reference outputs at a batch size. Raises ModelError and Unsupported."""
     engine = importlib.import_module(reference_of(source.kind)[1].module)
     files = (parity.__file__, __file__, str(engine.__file__))
     code = [*code_of("inputs.py", "calls.py", "float64.py"), *map(file_sha256, map(Path, files))]

@@ -26,10 +26,7 @@ _SECONDS = 0.2
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> Measured:
-    """Measure the device's roofs, each the best of many calls; (device, precisions, seconds a kernel).
-
-    Leaves out a roof whose measurement fails; the log says why.
-    """
+    """Measure the device's roofs, without those that fail; (device, precisions, seconds a kernel)."""
     device, precisions, seconds = argument
     nvml = Nvml(visible_gpus()[0].uuid if device == "cuda" else None)
     if device == "cuda":
