@@ -208,13 +208,13 @@ class Side:
         words += ["--retry"] if self.options.retry else []
         runner, results = self.runner, self.run.results()
         trials = trials_of(results, runner.plan) if runner.config.search else []
-        ended, _ = self.run.ended(runner.config.suite, [*runner.plan, *trials], runner.environment)
+        ended = self.run.ended_cases([*runner.plan, *trials])
         subjects = {case.subject for case in runner.plan if share.has(case)}
         models = read_json(self.run.path / MODELS, identities_of).items()
         files = {
             TRIES: read_text(self.run.tries),
             MODELS: json.dumps({name: model for name, model in models if name in subjects}),
-            JOURNAL: "".join(f"{results[case.id].to_json()}\n" for case, _ in ended if share.has(case)),
+            JOURNAL: "".join(f"{results[case.id].to_json()}\n" for case in ended if share.has(case)),
         }
         return Part(as_job(runner.config), self.folder, str(self.run.path), files, tuple(words), sources())
 
@@ -341,8 +341,7 @@ def _write(sides: Sequence[Side], console: Console) -> pl.DataFrame:
     # A kind without rows has no tables yet.
     runners = [side.runner for side in sides if side.run.journal.exists() or len(sides) == 1]
     for runner in runners:
-        if runner.config.search:
-            runner.plan = [*runner.plan, *trials_of(runner.run.results(), runner.plan)]
+        run.begin(runner)  # It plans the trials that nodes added.
     if not runners:
         return pl.DataFrame(schema=RESULTS)
     if len(sides) == 1:

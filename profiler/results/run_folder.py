@@ -202,20 +202,25 @@ class RunFolder:
         axes = ["model", "variant", "pass", "precision", "setting", "batch_size"]
         return tries.unique(axes, keep="last", maintain_order=True).sort("batch_size", maintain_order=True)
 
-    def ended(
-        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
-    ) -> tuple[list[tuple[Case, Result]], pl.DataFrame]:
-        """Return the finished cases with their results, in the plan's order, and their rows.
+    def ended_cases(self, cases: Iterable[Case]) -> list[Case]:
+        """Return the finished cases, in the plan's order.
 
         Processes outside the plan come last: they confirm a choice by earlier ones.
         """
-        results, planned = self.results(), {case.id for case in cases}
-        finished = {case.id: case for case in cases if case.id in results}
+        results = self._results
+        finished = {case.id: case for case in cases if case.id in results} if results else {}
         for case in [case for case in finished.values() if not case.replicate]:
             replicates = (replace(case, replicate=number) for number in count(1))
             for replicate in takewhile(lambda replicate: replicate.id in results, replicates):
                 finished.setdefault(replicate.id, replicate)
-        ended = [(case, results[id_]) for id_, case in finished.items()]
+        return list(finished.values())
+
+    def ended(
+        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
+    ) -> tuple[list[tuple[Case, Result]], pl.DataFrame]:
+        """Return `ended_cases` with their results, and their rows."""
+        planned = {case.id for case in cases}
+        ended = [(case, self._results[case.id]) for case in self.ended_cases(cases)]
         roofs = raised(environment.get("roofs") or {}, ended)
         done = [(case, placed(case, result, roofs)) for case, result in ended]
         rows = [
