@@ -128,7 +128,9 @@ def execute(options: Options, console: Console) -> int:
     Returns 1 if a cell is slower or no longer runs, 4 with --strict if one has no verdict, else 0. Raises ConfigError.
     """
     check_options(options)
-    _refuse_options(options)
+    for flag in ("--resume", "--replicates", "--dry-run", "--search", "--profile", "--max-latency-ms"):
+        if getattr(options, flag.removeprefix("--").replace("-", "_")):
+            raise ConfigError(f"{flag} and --against exclude each other: a gate repeats until it has a verdict")
     limit = parse_limit("--limit", options.limit or _LIMIT)
     within = read_seconds("--within", options.within or _WITHIN)
     check_root(default_root())
@@ -173,19 +175,6 @@ def execute(options: Options, console: Console) -> int:
     if interrupted:
         return 130
     return _SLOWER if True in verdicts else _UNDECIDED if None in verdicts and options.strict else 0
-
-
-def _refuse_options(options: Options) -> None:
-    refused: dict[str, object] = {
-        "--resume": options.resume,
-        "--replicates": options.replicates,
-        "--dry-run": options.dry_run,
-        "--search": options.search,
-        "--profile": options.profile,
-        "--max-latency-ms": options.max_latency_ms,
-    }
-    for name in [name for name, value in refused.items() if value]:
-        raise ConfigError(f"{name} and --against exclude each other: a gate repeats until it has a verdict")
 
 
 @contextlib.contextmanager
@@ -349,8 +338,6 @@ def _check_out(revision: str, folder: Path) -> None:
         archive = subprocess.run(["git", "archive", "--format=tar", revision], capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(folder, filter="data")
-    except subprocess.CalledProcessError as error:
-        why = error.stderr.decode(errors="replace").strip()
+    except (OSError, tarfile.TarError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", b"").decode(errors="replace").strip() or f"git cannot check it out: {error}"
         raise ConfigError(f"--against {REVISION}{revision}: {why}") from None
-    except (OSError, tarfile.TarError) as error:
-        raise ConfigError(f"--against {REVISION}{revision}: git cannot check it out: {error}") from None
