@@ -40,7 +40,9 @@ def job_file(word: str) -> Path | None:
     if is_model(word):
         return None
     if word and path.is_dir():
-        raise ConfigError(f"{word} is a folder; give hf:{word} for its Transformers model, or --resume {word} for a run")
+        raise ConfigError(
+            f"{word} is a folder; give hf:{word} for its Transformers model, or --resume {word} for a run"
+        )
     if word and (path.suffix in _YAML or named_files.exists(path)):
         return path
     files = [str(file) for file in path.parent.glob("*") if file.suffix in (*_YAML, ".onnx")]
