@@ -363,7 +363,7 @@ _ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("eager", "eager", "PyTorch eager with default settings", {}, {}, usual=True, base_at=("fp32",)),
+        Preset("eager", "eager", "PyTorch eager with defaults", {}, {}, usual=True, base_at=("fp32",)),
         Preset("eager-tuned", "eager", "NHWC; on a GPU a CUDA graph", _NHWC, _NHWC | _GRAPH, usual=True, first=CUDA),
         Preset("eager-nocudnn", "eager", "PyTorch eager without cuDNN", _NO_CUDNN, {"cudnn": False}),
         Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
@@ -377,9 +377,7 @@ PRESETS: dict[str, Preset] = {
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX, CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True, first=CUDA),
-        Preset(
-            "openvino", "openvino", "OpenVINO with default settings", {}, _NO_OPENVINO_ON_CUDA, usual=True, first=CPU
-        ),
+        Preset("openvino", "openvino", "OpenVINO with defaults", {}, _NO_OPENVINO_ON_CUDA, usual=True, first=CPU),
     )
 }
 

@@ -155,7 +155,7 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ModelError(
-            f"calibration {folder}: its files hold one input, and the model has {names}; give all `data` or examples"
+            f"calibration {folder}: its files hold one input, the model has {names}; give `data`, or examples"
         )
     files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
     if not files:

@@ -88,7 +88,7 @@ def test_products_alone_are_int8_where_ranges_are_taken_at_every_call(open_sessi
     assert 1e-4 < error(outputs(session), expected) < 0.1
     assert session.proof().compute_types == {"float32": PRODUCTS - 1, "int8": 1}
     source = replace(SOURCE, factory="net_for_int8:convolution", input_shape=(3, 8, 8))
-    with pytest.raises(ModelError, match="no product with weights"):
+    with pytest.raises(ModelError, match="no matrix product with weights"):
         quantize_dynamic(source, cache)
 
 

@@ -131,7 +131,7 @@ WRONG = {
     "no target": ("trt-rtx", GOOD[:4], "no NVIDIA GPU answers here; give --target, such as sm89"),
     "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), "--model: unknown network 'resnet5'; did you mean"),
     "no such file": ("trt-rtx", ("--model", "no.onnx", *GOOD[2:]), "there is no file no.onnx"),
-    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "bf16"), "bf16: no bf16 graph can be made from an .onnx"),
+    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "bf16"), "bf16: no bf16 graph can be made"),
     "unknown precision": (
         "trt-rtx", ("--model", "resnet18", "--precision", "fp61", *GOOD[2:]), "'fp61'; did you mean 'fp16'"
     ),
