@@ -224,10 +224,10 @@ class Session(Protocol):
         """Copy the last outputs to the host, floats as float32; in training only the loss or the first output."""
 
     def memory(self) -> Memory:
-        """Declare this engine's memory now."""
+        """Return the engine's memory now."""
 
     def proof(self) -> Proof:
-        """Prove what ran; called once, after all measurements."""
+        """Return proof of what ran; called once, after all measurements."""
 
     def layers(self) -> list[Layer]:
         """Profile some iterations and return their layers in running order; called, if at all, after `proof`."""

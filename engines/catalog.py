@@ -158,7 +158,7 @@ def _never(device: Device, reason: str) -> dict[tuple[Device, str], str]:
 
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", minimum="2.11")
 _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
-# Since 1.24 it tells every node's provider; 1.23 is Python 3.10's last, and makes graphs and references.
+# From 1.24 on it reports every node's provider; 1.23 is Python 3.10's last, and makes graphs and references.
 _INSTALL_ORT = "pip install 'onnxruntime>=1.24' (Python 3.11 or later)"
 _ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT, minimum="1.24", packages=_ORT_PACKAGES)
 _ANY_ORT: Requirement = replace(_ORT, install="pip install 'onnxruntime>=1.22'", minimum="1.22")

@@ -235,7 +235,7 @@ class EagerSession:
             iteration = TrainingStep if job.source.layer is None else LayerStep
             self.training = iteration(job, self.model, self.inputs, lambda *args, **kwargs: self.call(*args, **kwargs))
         if job.precision in EIGHT_BITS:
-            job.phase(Phase.BUILD)  # With a call in float.
+            job.phase(Phase.BUILD)  # Quantizing takes a call in float.
             self.quantized = quantize(self.model, job.precision, job.device, lambda: self._infer(ignore))
             self.result = None
             job.phase(Phase.LOAD)

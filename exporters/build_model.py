@@ -32,8 +32,8 @@ RESIDUAL_SCALE = 0.2
 _FAULT_CHARACTERS = 400
 """Longest quotation of torch's list of keys."""
 _SMALL = 0.01
-"""Largest constant scale that hides its branch: layer scale of deep networks starts at 1e-5 or 1e-6, of shallow ones at
-0.1, which shows (https://arxiv.org/abs/2103.17239)."""
+"""Largest constant scale that hides its branch: deep networks' layer scale starts at 1e-5 or 1e-6; the 0.1 of shallow
+networks hides nothing (https://arxiv.org/abs/2103.17239)."""
 # erfinv_ turns uniform draws into truncated normals, and is as slow as drawing.
 _DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "erfinv_")
 _HELD: dict[Path, tuple[nn.Module, float]] = {}
@@ -133,9 +133,9 @@ def _opened(path: Path) -> Any:
         from safetensors.torch import load_file  # Only needed for these files.
 
         return load_file(path)
-    is_mappable = zipfile.is_zipfile(path)  # torch before 1.6 wrote none.
+    is_mappable = zipfile.is_zipfile(path)  # False for files of torch before 1.6.
     if is_mappable:
-        with zipfile.ZipFile(path) as archive:  # torch maps compressed tensors in silence (2.13).
+        with zipfile.ZipFile(path) as archive:  # torch silently maps compressed tensors (2.13).
             is_mappable = all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
     return torch.load(path, map_location="cpu", mmap=is_mappable, weights_only=True)
 

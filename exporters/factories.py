@@ -100,7 +100,7 @@ def _make(source: ModelSource) -> tuple[nn.Module, list[Example]]:
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """Take off torch.compile's wrappers, whose code would be timed as eager's, and inference_mode from tensors."""
+    """Remove torch.compile's wrappers, whose code would be timed as eager's, and the inference mode of tensors."""
     while hasattr(model, "_orig_mod"):
         model = model._orig_mod  # type: ignore[assignment]
     for module in model.modules():

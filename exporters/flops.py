@@ -46,7 +46,7 @@ _SMALL = 1024
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work of one item, None if unknown; weights are read whole by an inference, unlike embeddings' tables."""
+    """Least work of one item, None if unknown; an inference reads weights whole, and few rows of embedding tables."""
 
     inference: int | None = None
     training: int | None = None

@@ -123,7 +123,7 @@ def deviation_name(precision: str, batch: int) -> str:
 
 
 def reference_items(batch: int) -> int:
-    """Return the items that fill a batch by repetition: losses, statistics and gradients of both are equal."""
+    """Return how many items, repeated, fill a batch with the same mean loss, statistics and gradients."""
     return 1 if batch % 2 else 2
 
 

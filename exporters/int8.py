@@ -73,7 +73,7 @@ PLACEMENTS: Mapping[str, Placement] = {
 DYNAMIC = "int8-dynamic"
 """The graph of int8 products whose activations get their ranges at every call: it needs no calibration."""
 SEEDED_ITEMS = 8
-"""Items to draw without calibration data: they fill the ranges, and more would not mean more."""
+"""Items to draw without calibration data: they fill the ranges, and more items would add nothing."""
 
 
 def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
