@@ -78,7 +78,7 @@ def clean(runs: Sequence[Run]) -> list[Run]:
 
 
 def write_run(folder: Path, runs: Sequence[Run]) -> None:
-    """Write cleaned runs as one: all rows and commands, the first machine and job; the last duplicate row counts."""
+    """Write cleaned runs as one: all rows and commands, the first machine and job. A row's last duplicate counts."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = pl.concat([run.results for run in runs]).unique(["run_id", "case_id"], keep="last", maintain_order=True)
     write_whole(folder / "results.parquet", parquet(rows))
