@@ -40,7 +40,7 @@ def list_engines(_: Engines, console: Console) -> int:
     fields = [
         *(name("Preset", "preset"), name("Engine", "engine")),
         *(words("Inference", "inference"), words("Training", "training")),
-        *(prose("What it is", "summary"), prose("What is missing here", "missing", style="yellow")),
+        *(prose("What it is", "summary"), prose("What is missing here", "missing")),
     ]
     print_table(console, of_rows(f"Engines on {device}{card}", fields, rows))
     return 0

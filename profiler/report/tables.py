@@ -31,6 +31,7 @@ _ROOFS = {"copy_gb_s": "Memory bandwidth, measured", "cache_mib": "Last-level ca
 _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 _LATENCY = ("latency_ms", "latency_low_ms", "latency_high_ms")
 FACTOR = ("factor", "factor_low", "factor_high")
+_SPEEDUP = factor("Factor (95\u00a0%)", unit="×")
 _MARGIN = ("margin", "margin_low", "margin_high")
 _ANSWERED = [*_LATENCY, *FACTOR, "base", "error_high", "peak_memory_mib"]
 _shown = partial(fields, shown=Shown.REPORT)
@@ -66,7 +67,7 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
     ]
     training = [
         *(_latency("Iteration (95\u00a0%)"), *_shown(Group.PARTS), field("throughput", format=numbers.rates)),
-        *(_speedup(), field("loss_error"), field("gradient_error")),
+        *(_SPEEDUP, field("loss_error"), field("gradient_error")),
     ]
     clocks = [
         latency,
@@ -78,7 +79,7 @@ def _of_cells(cells: pl.DataFrame) -> list[Table]:
     energy = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
     trained = cells.filter(pl.col("pass") == "training")
     declared: list[tuple[str, str, pl.DataFrame, Sequence[str], Sequence[Field]]] = [
-        ("speedups", "Speed-up by configuration", cells, ["latency_ms"], [latency, _speedup(), *verdict]),
+        ("speedups", "Speed-up by configuration", cells, ["latency_ms"], [latency, _SPEEDUP, *verdict]),
         ("latency", "Latency on every clock", cells, ["latency_ms"], clocks),
         ("throughput", "Throughput and latency", cells, ["throughput"], [latency, *rates]),
         ("memory", "Memory", cells, ["peak_memory_mib"], [*_shown(Group.MEMORY), undivided]),
@@ -184,10 +185,6 @@ def _identity(frame: pl.DataFrame, configuration: bool = True) -> list[Field]:
 
 def _latency(heading: str = "Latency (95\u00a0%)") -> Field:
     return figure(heading, _LATENCY, numbers.ranges, unit="ms")
-
-
-def _speedup() -> Field:
-    return factor("Factor (95\u00a0%)", unit="×")
 
 
 def _problems(problems: pl.DataFrame) -> Table:

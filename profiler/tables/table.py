@@ -30,8 +30,6 @@ class Field:
     format: Format
     kind: Literal["figure", "name", "words", "prose"]
     expendable: int = 0
-    style: str = ""
-    """On a terminal, such as "dim"."""
     contested: bool = False
     link: str = ""
 

@@ -137,7 +137,6 @@ def _grid(table: Table, columns: Sequence[_Column], width: int) -> Grid:
             min_width=column.least,
             no_wrap=not column.is_folded,
             overflow="fold",
-            style=column.field.style,
         )
     for row, cells in enumerate(zip(*(column.texts for column in columns), strict=True), start=1):
         grid.add_row(*cells, end_section=row == table.rows - table.totals)
