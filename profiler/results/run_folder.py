@@ -164,8 +164,12 @@ class RunFolder:
         except _NO_RESULT as error:
             failed = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"])
             written = _parsed(line := replace(failed, environment=result.environment).to_json())
-        append_line(self.journal, line)
-        self._results[written.case_id] = written
+        try:
+            append_line(self.journal, line)
+            self._results[written.case_id] = written
+        except BaseException:  # An interrupt may come once the line is on the disk: read the journal again.
+            vars(self).pop("_results", None)
+            raise
         return written
 
     def append_try(self, case: Case, result: Result) -> None:
@@ -178,7 +182,7 @@ class RunFolder:
     @cached_property
     def _results(self) -> dict[str, Result]:
         """Read the journal, once: `append` adds to the results."""
-        results = dict[str, Result]()
+        results, self.damaged = dict[str, Result](), 0
         for line in read_lines(self.journal):
             try:
                 result = _parsed(line)

@@ -92,6 +92,17 @@ def test_a_line_cut_off_by_a_crash_costs_nothing_else(run: RunFolder, cut: int) 
     assert run.results() == {first.case_id: first, third.case_id: third}
 
 
+def test_an_interrupt_once_a_line_is_on_the_disk_loses_no_row(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    run.append(first := measured("a", 1.0))
+    monkeypatch.setattr("profiler.results.run_folder.os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.append(second := measured("b", 2.0))
+    assert run.results() == {first.case_id: first, second.case_id: second}
+
+
 LINE = measured("a", 1.0).to_json()
 
 
