@@ -215,6 +215,9 @@ FIGURES = {**COLUMNS, **DERIVED}
 LIMITED_BY = {column.name: column.limit for column in FIGURES.values() if column.limit}
 """The option of recommend that limits a figure."""
 
+_BY_LATENCY = ("tflops", "fraction_of_peak", "energy_mj_per_item", "usd_per_million_items", "items_per_usd")
+"""Figures made of a time, with no interval of their own."""
+
 Schema = dict[str, pl.DataType]
 RESULTS: Schema = {column.name: column.type for column in COLUMNS.values()}
 """One row per case."""
@@ -284,9 +287,10 @@ def fields(*groups: Group, shown: Shown) -> list[Field]:
 
 def _unless_busy(plain: Field) -> Field:
     (name,) = plain.columns
-    if name not in WITH_ENDS:
+    timed = "latency_ms" if name in _BY_LATENCY else name
+    if timed not in WITH_ENDS:
         return plain
-    return replace(plain, columns=(name, *ends_of(name)), format=unless_busy(plain.format))
+    return replace(plain, columns=(name, *ends_of(timed)), format=unless_busy(plain.format))
 
 
 def factor(heading: str, **options: Any) -> Field:

@@ -31,7 +31,7 @@ class Display(AbstractContextManager["Display", None]):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._doing, self._place, self._fastest = "", "", list[str]()
+        self._doing, self._place, self._announced, self._fastest = "", "", "", list[str]()
         self.label = ""
         """Shown before a case instead of its number, such as a comparison's side."""
         self._ended, self._so_far = Text(), Text()
@@ -59,8 +59,10 @@ class Display(AbstractContextManager["Display", None]):
         self._show(f"{self._place}{case.id}  {phase}, about {duration(seconds_left)} left")
 
     def announce(self, text: str) -> None:
-        """Print wrapped lines."""
-        self._console.print(Text(text), highlight=False)
+        """Print wrapped lines, unless they repeat the last ones."""
+        if text != self._announced:
+            self._console.print(Text(text), highlight=False)
+        self._announced = text
 
     def ended(self, result: Result, counts: bool = True, where: str = "") -> None:
         """Show a case's median and `where` it ran, or its reason; mark a second take that does not count."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import handmade
+import polars as pl
 import pytest
 from matrix_product import write_text
 from rich.console import Console
@@ -17,6 +18,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.job.config import config_of
 from profiler.results.cells import cells
+from profiler.results.columns import Group, Shown, fields
 from profiler.run.summary import print_plan, print_results
 from profiler.tables.numbers import within
 
@@ -223,3 +225,15 @@ def test_a_model_variant_and_pass_is_a_row_with_its_cases_and_their_time_or_a_re
     end = " ".join(lines[-2:])
     assert "3 of 6 cases can run here, in about 51 s, guessed, besides preparing" in end
     assert planned(lacking)[0] == 2
+
+
+def test_no_figure_of_a_busy_row_is_printed() -> None:
+    ends = {"latency_low_ms": [0.99, 0.05], "latency_high_ms": [1.01, 20.0]}
+    ends |= {"throughput_low": [990.0, 50.0], "throughput_high": [1010.0, 2e4]}
+    names = ("throughput", "fraction_of_peak", "usd_per_million_items")
+    frame = pl.DataFrame(ends | {name: [1.0, 1.0] for name in names})
+    made = fields(Group.THROUGHPUT, Group.ROOFLINE, Group.COST, shown=Shown.TERMINAL)
+    assert [field.columns[0] for field in made] == [*names]
+    for field in made:
+        quiet, busy = field.format(*(frame[column] for column in field.columns))
+        assert quiet.startswith("1") and busy == "busy"
