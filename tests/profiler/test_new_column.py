@@ -22,7 +22,7 @@ from engines import catalog
 # As lines in columns.py would: before anything else reads the declarations.
 ADDED = '''
     Group.CASE,
-    *_each(_text, Shown.TERMINAL, layout="Layout"),
+    _text("layout", "Layout", shown=Shown.TERMINAL),
     Group.MEMORY,
     _of_peak("toy_mib", "Toy MiB", shown=Shown.TERMINAL),
     _count("toys", "Toys", shown=Shown.TERMINAL),
@@ -35,7 +35,7 @@ ADDED = '''
     Group.ACCURACY,
     _error("toy_error", "Toy error", shown=Shown.TERMINAL),
     Group.MACHINE,
-    *_each(_text, Shown.TERMINAL, rack="Rack"),
+    _text("rack", "Rack", shown=Shown.TERMINAL),
     Group.VERSIONS,
     _text("toy_version", "Toy library"),
 )
