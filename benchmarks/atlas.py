@@ -29,7 +29,7 @@ import polars as pl
 from exporters.whole_file import write_whole
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
 from profiler.published.cleaning import clean, read_run, write_run
 from profiler.results.cells import OK, compared, spread_of
 from profiler.results.columns import Group, factor, names

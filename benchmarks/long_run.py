@@ -21,7 +21,7 @@ from rich.console import Console
 
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.machine import Target, describe
+from profiler.machine.target import Target, describe
 from profiler.processes.forkserver import libraries
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from engines.catalog import ENGINES, PRESETS
 from profiler.job.plan import processes_of_winners
-from profiler.machine import usable_cores
+from profiler.machine.target import usable_cores
 from profiler.results.cells import cells
 from profiler.results.choice import MAX_ERROR, choices, contenders
 from profiler.results.reading import load

@@ -34,7 +34,7 @@ from benchmarks.verify_plain import arrays, event_ms, module_call, numpy_error, 
 from profiler.job.case import Budget, Case, file_name, parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan, only_of
-from profiler.nvml import power_capped, visible_gpus
+from profiler.machine.nvml import power_capped, visible_gpus
 from profiler.processes.holders import Holders
 from profiler.processes.messages import Entered, Outcome, Report
 from profiler.processes.process import Call, run_one, start_forkserver

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from profiler.commands.query import query as query_runs
     from profiler.compare.cells import compare as compare_runs
     from profiler.errors import ConfigError
-    from profiler.query import query as query_runs
     from profiler.recommend.answer import Request
     from profiler.recommend.answer import recommend as recommend_runs
     from profiler.results.cells import cells as cells_of
@@ -29,7 +29,7 @@ else:
         # Not by their own names: profiler.compare, once it is imported, is the package.
         "cells_of": "results.cells:cells",
         "compare_runs": "compare.cells:compare",
-        "query_runs": "query:query",
+        "query_runs": "commands.query:query",
         "Request": "recommend.answer",
         "recommend_runs": "recommend.answer:recommend",
     }

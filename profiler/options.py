@@ -242,19 +242,19 @@ class Doctor:
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "run": (Run, "profiler.recommend.command:execute_run"),
-    "build": (Build, "profiler.build:execute"),
-    "layers": (Layers, "profiler.layers:execute"),
+    "build": (Build, "profiler.commands.build:execute"),
+    "layers": (Layers, "profiler.commands.layers:execute"),
     "report": (Report, "profiler.report.command:execute"),
     "recommend": (Recommend, "profiler.recommend.command:execute"),
     "compare": (Compare, "profiler.compare.command:execute"),
-    "query": (Query, "profiler.query:execute"),
-    "doctor": (Doctor, "profiler.doctor:execute"),
-    "engines": (Engines, "profiler.listings:list_engines"),
-    "models": (Models, "profiler.listings:list_models"),
-    "suites": (Suites, "profiler.listings:list_suites"),
+    "query": (Query, "profiler.commands.query:execute"),
+    "doctor": (Doctor, "profiler.commands.doctor:execute"),
+    "engines": (Engines, "profiler.commands.listings:list_engines"),
+    "models": (Models, "profiler.commands.listings:list_models"),
+    "suites": (Suites, "profiler.commands.listings:list_suites"),
     "suites run": (RunSuite, "profiler.recommend.command:execute_suite"),
     "suites show": (ShowSuites, "profiler.published.command:show"),
     "suites submit": (SubmitSuites, "profiler.published.command:submit"),
-    "cache": (Cache, "profiler.listings:cache"),
+    "cache": (Cache, "profiler.commands.listings:cache"),
 }
 """Map each command, of one or two words, to its options, whose docstring is its help, and its function."""

@@ -35,8 +35,8 @@ from profiler import cli
 from profiler.job import plan
 from profiler.job.case import Budget
 from profiler.job.config import Config, JobFile
-from profiler.machine import usable_cores
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
+from profiler.machine.target import usable_cores
 from profiler.processes import process
 from profiler.run import watch
 from profiler.run.progress import Display

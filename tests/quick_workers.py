@@ -22,7 +22,7 @@ import torch.utils.flop_counter
 from quick_exports import export_ahead, translate_once
 
 from exporters import whole_file
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
 from profiler.processes.messages import Report
 from profiler.worker import disturbance, roofline, sampling
 

@@ -33,7 +33,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, Machine
 from profiler.job.plan import estimate_seconds, make_plan, only_of
-from profiler.machine import Target, describe, host_and_user
+from profiler.machine.target import Target, describe, host_and_user
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Status

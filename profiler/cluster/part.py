@@ -16,8 +16,8 @@ from typing import Any
 
 from exporters.whole_file import whole_lines, write_whole
 from profiler.job.mistakes import to_yaml
-from profiler.machine import own_cores
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
+from profiler.machine.target import own_cores
 from profiler.processes.forkserver import own_folder
 from profiler.processes.process import end_with_parent
 from profiler.results.run_folder import moved

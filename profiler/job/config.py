@@ -40,7 +40,7 @@ from profiler.job.mistakes import (
     read,
     yaml_text,
 )
-from profiler.machine import DEVICES, is_device
+from profiler.machine.target import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
 

@@ -20,7 +20,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Filter
 from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
-from profiler.machine import usable_cores
+from profiler.machine.target import usable_cores
 
 _CASE_SECONDS = {"cpu": 2.5, "cuda": 4.0}
 _COMPILE_SECONDS = {"cpu": 30.0, "cuda": 20.0}

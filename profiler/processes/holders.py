@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from profiler.machine import available_memory_mib
+from profiler.machine.target import available_memory_mib
 from profiler.processes.messages import Outcome
 from profiler.processes.process import ORIGINS, Call, Child, Server, run_all
 

@@ -40,7 +40,7 @@ import psutil
 from engines.base import Phase, Unsupported
 from exporters.errors import chain, message, sentence, shown
 from exporters.source import ModelError
-from profiler.machine import control_groups
+from profiler.machine.target import control_groups
 from profiler.processes.messages import Entered, Message, Outcome, Progress, Report, Salvage, Serves, is_sound
 
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -26,7 +26,7 @@ from exporters.inputs import TensorSpec, at_shape, input_specs, padding
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, has_own_weights, identified
 from exporters.whole_file import scratch_beside
-from profiler.build import BuildTask, build, find_engine
+from profiler.commands.build import BuildTask, build, find_engine
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config, ModelEntry, load_config

@@ -22,7 +22,7 @@ from profiler.bundled import suites
 from profiler.cluster.command import execute as run_on_cluster
 from profiler.errors import PROGRAM, WHEN_IDLE, ConfigError, check_choice, resuming
 from profiler.job.case import parse_only
-from profiler.machine import on_cores
+from profiler.machine.target import on_cores
 from profiler.options import Recommend as Options
 from profiler.options import Run, RunSuite
 from profiler.recommend.answer import OBJECTIVES, Request, Row, as_data, cells_of, decide

@@ -26,7 +26,7 @@ from profiler.errors import ConfigError, naming_limits, resuming
 from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.job.mistakes import to_yaml
-from profiler.machine import host_and_user
+from profiler.machine.target import host_and_user
 from profiler.results import columns
 from profiler.results.cells import CONFIGURATION, OK, PROBLEM, largest, not_measured
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, Group, names

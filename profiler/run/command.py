@@ -28,7 +28,7 @@ from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import QUICK, Case, Filter, parse_only
 from profiler.job.config import Config, JobFile, machine_keys
 from profiler.job.plan import make_plan, only_of, searched
-from profiler.machine import Target, check_device, describe, resolve_device
+from profiler.machine.target import Target, check_device, describe, resolve_device
 from profiler.options import Report
 from profiler.options import Run as Options
 from profiler.processes.forkserver import COMPILER, libraries

@@ -29,7 +29,7 @@ from profiler.compare.command import parse_limit
 from profiler.errors import WHEN_IDLE, ConfigError
 from profiler.job.case import Case, parse_only
 from profiler.job.config import Config, JobFile
-from profiler.machine import resolve_device
+from profiler.machine.target import resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.run.command import (

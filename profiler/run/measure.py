@@ -22,7 +22,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import QUICK
 from profiler.job.config import Config, config_of
-from profiler.machine import Target, resolve_device
+from profiler.machine.target import Target, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import check_process, leaving_no_trace, libraries
 from profiler.results.reading import load

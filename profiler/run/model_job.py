@@ -21,7 +21,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.config import Config, config_of, merged
 from profiler.job.mistakes import Location
-from profiler.machine import has_bf16
+from profiler.machine.target import has_bf16
 from profiler.options import Run as Options
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {

@@ -25,7 +25,7 @@ from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, file_name
 from profiler.job.config import Config
-from profiler.machine import available_memory_mib, usable_cores
+from profiler.machine.target import available_memory_mib, usable_cores
 from profiler.processes.forkserver import own_folder
 from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome

@@ -26,8 +26,8 @@ from profiler.job.plan import (
     in_waves,
     processes_of_winners,
 )
-from profiler.machine import Target, available_memory_mib, usable_cores
-from profiler.nvml import Reading, power_capped, slowdowns, summarize
+from profiler.machine.nvml import Reading, power_capped, slowdowns, summarize
+from profiler.machine.target import Target, available_memory_mib, usable_cores
 from profiler.processes.forkserver import forget_choices
 from profiler.processes.holders import Holders, origin_of
 from profiler.processes.messages import Outcome

@@ -12,7 +12,7 @@ import polars as pl
 from engines.catalog import ENGINES
 from profiler.job.case import Case
 from profiler.job.plan import builds_long
-from profiler.machine import usable_cores
+from profiler.machine.target import usable_cores
 from profiler.results.choice import Choice, cell_name, choices
 from profiler.tables.numbers import listed, times
 

@@ -21,10 +21,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from exporters.whole_file import whole_lines, write_whole
-from profiler import processor
 from profiler.errors import WHEN_IDLE
-from profiler.machine import usable_cores
-from profiler.nvml import UTILIZATION_SECONDS, Nvml, Reading
+from profiler.machine import processor
+from profiler.machine.nvml import UTILIZATION_SECONDS, Nvml, Reading
+from profiler.machine.target import usable_cores
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
 from profiler.run.progress import Display

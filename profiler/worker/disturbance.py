@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from engines.base import Warning
-from profiler.nvml import UTILIZATION_SECONDS, Nvml
-from profiler.processor import TICK_S, Load
+from profiler.machine.nvml import UTILIZATION_SECONDS, Nvml
+from profiler.machine.processor import TICK_S, Load
 from profiler.tables.numbers import percent
 
 _LIMITS = {

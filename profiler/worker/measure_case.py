@@ -20,7 +20,7 @@ from exporters import build_model
 from exporters.errors import sentence
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
-from profiler.nvml import Nvml
+from profiler.machine.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB

@@ -50,7 +50,7 @@ from exporters.onnx_export import Export, export_onnx, fp32_graph, to_fp16
 from exporters.onnx_files import check_onnx
 from exporters.source import Identity, ModelError, ModelSource, digest
 from exporters.weights import cached_state, checked, identified, identify, source_key
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import serve
 from profiler.worker import parity

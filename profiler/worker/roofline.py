@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from engines.options import Device
-from profiler import processor
-from profiler.machine import available_memory_mib
-from profiler.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_gpus
+from profiler.machine import processor
+from profiler.machine.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_gpus
+from profiler.machine.target import available_memory_mib
 from profiler.processes.messages import Report
 from profiler.results.roofline import MIB, Measured, widened
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Run

@@ -11,8 +11,8 @@ from functools import partial
 from time import perf_counter
 
 from engines.base import Mark, Session, Warning, ignore
-from profiler import processor
 from profiler.job.case import Budget
+from profiler.machine import processor
 from profiler.results.result import set_by_host
 from profiler.stats.intervals import CONTRADICTION
 from profiler.stats.samples import StopRule, median

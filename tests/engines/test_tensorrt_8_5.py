@@ -15,7 +15,7 @@ from engines.base import Unsupported
 from engines.trt import library
 from engines.trt_build import open_with_plugins
 from engines.trt_releases import auxiliary_streams, configure, create_context, give_scratch, is_weakly_typed, product
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
 
 tensorrt: Any = pytest.importorskip("tensorrt")
 if not tensorrt.__version__.startswith("8.5"):

@@ -15,8 +15,8 @@ from read_only import read_only
 from rich.console import Console
 
 from exporters.cache import Cache, CacheError, check_room, check_root, default_root, entries, shared, trim
+from profiler.commands.listings import cache
 from profiler.errors import ConfigError
-from profiler.listings import cache
 from profiler.options import Cache as ClearedCache
 
 

@@ -106,7 +106,7 @@ def test_a_graphs_inputs_are_its_own_with_the_values_of_the_job(tmp_path: Path) 
         ("in2", (8, "batch"), "bool", None),
     ]
     for changes, says in (
-        ({"inputs": {}}, r"'in1' \(int64\) may have: give --input in1=0,100 .*`inputs: {in1: {range: \[0, 100\]}}`"),
+        ({"inputs": {}}, r"'in1' \(int64\): give --input in1=0,100 .*`inputs: {in1: {range: \[0, 100\]}}`"),
         ({"inputs": {"ids": (0, 2)}}, "m.onnx has no input 'ids'"),
         ({"dimensions": {}}, r"dimensions: \{H: 256\}"),
         ({"dimensions": {"H": 8, "W": 8}}, "no free dimension 'W' beside the batch; free are: H"),

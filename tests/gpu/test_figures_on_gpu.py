@@ -15,7 +15,7 @@ import pytest
 from runs import Profiler
 
 from profiler import load
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ import pytest
 from other_work import on_gpu
 from runs import Profiler, run_job
 
-from profiler.nvml import Nvml, visible_gpus
+from profiler.machine.nvml import Nvml, visible_gpus
 from profiler.run.watch import DeviceLock, Quiet
 
 pytestmark = pytest.mark.gpu

@@ -185,7 +185,8 @@ ENDED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # As without nohup.
-from profiler import __main__ as program, query
+from profiler import __main__ as program
+from profiler.commands import query
 sys.argv[1:] = ["query", "nothing", "select 1"]
 query.execute = lambda *_: exec("signal.raise_signal(signal.{0})", {{"signal": signal}})
 if {1}:

@@ -19,7 +19,7 @@ from rich.console import Console
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.machine import Target
+from profiler.machine.target import Target
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, writing
 from profiler.run.command import write_results

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from profiler import machine, nvml
 from profiler.cluster.command import Share, Side, _ClusterError, _measure, _travelling, shares_of
 from profiler.cluster.kinds import Kind, kinds_of
 from profiler.cluster.part import ENDED, ENVIRONMENT, JOURNAL, MODELS, Part, measure, sources
@@ -21,7 +20,9 @@ from profiler.job import plan
 from profiler.job.case import parse_only
 from profiler.job.config import DeviceEntry, load_config
 from profiler.job.plan import make_plan, only_of
-from profiler.machine import Target, host_and_user, own_cores
+from profiler.machine import nvml
+from profiler.machine import target as machine
+from profiler.machine.target import Target, host_and_user, own_cores
 from profiler.options import Run
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder, as_job

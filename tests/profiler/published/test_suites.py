@@ -10,11 +10,12 @@ from runs import Profiler, on_console
 
 from engines.options import Device
 from exporters.catalog import LAYERS
-from profiler import listings, nvml
+from profiler.commands import listings
 from profiler.job.case import Case
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.nvml import Gpu
+from profiler.machine import nvml
+from profiler.machine.nvml import Gpu
 from profiler.published import references
 from profiler.published.studies import STUDIES
 from profiler.published.times import SEARCHING

@@ -33,7 +33,7 @@ from engines.deployment import Deployed
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.machine import host_and_user
+from profiler.machine.target import host_and_user
 from profiler.recommend.answer import Request, recommend
 from profiler.recommend.artifact import _case, check_folder, write_papers
 

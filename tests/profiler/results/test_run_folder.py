@@ -21,7 +21,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.job.config import Config, config_of, load_config
 from profiler.job.plan import make_plan
-from profiler.machine import host_and_user
+from profiler.machine.target import host_and_user
 from profiler.options import Run
 from profiler.recommend.artifact import _source
 from profiler.results.cells import cells

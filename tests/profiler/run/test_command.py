@@ -28,8 +28,8 @@ from runs import Profiler, on_console, until
 
 from profiler.job import plan
 from profiler.job.config import LargestBatch, load_config
-from profiler.machine import has_bf16
-from profiler.nvml import visible_gpus
+from profiler.machine.nvml import visible_gpus
+from profiler.machine.target import has_bf16
 from profiler.options import Run as Options
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import ends_of

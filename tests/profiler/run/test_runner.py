@@ -22,8 +22,8 @@ from exporters.source import ModelSource
 from profiler.job import plan
 from profiler.job.case import Budget, Case
 from profiler.job.config import config_of
-from profiler.machine import Target
-from profiler.nvml import Reading
+from profiler.machine.nvml import Reading
+from profiler.machine.target import Target
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call
 from profiler.results.result import Kept, Result, Stage

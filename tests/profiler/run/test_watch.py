@@ -18,11 +18,11 @@ from rich.console import Console
 from runs import Profiler
 
 from exporters.source import ModelSource
-from profiler import processor
 from profiler.job.case import Case
-from profiler.nvml import Reading
+from profiler.machine import processor
+from profiler.machine.nvml import Reading
+from profiler.machine.processor import Load
 from profiler.processes.process import Call
-from profiler.processor import Load
 from profiler.results.result import Result
 from profiler.results.run_folder import read_lines
 from profiler.results.warning_kinds import retaken

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engines.base import Warning
-from profiler.nvml import Nvml
-from profiler.processor import Load
+from profiler.machine.nvml import Nvml
+from profiler.machine.processor import Load
 from profiler.worker.disturbance import Card, counts, reasons, share, warnings_of
 
 QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01)

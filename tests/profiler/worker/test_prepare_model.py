@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._dynamo.device_interface import get_interface_for_device
 
-from profiler.nvml import Gpu
+from profiler.machine.nvml import Gpu
 from profiler.worker import prepare_model
 from profiler.worker.prepare_model import described_gpus
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from engines.base import Mark, Warning
-from profiler import processor
 from profiler.job.case import Budget
+from profiler.machine import processor
 from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Run, Samples
 from profiler.worker.sampling import (
     Measurement,

@@ -22,12 +22,12 @@ from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, b
 from exporters.cache import Cache, default_root
 from exporters.inputs import fixed_batch, graph_specs
 from exporters.onnx_files import check_onnx, not_made, precisions_of
-from profiler import nvml
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, nearest_engine
 from profiler.job.config import config_of
 from profiler.job.mistakes import Location
-from profiler.nvml import Gpu
+from profiler.machine import nvml
+from profiler.machine.nvml import Gpu
 from profiler.options import Build as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Entered, Outcome, Progress, Report
@@ -134,7 +134,7 @@ def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
 def build(task: BuildTask, gpu: Gpu | None, log: Path, tick: Callable[[], None]) -> Outcome:
     """Build one engine in a separate process; `tick` is called a few times a second."""
     limit, visible = Budget().build_timeout, {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
-    return run_one(Call("profiler.build:build_one", task, log, limit, limit, visible), lambda child: tick())
+    return run_one(Call("profiler.commands.build:build_one", task, log, limit, limit, visible), lambda child: tick())
 
 
 def build_one(task: BuildTask, report: Report) -> Built:

@@ -11,11 +11,11 @@ from engines.requirements import explain, missing
 from exporters.cache import check_root, default_root, entries, exclusive, most_bytes
 from exporters.catalog import CATALOG
 from profiler.bundled import suites
-from profiler.doctor import lacks
+from profiler.commands.doctor import lacks
 from profiler.errors import PROGRAM, check_choice
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, make_plan
-from profiler.machine import resolve_device
+from profiler.machine.target import resolve_device
 from profiler.options import Cache, Engines, Models, Suites
 from profiler.published.studies import STUDIES
 from profiler.tables.numbers import counted, decimals, duration, each, whole

@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from profiler.errors import ConfigError
-from profiler.machine import Target, resolve_device
-from profiler.nvml import Gpu, Nvml, Reading, power_capped, slowdowns, summarize, visible_gpus
+from profiler.machine.nvml import Gpu, Nvml, Reading, power_capped, slowdowns, summarize, visible_gpus
+from profiler.machine.target import Target, resolve_device
 
 CARDS = ("GPU-aa11", "GPU-bb22")
 DRIVER = {

@@ -19,8 +19,8 @@ from profiler.errors import PROGRAM, WHEN_IDLE
 from profiler.job.case import Case
 from profiler.job.config import Config, config_of
 from profiler.job.plan import make_plan
-from profiler.machine import Target, available_memory_mib, check_device, cpu_model, resolve_device, usable_cores
-from profiler.nvml import Nvml, visible_gpus
+from profiler.machine.nvml import Nvml, visible_gpus
+from profiler.machine.target import Target, available_memory_mib, check_device, cpu_model, resolve_device, usable_cores
 from profiler.options import Doctor as Options
 from profiler.processes.forkserver import libraries, own_folder
 from profiler.results.result import Result
@@ -84,7 +84,7 @@ def tiny_job(target: Target, folder: Path) -> Config:
     exclude: list[dict[str, Any]] = [{"replicate": [1, 2]}, {"pass": "training", "precision": narrow}]
     exclude += [{"pass": "training", "variant": [name for name in usual if name != "eager"]}]
     exclude += [{"precision": narrow, "engine": ["compiled"]}]
-    network = {"name": "tiny", "factory": "profiler.doctor:tiny_network", "input": [3, 32, 32]}
+    network = {"name": "tiny", "factory": "profiler.commands.doctor:tiny_network", "input": [3, 32, 32]}
     budget = {"seconds": 0.1, "min_samples": 3, "repeats": 0, "timeout": 120, "build_timeout": 300}
     job: dict[str, Any] = {"suite": "doctor", "models": [network], "engines": usual, "precisions": ["fp32", *narrow]}
     job |= {"passes": ["inference", "training"], "batch_sizes": [2], "profile": True, "exclude": exclude}

@@ -17,9 +17,9 @@ from engines.base import Warning
 from engines.options import Training
 from exporters.source import ModelSource
 from profiler import load, load_layers
+from profiler.commands.layers import Options, execute, read
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.layers import Options, execute, read
 from profiler.processes.messages import Outcome
 from profiler.results.columns import LAYERS
 from profiler.results.result import Kept, Result, Stage, result_of

@@ -9,8 +9,9 @@ from runs import on_console
 
 from engines.catalog import ENGINES, Requirement
 from exporters.cache import Cache
-from profiler import listings, nvml
-from profiler.nvml import Gpu
+from profiler.commands import listings
+from profiler.machine import nvml
+from profiler.machine.nvml import Gpu
 from profiler.options import Engines
 
 

@@ -19,13 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 from robustness.command_runs import Run
 
 from engines.catalog import ENGINES, Requirement
-from profiler import build as build_module
-from profiler import nvml
-from profiler.build import Options, find_engine, make_tasks
+from profiler.commands import build as build_module
+from profiler.commands.build import Options, find_engine, make_tasks
 from profiler.errors import ConfigError
-from profiler.nvml import Gpu
+from profiler.machine import nvml
+from profiler.machine.nvml import Gpu
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Build = Callable[..., CompletedProcess[str]]
 
 

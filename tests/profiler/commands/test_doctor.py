@@ -11,12 +11,12 @@ import pytest
 from engines.base import Proof, Warning
 from engines.catalog import PRESETS
 from exporters.source import ModelSource
-from profiler import doctor
-from profiler.doctor import of_engines, tiny_job
+from profiler.commands import doctor
+from profiler.commands.doctor import of_engines, tiny_job
 from profiler.job.case import Case
 from profiler.job.plan import make_plan
-from profiler.machine import Target
-from profiler.nvml import Gpu
+from profiler.machine.nvml import Gpu
+from profiler.machine.target import Target
 from profiler.results.result import Result
 
 CPU, H200 = Target("cpu"), Target("cuda", Gpu(0, "GPU-1", "NVIDIA H200", 143_771.0, "580.1", "9.0"))

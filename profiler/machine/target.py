@@ -19,9 +19,9 @@ import psutil
 from engines.catalog import ENGINES
 from engines.options import Device
 from exporters.packages import installed_version
-from profiler import nvml
 from profiler.errors import ConfigError
-from profiler.nvml import Gpu
+from profiler.machine import nvml
+from profiler.machine.nvml import Gpu
 
 DEVICES = "auto, cpu, cuda, cuda:1"
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from other_work import SPIN
 
-from profiler import processor
-from profiler.processor import Load, Reading, read
+from profiler.machine import processor
+from profiler.machine.processor import Load, Reading, read
 
 
 def test_others_had_what_was_neither_idle_nor_stolen_nor_our_own() -> None:

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from runs import Profiler, on_console
 
+from profiler.commands.query import Options, execute, query
 from profiler.errors import ConfigError
-from profiler.query import Options, execute, query
 from profiler.results.columns import RESULTS
 from profiler.results.reading import read_runs
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 H200, CPU = str(GOLDEN / "h200"), str(GOLDEN / "cpu")
 
 

@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 from runs import Profiler
 
-from profiler import machine
 from profiler.errors import ConfigError
 from profiler.job.config import JobFile, load_config
+from profiler.machine import target as machine
 from profiler.options import Run
 from profiler.run.command import read_job
 

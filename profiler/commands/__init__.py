@@ -1,0 +1,1 @@
+"""Hold the commands without a package of their own."""

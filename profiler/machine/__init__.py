@@ -1,0 +1,1 @@
+"""Look at the machine: its device, its processors and its GPU."""
