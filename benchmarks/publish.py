@@ -20,7 +20,7 @@ import polars as pl
 from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
-from profiler.published.cleaning import Run, clean, commands_of, read_run, write_run
+from profiler.published.cleaning import SubmittedRun, clean, commands_of, read_run, write_run
 from profiler.results.cells import GROUP, OK, cells, not_measured
 from profiler.results.choice import MAX_ERROR, cell_name, choices
 from profiler.results.columns import Group, factor, field, names
@@ -98,7 +98,7 @@ def publish(folders: Sequence[Path], into: Path) -> None:
     write_whole(into / "README.md", page(runs))
 
 
-def _check(runs: Sequence[Run]) -> None:
+def _check(runs: Sequence[SubmittedRun]) -> None:
     for key in MUST_AGREE:
         if len(values := {str(run.environment[key]) for run in runs if run.environment.get(key)}) > 1:
             raise ConfigError(f"these runs cannot be mixed: {key} is {' and '.join(sorted(values))}")
@@ -107,7 +107,7 @@ def _check(runs: Sequence[Run]) -> None:
         raise ConfigError(f"{len(twice)} cases are in several of these runs, such as {twice[0]}; give each once")
 
 
-def _measured(runs: Sequence[Run]) -> list[Run]:
+def _measured(runs: Sequence[SubmittedRun]) -> list[SubmittedRun]:
     """Leave out of each run what it could not measure and another did, or said first."""
     order = pl.concat([run.results.select("case_id", "status", of=pl.lit(n)) for n, run in enumerate(runs)])
     first = order.sort(~OK, maintain_order=True).unique("case_id", keep="first", maintain_order=True)
@@ -118,7 +118,7 @@ def _measured(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[SubmittedRun]) -> str:
     """Write what is fastest, every configuration, what was not measured, the machine and the runs."""
     facts, results = runs[0].environment, pl.concat([run.results for run in runs])
     found = cells(results, by=()).sort(_NATURAL, maintain_order=True)
@@ -191,7 +191,7 @@ def _table(frame: pl.DataFrame, fields: Sequence[Field]) -> str:
     return markdown(Table("", "", frame, fields)).rstrip()
 
 
-def _jobs(runs: Sequence[Run]) -> list[str]:
+def _jobs(runs: Sequence[SubmittedRun]) -> list[str]:
     """Say which job file is here, and which are gone."""
     files = [word for run in runs for words in commands_of(run.environment) for word in words if word.endswith(".yaml")]
     first, *others = dict.fromkeys(files) or ["bench.yaml"]
@@ -200,7 +200,7 @@ def _jobs(runs: Sequence[Run]) -> list[str]:
     return [f"{'; '.join(said)}."] if said else []
 
 
-def _run(run: Run) -> str:
+def _run(run: SubmittedRun) -> str:
     """Write its commands and how many cases are of each status."""
     commands = ", then ".join(f"`{shlex.join(words)}`" for words in commands_of(run.environment))
     counts = run.results["status"].value_counts(sort=True).rows()

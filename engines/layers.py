@@ -44,7 +44,7 @@ _SHAPES = ("Shape", "Size", "Constant")
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphNode:
     """A node of a runtime's optimized graph, or a layer, with its tensors' names."""
 
     name: str
@@ -71,12 +71,12 @@ def node_name(node: onnx.NodeProto) -> str:
     return node.name or next(iter(node.output), "")
 
 
-def steps_of(graph: onnx.GraphProto) -> list[Step]:
+def steps_of(graph: onnx.GraphProto) -> list[GraphNode]:
     """List the nodes of a runtime's optimized graph, in the file's order."""
-    return [Step(node_name(n), n.op_type, tuple(n.input), tuple(n.output)) for n in graph.node]
+    return [GraphNode(node_name(n), n.op_type, tuple(n.input), tuple(n.output)) for n in graph.node]
 
 
-def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[str, ...]]:
+def covered_nodes(graph: onnx.GraphProto, steps: Sequence[GraphNode]) -> list[tuple[str, ...]]:
     """Name the exported nodes that every step covers, both in running order.
 
     At most one step covers a node, and no step if the node was computed ahead of the run or cannot be matched. A step
@@ -115,7 +115,7 @@ def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[s
 
 
 def _owners_by_name(
-    nodes: Sequence[onnx.NodeProto], producer: Mapping[str, int], folded: set[int], steps: Sequence[Step]
+    nodes: Sequence[onnx.NodeProto], producer: Mapping[str, int], folded: set[int], steps: Sequence[GraphNode]
 ) -> dict[int, int]:
     """Map nodes to the steps with their name, constant or result, and chains before them."""
     owner: dict[int, int] = {}

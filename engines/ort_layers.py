@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.base import Layer
-from engines.layers import Kernel, Step, Trace, median_layers
+from engines.layers import GraphNode, Kernel, Trace, median_layers
 
 _SUFFIX = "_kernel_time"
 _SLACK_US = 5.0
@@ -34,7 +34,7 @@ class NodeRun:
 
 
 @dataclass(frozen=True)
-class Run:
+class GraphRun:
     """One run of the graph and its nodes, in microseconds since the profile's start."""
 
     start: float
@@ -42,11 +42,11 @@ class Run:
     nodes: list[NodeRun]
 
 
-def read_runs(path: Path, last: int) -> list[Run]:
+def read_runs(path: Path, last: int) -> list[GraphRun]:
     """Read the `last` runs in a profile. Raises RuntimeError if there are fewer."""
     # Enclosing events come first.
     events = sorted(json.loads(path.read_text()), key=lambda e: (e["ts"], -e["dur"]))
-    runs = [Run(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
+    runs = [GraphRun(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
     if len(runs) < last:
         raise RuntimeError(f"ONNX Runtime's profile has {len(runs)} runs, {last} were made")
     for event in events:
@@ -60,13 +60,19 @@ def read_runs(path: Path, last: int) -> list[Run]:
     return runs
 
 
-def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tuple[str, ...]]) -> list[Layer]:
+def host_layers(
+    runs: Sequence[GraphRun], steps: Sequence[GraphNode], covered: Sequence[tuple[str, ...]]
+) -> list[Layer]:
     """Take each node's median time on the host."""
     return median_layers([_named(run, steps, covered, [(n.end - n.start) / 1000 for n in run.nodes]) for run in runs])
 
 
 def device_layers(
-    runs: Sequence[Run], started_ns: int, trace: Trace, steps: Sequence[Step], covered: Sequence[tuple[str, ...]]
+    runs: Sequence[GraphRun],
+    started_ns: int,
+    trace: Trace,
+    steps: Sequence[GraphNode],
+    covered: Sequence[tuple[str, ...]],
 ) -> list[Layer]:
     """Return every node's median time on the device, summed over the kernels launched in its interval.
 
@@ -101,7 +107,9 @@ def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: flo
     return times, strangers
 
 
-def _named(run: Run, steps: Sequence[Step], covered: Sequence[tuple[str, ...]], times: Sequence[float]) -> list[Layer]:
+def _named(
+    run: GraphRun, steps: Sequence[GraphNode], covered: Sequence[tuple[str, ...]], times: Sequence[float]
+) -> list[Layer]:
     """Pair nodes with their exported nodes by place, or by name if they ran in another order."""
     nodes = list(covered)
     if [step.kind for step in steps] != [node.kind for node in run.nodes]:

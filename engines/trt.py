@@ -25,7 +25,7 @@ from engines.options import TrtOptions
 from engines.requirements import explain, missing
 from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, open_with_plugins
 from engines.trt_releases import auxiliary_streams, create_context, give_scratch, scratch_bytes, weight_bytes
-from engines.trt_reports import EngineLayer, forget, logged, logger_of, read_layers, reasons, summarize
+from engines.trt_reports import EngineLayer, forget, joined, logged, logger_of, read_layers, summarize
 from exporters.cache import Cache
 from exporters.flops import computes, graph_weights
 from exporters.inputs import graph_specs
@@ -262,7 +262,7 @@ class TrtSession:
         except RuntimeError as error:
             # Leaving a recording that was broken off raises again.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-            self.fallback = reasons([str(first)], _ERROR_CHARACTERS)
+            self.fallback = joined([str(first)], _ERROR_CHARACTERS)
             forget(self.logger)
 
     def _layers(self) -> list[EngineLayer]:

@@ -27,7 +27,7 @@ from engines.trt_releases import (
     targets,
     watch,
 )
-from engines.trt_reports import forget, logged, logger_of, reasons
+from engines.trt_reports import forget, joined, logged, logger_of
 from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.onnx_files import graph_files, types_of
 from exporters.opset17 import lowered
@@ -159,7 +159,7 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
     if parsed:
         return
     errors = [parser.get_error(number) for number in range(min(parser.num_errors, _SHOWN_ERRORS))]
-    why = "; ".join(place(refusal, nodes) + reasons([refusal.desc()], _ERROR_CHARACTERS) for refusal in errors)
+    why = "; ".join(place(refusal, nodes) + joined([refusal.desc()], _ERROR_CHARACTERS) for refusal in errors)
     raise Unsupported(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
 
 

@@ -115,7 +115,7 @@ def logged(logger: Any, limit: int, *messages: str) -> str:
     """Say why the library failed; skipped kernels count only if a layer has no other."""
     errors = list(logger.errors)
     skipped = list(logger.skipped) if any(_NO_KERNEL_LEFT in error for error in errors) else []
-    return reasons([*messages, *skipped, *errors], limit)
+    return joined([*messages, *skipped, *errors], limit)
 
 
 def forget(logger: Any) -> None:
@@ -124,7 +124,7 @@ def forget(logger: Any) -> None:
     logger.skipped.clear()
 
 
-def reasons(messages: list[str], limit: int) -> str:
+def joined(messages: list[str], limit: int) -> str:
     """Join messages on one line of at most `limit` characters, the newest, which is the cause, first."""
     lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
     return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)

@@ -351,7 +351,7 @@ def test_no_file_runs_code():
 LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
 """Modules that must import fast, the lightest first."""
 PARENT = (
-    *("job.plan", "listings", "build", "layers", "query", "run.runner"),
+    *("job.plan", "commands.listings", "commands.build", "commands.layers", "commands.query", "run.runner"),
     *(f"{room}.command" for room in ("published", "compare", "report", "run", "recommend")),
 )
 """Modules that run in the parent process: every command."""

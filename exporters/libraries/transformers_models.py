@@ -48,7 +48,7 @@ def build_hf(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module
     model: nn.Module = _whole(name, options)
     if step == "encode":
         return model.get_encoder()  # type: ignore[no-any-return, operator]
-    return Step(model) if step else model
+    return CachedStep(model) if step else model
 
 
 def _whole(name: str, options: Mapping[str, Any]) -> Any:
@@ -175,7 +175,7 @@ def _architecture(name: str) -> Any:
     )
 
 
-class Step(nn.Module):
+class CachedStep(nn.Module):
     """A model that takes its cache as tensors and returns it one step longer.
 
     Without a cache it is the prompt's step. It computes only the last token's logits, like transformers' generate(), if

@@ -40,7 +40,7 @@ from profiler.job.mistakes import (
     read,
     yaml_text,
 )
-from profiler.machine.target import DEVICES, is_device
+from profiler.machine.target import DEVICE_WORDS, is_device
 from profiler.published.studies import STUDIES
 
 
@@ -382,7 +382,7 @@ class Config(_Strict):
         list[DeviceEntry], _must(lambda d: len({e.kind for e in d}) == len(d), "a kind of device is in it twice")
     ] = []
     """Kinds of devices of a Ray cluster, for --ray; each measures the whole job."""
-    device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICES}")] = "auto"
+    device: Annotated[str, _must(is_device, f"'{{}}' is no device; valid: {DEVICE_WORDS}")] = "auto"
     replicates: Replicates = 1
     output: BelowYaml = Path("results")
     budget: Budget = Budget()

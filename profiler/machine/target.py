@@ -23,7 +23,7 @@ from profiler.errors import ConfigError
 from profiler.machine import nvml
 from profiler.machine.nvml import Gpu
 
-DEVICES = "auto, cpu, cuda, cuda:1"
+DEVICE_WORDS = "auto, cpu, cuda, cuda:1"
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that a run sets itself."""
 
@@ -53,7 +53,7 @@ class Target:
 def check_device(requested: str) -> str:
     """Return the argument of --device. Raises ConfigError for any other word."""
     if not is_device(requested):
-        raise ConfigError(f"--device {requested}: valid: {DEVICES}")
+        raise ConfigError(f"--device {requested}: valid: {DEVICE_WORDS}")
     return requested
 
 

@@ -40,7 +40,7 @@ def commands_of(environment: Mapping[str, Any]) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class Run:
+class SubmittedRun:
     """A run's rows, environment.json and the text of its job, empty if the folder has none."""
 
     folder: Path
@@ -55,13 +55,13 @@ class Run:
         return (machine.get("label") if isinstance(machine, dict) else machine) or None
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> SubmittedRun:
     """Read a run's folder, and learn the spread from its rows. Raises ConfigError for a missing or damaged file."""
     environment = RunFolder(folder).read_environment()
-    return Run(folder, with_spread(read_results(folder)), environment, read_text(folder / "bench.yaml"))
+    return SubmittedRun(folder, with_spread(read_results(folder)), environment, read_text(folder / "bench.yaml"))
 
 
-def clean(runs: Sequence[Run]) -> list[Run]:
+def clean(runs: Sequence[SubmittedRun]) -> list[SubmittedRun]:
     """Remove the names of hosts, users and folders. Raises ConfigError if any remain."""
     hosts = {host for run in runs for host in (run.environment.get("host"), *run.results["host"].unique()) if host}
     hosts |= {host.partition(".")[0] for host in hosts}
@@ -77,7 +77,7 @@ def clean(runs: Sequence[Run]) -> list[Run]:
     return cleaned
 
 
-def write_run(folder: Path, runs: Sequence[Run]) -> None:
+def write_run(folder: Path, runs: Sequence[SubmittedRun]) -> None:
     """Write cleaned runs as one: all rows and commands, the first machine and job. A row's last duplicate counts."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = pl.concat([run.results for run in runs]).unique(["run_id", "case_id"], keep="last", maintain_order=True)
@@ -91,7 +91,7 @@ def write_run(folder: Path, runs: Sequence[Run]) -> None:
         write_whole(folder / "bench.yaml", runs[0].job)
 
 
-def _clean(run: Run, patterns: Mapping[str, re.Pattern[str]]) -> Run:
+def _clean(run: SubmittedRun, patterns: Mapping[str, re.Pattern[str]]) -> SubmittedRun:
     def text(value: Any) -> Any:
         if isinstance(value, str):
             value = _RUN_ID.sub(r"\1-\2", _PATH.sub(_last_part, value))
@@ -112,7 +112,7 @@ def _clean(run: Run, patterns: Mapping[str, re.Pattern[str]]) -> Run:
     texts = [c for c, t in run.results.schema.items() if t in (pl.String, pl.List(pl.String)) and c not in _USERS_TEXTS]
     rows = run.results.with_columns(pl.Series(c, text(run.results[c].to_list()), run.results.schema[c]) for c in texts)
     rows = rows.with_columns(host=pl.lit(None, pl.String), log=pl.lit(None, pl.String))  # Logs are not published.
-    return Run(run.folder, rows, environment, job)
+    return SubmittedRun(run.folder, rows, environment, job)
 
 
 def _command(words: Sequence[str]) -> list[str]:
@@ -133,7 +133,7 @@ def _any_of(names: set[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])")
 
 
-def _texts(run: Run) -> Iterator[str]:
+def _texts(run: SubmittedRun) -> Iterator[str]:
     """List every text of a run, except the user's."""
     hidden = (*_USERS_TEXTS, "host", "user", "variables")
     facts = {key: value for key, value in run.environment.items() if key not in hidden}

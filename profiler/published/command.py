@@ -17,7 +17,7 @@ from profiler.bundled import suites
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.options import ShowSuites, SubmitSuites
-from profiler.published.cleaning import Run, clean, commands_of, read_run, write_run
+from profiler.published.cleaning import SubmittedRun, clean, commands_of, read_run, write_run
 from profiler.published.comparing import MATRIX
 from profiler.published.studies import STUDIES, Study
 from profiler.published.tables import Environment, picture, published_tables, title
@@ -136,7 +136,7 @@ def study_of(run: Path) -> str:
     return study
 
 
-def _problem(target: Path, run: Run, first: Run) -> str:
+def _problem(target: Path, run: SubmittedRun, first: SubmittedRun) -> str:
     suite = str(run.results["suite"][0])
     if suite not in suites():
         return f"its job '{suite}' is no suite: `python -m profiler suites` lists them"

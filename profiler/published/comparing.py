@@ -103,7 +103,7 @@ def matrix(rows: pl.DataFrame) -> list[Section]:
     return [Section(MATRIX, [text], [Table("matrix", "", wide, fields, marked="ours")] if wide.height else [])]
 
 
-def sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) -> str:
+def difference_sentence(subject: str, rows: pl.DataFrame, other: str, bases: pl.DataFrame) -> str:
     """State the range of factors of rows over others of the same networks; empty if they share no network.
 
     Rows are "faster" only if the whole interval of every ratio lies above 1.
@@ -147,7 +147,7 @@ def conclusions(name: str, results: pl.DataFrame, rows: pl.DataFrame) -> list[st
             drawn.append((4, f"The {machine} in its fastest configuration", fastest(mine), f"the {called}", usual))
         others = mine.filter(~pl.col("counterpart")).partition_by("side", maintain_order=True)
         drawn += [(5, other["side"][0], other, str(variant), usual) for other in others]
-    sentences = [sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
+    sentences = [difference_sentence(*parts[1:]) for parts in sorted(drawn, key=lambda parts: parts[0])]
     first = _winners(ours) if "frameworks" in STUDIES[name].tables else _prices(name, results, published)
     return [text for text in (*first, *sentences) if text][:CONCLUSIONS]
 

@@ -29,7 +29,7 @@ from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
 from profiler.run.progress import Display
 from profiler.tables.numbers import counted, percent
-from profiler.worker.disturbance import CARD, reasons
+from profiler.worker.disturbance import CARD, disturbances
 
 PATIENCE_SECONDS = 60.0
 """Longest wait for a quiet machine without --wait-for-idle and --within."""
@@ -181,7 +181,7 @@ def busy_share() -> float:
     load = processor.read().since(before)
     # A quota may limit a container's share, and some kernels count nothing.
     share = spun / (cores * load.seconds)
-    return 1 - share if share < _ALONE and (load.others is None or reasons(load)) else 0.0
+    return 1 - share if share < _ALONE and (load.others is None or disturbances(load)) else 0.0
 
 
 def await_quiet(display: Display, patience: float = PATIENCE_SECONDS) -> None:
@@ -212,4 +212,4 @@ def other_work(nvml: Nvml) -> str | None:
         return f"other processes on the GPU: {len(pids)}"
     if (utilization := nvml.utilization() or 0.0) >= CARD:
         return f"the GPU is busy for {percent(utilization)} % of the time"
-    return next(iter(reasons(processor.read().since(before))), None)
+    return next(iter(disturbances(processor.read().since(before))), None)

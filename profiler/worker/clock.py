@@ -17,7 +17,7 @@ from engines.base import Mark, ignore
 if TYPE_CHECKING:
     import torch
 
-Run = Callable[[Mark], object]
+TimedCall = Callable[[Mark], object]
 Samples = dict[str, list[float]]
 """Intervals in milliseconds by clock, in measured order."""
 
@@ -44,11 +44,11 @@ class Clock:
     def mark(self, name: str) -> None:
         """Record an inner boundary. A captured graph keeps the boundaries of the first run."""
 
-    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+    def time_calls(self, run: TimedCall, calls: int, block: int = 1) -> Samples:
         """Time `calls` calls in sequence on the headline clock; with `block` > 1, blocks of that many calls."""
         raise NotImplementedError
 
-    def time_synchronized(self, run: Run, calls: int) -> Samples:
+    def time_synchronized(self, run: TimedCall, calls: int) -> Samples:
         """Time each call from its start to its finished work ("host") and to its return ("enqueue")."""
         samples: Samples = {"host": [], "enqueue": []}
         for _ in range(calls):
@@ -62,14 +62,14 @@ class Clock:
             samples["enqueue"].append((returned - start) / 1e6)
         return samples
 
-    def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
+    def time_gated(self, run: TimedCall, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Time single calls, each fully enqueued before it starts ("gpu").
 
         Inner boundaries are "gpu_forward" and the like; a block of calls has none. Returns None if no gate lasts.
         """
         return {}
 
-    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+    def throughput(self, run: TimedCall, seconds: float, call_ms: float) -> float:
         """Return calls per second of a back-to-back loop of at least `seconds`; a call takes about `call_ms`."""
         # Counted beforehand: the device's queue accepts far more than `seconds` of calls before it blocks the host.
         calls = max(1, math.ceil(seconds * 1000 / call_ms))
@@ -90,7 +90,7 @@ class CpuClock(Clock):
 
     headline = "host"
 
-    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+    def time_calls(self, run: TimedCall, calls: int, block: int = 1) -> Samples:
         samples: Samples = {"host": []}
         marks: list[tuple[str, int]] = []
 
@@ -112,7 +112,7 @@ class CpuClock(Clock):
             _append(samples, parts)
         return samples
 
-    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+    def throughput(self, run: TimedCall, seconds: float, call_ms: float) -> float:
         calls, ms = 0, 0.0
         while ms < seconds * 1000:
             ms += self.time_calls(run, 1)["host"][0]
@@ -154,7 +154,7 @@ class CudaClock(Clock):
             self._marks.append((name, event))
         event.record(self.stream)
 
-    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+    def time_calls(self, run: TimedCall, calls: int, block: int = 1) -> Samples:
         events = self._pool(2 * calls)
         for _ in range(_LEAD_IN):
             self.renew(1)
@@ -178,7 +178,7 @@ class CudaClock(Clock):
             self._read_captured(run, min(calls, _CAPTURED_READS), samples)
         return samples
 
-    def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
+    def time_gated(self, run: TimedCall, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Block the stream with a spin kernel while one call is enqueued, as NVBench does (`gpu` in docs/method.md).
 
         One call a gate, since queued work can slow the call before it: ONNX Runtime's ResNet-50 (fp16, batch 16, H200)
@@ -212,7 +212,7 @@ class CudaClock(Clock):
             self._captured = captured
         return samples
 
-    def _gated(self, run: Run, enqueue_ms: float, block: int) -> Samples | None:
+    def _gated(self, run: TimedCall, enqueue_ms: float, block: int) -> Samples | None:
         """Sample `block` calls behind a gate; lengthen a gate that opens too early.
 
         Returns None if the longest gate opens too early, as it does for more launches than fit the queue (about 1,000).
@@ -224,7 +224,7 @@ class CudaClock(Clock):
                 return samples
             gate_ms *= 4
 
-    def _gate(self, run: Run, block: int, gate_ms: float) -> Samples | None:
+    def _gate(self, run: TimedCall, block: int, gate_ms: float) -> Samples | None:
         """Sample `block` calls behind one gate; None if it opened before all of them were enqueued."""
         start, end = self._pool(2)
         opened = self._torch.cuda.Event()
@@ -247,7 +247,7 @@ class CudaClock(Clock):
             _add_marks(samples, start, self._marks + self._captured, "gpu_")
         return samples
 
-    def _read_captured(self, run: Run, calls: int, samples: Samples) -> None:
+    def _read_captured(self, run: TimedCall, calls: int, samples: Samples) -> None:
         """Read boundaries inside a CUDA graph before its next replay, which records the same events."""
         (start,) = self._pool(1)
         for _ in range(calls):

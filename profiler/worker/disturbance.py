@@ -1,6 +1,6 @@
 """Judge whether other work used the processors or the card while a case was measured.
 
-docs/method.md has the rule and its reasons. A machine is quiet if `reasons(read().since(before))` is empty.
+docs/method.md has the rule and its reasons. A machine is quiet if `disturbances(read().since(before))` is empty.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def warnings_of(loads: Sequence[Load], card: float = 0.0) -> list[Warning]:
     """Warn of other work on the GPU or the processors."""
     if card >= CARD:
         return [Warning("disturbed", f"other processes took {percent(card)} % of the GPU's time")]
-    texts = next(filter(None, map(reasons, loads)), [])
+    texts = next(filter(None, map(disturbances, loads)), [])
     return [Warning("disturbed", " and ".join(texts))] if texts else []
 
 
-def reasons(load: Load) -> list[str]:
+def disturbances(load: Load) -> list[str]:
     """Say how other work disturbed the processors; empty if it hardly did."""
     shares = zip(_LIMITS.items(), _shares(load), strict=True)
     return [text.format(percent(min(value, 1.0))) for (text, limit), value in shares if value and value >= limit]

@@ -17,8 +17,8 @@ from profiler.machine.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_
 from profiler.machine.target import available_memory_mib
 from profiler.processes.messages import Report
 from profiler.results.roofline import MIB, Measured, widened
-from profiler.worker.clock import Clock, CpuClock, CudaClock, Run
-from profiler.worker.disturbance import CARD, reasons
+from profiler.worker.clock import Clock, CpuClock, CudaClock, TimedCall
+from profiler.worker.disturbance import CARD, disturbances
 
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
@@ -36,7 +36,7 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
     if device == "cuda":
         return Measured(roofs, used is not None and used < CARD and not slowdowns(nvml.read().reasons or 0))
     load = processor.read().since(before)
-    return Measured(roofs, load.others is not None and not reasons(load))
+    return Measured(roofs, load.others is not None and not disturbances(load))
 
 
 def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[str, float]:
@@ -69,7 +69,7 @@ def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> flo
     return max(best.values())
 
 
-def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, Callable[[], Run]]]:
+def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, Callable[[], TimedCall]]]:
     """Yield kinds, FLOPs and makers of products, and on the CPU of convolutions.
 
     torch's products are no roof on the CPU: on an AMD EPYC (Zen 5) MKL multiplies fp32 at 110 to 220 GFLOP/s where
@@ -77,13 +77,13 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
     fastest convolutions, which may be Winograd's and exceed the processor's rate.
     """
 
-    def product(side: int) -> Run:
+    def product(side: int) -> TimedCall:
         # Not zeros, which take a GPU less power and so run faster.
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         c = torch.empty_like(a)
         return lambda mark: torch.mm(a, b, out=c)
 
-    def convolution(items: int, channels: int) -> Run:
+    def convolution(items: int, channels: int) -> TimedCall:
         shapes = (items, channels, 58, 58), (channels, channels, 3, 3)
         x, w = (torch.randn(shape).to(dtype, memory_format=torch.channels_last) for shape in shapes)
         return lambda mark: torch.nn.functional.conv2d(x, w)
@@ -104,7 +104,7 @@ def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -
     return 2 * source.nbytes / _best_ms(clock, lambda mark: target.copy_(source), seconds) / 1e6
 
 
-def _best_ms(clock: Clock, run: Run, seconds: float) -> float:
+def _best_ms(clock: Clock, run: TimedCall, seconds: float) -> float:
     """Return the shortest of many calls after a warm-up: a busy machine only lengthens calls."""
     warm = clock.time_calls(run, 1)[clock.headline][0]
     calls = max(_FEWEST, min(_MOST, int(seconds * 1000 / max(warm, 1e-6))))

@@ -20,11 +20,11 @@ from engines import layers as torch_trace
 from engines.base import Job, Layer, Session
 from engines.catalog import ENGINES
 from engines.layers import (
+    GraphNode,
     Kernel,
     Operator,
     Origin,
     Span,
-    Step,
     covered_by,
     covered_nodes,
     iteration_layers,
@@ -34,7 +34,7 @@ from engines.layers import (
     read_operators,
 )
 from engines.ort import OrtSession, session_options
-from engines.ort_layers import NodeRun, Run, device_layers, host_layers, launched_in, read_runs
+from engines.ort_layers import GraphRun, NodeRun, device_layers, host_layers, launched_in, read_runs
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
@@ -335,7 +335,7 @@ def run_events(start: int, slow: int = 1) -> list[dict[str, Any]]:
     ]
 
 
-STEPS = [Step("conv", "FusedConv", (), ()), Step("loop", "Loop", (), ()), Step("fc", "Gemm", (), ())]
+STEPS = [GraphNode("conv", "FusedConv", (), ()), GraphNode("loop", "Loop", (), ()), GraphNode("fc", "Gemm", (), ())]
 COVERED = [("node_conv", "node_relu"), ("node_loop",), ("node_fc",)]
 
 
@@ -377,9 +377,9 @@ def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched() -> Non
 
 
 def test_a_clock_that_is_shifted_pairs_the_same() -> None:
-    run = Run(30, 70, [NodeRun("a", "Conv", 32, 40), NodeRun("b", "Relu", 42, 50)])
+    run = GraphRun(30, 70, [NodeRun("a", "Conv", 32, 40), NodeRun("b", "Relu", 42, 50)])
     trace = torch_trace.Trace([torch_trace.Iteration(0, 100, 120, [], [kernel(35), kernel(45, 2.0)])], 10**9)
-    steps = [Step("a", "Conv", (), ()), Step("b", "Relu", (), ())]
+    steps = [GraphNode("a", "Conv", (), ()), GraphNode("b", "Relu", (), ())]
     for shift in (0, 10**9, -(10**9)):
         layers = device_layers([run], trace.unix_ns + shift, trace, steps, [(), ()])
         assert [(layer.name, layer.ms) for layer in layers] == [("a", 1.0), ("b", 2.0)]
@@ -406,12 +406,12 @@ def graph(*nodes: Node) -> onnx.GraphProto:
     return helper.make_graph(made, "g", values[:1], values[1:], arrays)
 
 
-def step(kind: str, inputs: str, output: str, name: str = "") -> Step:
-    return Step(name, kind, tuple(inputs.split()), (output,))
+def step(kind: str, inputs: str, output: str, name: str = "") -> GraphNode:
+    return GraphNode(name, kind, tuple(inputs.split()), (output,))
 
 
 CONV, RELU = ("Conv", "conv", "x w b", "c"), ("Relu", "relu", "c", "r")
-COVERS: dict[str, tuple[list[Node], list[Step], list[tuple[str, ...]]]] = {
+COVERS: dict[str, tuple[list[Node], list[GraphNode], list[tuple[str, ...]]]] = {
     "a chain belongs to the step that gives its end": (
         [CONV, RELU, ("MaxPool", "pool", "r", "y")],
         [step("FusedConv", "x w b", "r"), step("MaxPool", "r", "y")],

@@ -295,7 +295,7 @@ def test_the_real_library_takes_our_types_logger_and_profiler() -> None:
     assert sizes == {name: dtype.itemsize for name, dtype in trt._DTYPES.items()}
     logger = trt.logger_of(real)
     assert real.Runtime(logger).deserialize_cuda_engine(b"no engine" * 100) is None
-    assert "kEXPECTED_MAGIC_TAG" in trt.reasons(list(logger.errors), 400)
+    assert "kEXPECTED_MAGIC_TAG" in trt.joined(list(logger.errors), 400)
     profiler = trt._profiler(real)
     for name, ms in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
         profiler.report_layer_time(name, ms)

@@ -9,7 +9,7 @@ import torch
 
 from engines.base import Mark
 from profiler.stats.samples import median
-from profiler.worker.clock import CudaClock, Run
+from profiler.worker.clock import CudaClock, TimedCall
 
 pytestmark = pytest.mark.gpu
 
@@ -23,11 +23,11 @@ def clock() -> CudaClock:
 
 
 @pytest.fixture(scope="module")
-def launches(clock: CudaClock) -> Callable[[int], Run]:
+def launches(clock: CudaClock) -> Callable[[int], TimedCall]:
     """Makes a call of that many launches of a tiny kernel."""
     tensor = torch.zeros(16, device="cuda")
 
-    def make(count: int) -> Run:
+    def make(count: int) -> TimedCall:
         def run(mark: Mark) -> None:
             for _ in range(count):
                 tensor.add_(1)
@@ -37,7 +37,9 @@ def launches(clock: CudaClock) -> Callable[[int], Run]:
     return make
 
 
-def test_gaps_between_launches_are_not_in_the_gated_time(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+def test_gaps_between_launches_are_not_in_the_gated_time(
+    clock: CudaClock, launches: Callable[[int], TimedCall]
+) -> None:
     run = launches(100)
     gated = clock.time_gated(run, 1.0, 20)
     assert gated is not None
@@ -46,13 +48,13 @@ def test_gaps_between_launches_are_not_in_the_gated_time(clock: CudaClock, launc
     assert median(gated["gpu"]) < median(synchronized["host"])
 
 
-def test_a_gate_that_opened_too_early_is_tried_again(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+def test_a_gate_that_opened_too_early_is_tried_again(clock: CudaClock, launches: Callable[[int], TimedCall]) -> None:
     gated = clock.time_gated(launches(500), 0.0, 3)
     assert gated is not None
     assert len(gated["gpu"]) == 3
 
 
-def test_a_block_is_divided_by_its_calls(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+def test_a_block_is_divided_by_its_calls(clock: CudaClock, launches: Callable[[int], TimedCall]) -> None:
     one = clock.time_gated(launches(40), 1.0, 20)
     block = clock.time_gated(launches(4), 0.1, 20, block=10)
     assert one is not None

@@ -7,7 +7,7 @@ import pytest
 from engines.base import Warning
 from profiler.machine.nvml import Nvml
 from profiler.machine.processor import Load
-from profiler.worker.disturbance import Card, counts, reasons, share, warnings_of
+from profiler.worker.disturbance import Card, counts, disturbances, share, warnings_of
 
 QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01)
 
@@ -51,7 +51,7 @@ STOLE = "the hypervisor took 3 % of the processors' time"
     ],
 )
 def test_what_disturbs_and_by_how_much(given: Load, texts: list[str], most: float | None) -> None:
-    assert reasons(given) == texts
+    assert disturbances(given) == texts
     assert share([given]) == (most if most is None else pytest.approx(most))
     assert warnings_of([given]) == [Warning("disturbed", " and ".join(texts))] * bool(texts)
 

@@ -10,7 +10,7 @@ import pytest
 from engines.base import Mark, Warning
 from profiler.job.case import Budget
 from profiler.machine import processor
-from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Run, Samples
+from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Samples, TimedCall
 from profiler.worker.sampling import (
     Measurement,
     energy_per_call,
@@ -75,7 +75,7 @@ class World:
     def synchronize(self) -> None:
         self.ms = max(self.ms, self.busy_until)
 
-    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+    def time_calls(self, run: TimedCall, calls: int, block: int = 1) -> Samples:
         self.asked.append(("time_calls", calls, block))
         samples = []
         for _ in range(calls):
@@ -86,7 +86,7 @@ class World:
             samples.append((self.ms - start) / block if self.headline == "host" else self.event_ms)
         return {self.headline: samples}
 
-    def time_synchronized(self, run: Run, calls: int) -> Samples:
+    def time_synchronized(self, run: TimedCall, calls: int) -> Samples:
         self.asked.append(("time_synchronized", calls, 1))
         samples: Samples = {"host": [], "enqueue": []}
         for _ in range(calls):
@@ -97,7 +97,7 @@ class World:
             samples["host"].append(self.ms - start)
         return samples
 
-    def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
+    def time_gated(self, run: TimedCall, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         self.asked.append(("time_gated", calls, block))
         for _ in range(calls * block if self.gates_hold else 0):
             self.synchronize()
@@ -106,7 +106,7 @@ class World:
         self.synchronize()
         return {"gpu": [self.call_ms] * calls} if self.gates_hold else None
 
-    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+    def throughput(self, run: TimedCall, seconds: float, call_ms: float) -> float:
         self.asked.append(("throughput", 0, 1))
         self.synchronize()
         if self.headline == "event":
@@ -179,7 +179,7 @@ def test_a_loop_that_is_faster_than_its_calls_runs_again_with_new_inputs(event_m
     world = World("event", call_ms=1.0, event_ms=event_ms)
     loops = list[bool]()
 
-    def loop(run: Run, seconds: float, call_ms: float) -> float:
+    def loop(run: TimedCall, seconds: float, call_ms: float) -> float:
         before = world.renewed
         run(lambda name: None)
         loops.append(world.renewed > before)
