@@ -190,7 +190,7 @@ class HostCuda(ModuleType):
 def test_tensorrts_script_binds_replays_and_says_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_theirs(tmp_path / "model.onnx")
     copy_run("run_trt.py", tmp_path)
-    library = StandIn("cpu", scratch=4096)
+    library = StandIn()
     cuda = HostCuda(library)
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

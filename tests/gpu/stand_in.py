@@ -1,8 +1,8 @@
 """A test double of the `tensorrt` module: its engines are ONNX files, and ONNX Runtime runs them. No engine for users.
 
-It runs the graph on exactly the addresses and the stream that it is given, overwrites the scratch memory that it asked
-for, and refuses what TensorRT refuses: shapes outside of the profile, addresses that are missing or not aligned, too
-little scratch. Its names are TensorRT's, with which tests/engines/test_trt.py compares them.
+It runs the graph in host memory on exactly the addresses that it is given, overwrites the scratch memory that it asked
+for, and refuses what TensorRT refuses: shapes outside of the profile, missing addresses, too little scratch. Its names
+are TensorRT's, with which tests/engines/test_trt.py compares them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from onnx import TensorProto
 from engines.base import Warning
 from engines.trt_build import BuildRequest, Built
 
-ALIGNMENT = 256
-MIB = 2**20
 BUILDING: dict[str, Any] = {"seconds": 12.5}
 
 DataType = enum.Enum("DataType", "FLOAT HALF INT8 INT32 BOOL UINT8 FP8 BF16 INT64 INT4", start=0)
@@ -65,8 +63,7 @@ KINDS = {"Conv": "CaskConvolution", "Gemm": "gemm", "MatMul": "gemm"}
 class StandIn:
     """Stands where engines/trt.py has the imported module. What it is to do wrong is set here."""
 
-    device: str = "cuda"
-    scratch: int = 8 * MIB
+    scratch: int = 4096
     fails: str | None = None
     """The method that fails, as TensorRT fails: by None, False or an exception, and an error in the log."""
     refuses_capture: str | None = None
@@ -78,7 +75,7 @@ class StandIn:
     """Error logged at the failing step, in place of its own sentence."""
     events: list[str] = field(default_factory=list)
     recording: list[Callable[[], None]] | None = None
-    """On the CPU, what a fake CUDA graph records; `broken_off` if it cannot any more."""
+    """What a fake CUDA graph records; `broken_off` if it cannot any more."""
     broken_off: bool = False
     builds: list[BuildRequest] = field(default_factory=list)
 
@@ -253,13 +250,13 @@ class Context(Freed):
             self.logger.log(ILogger.ERROR, f"enqueueV3: {wrong}")
             return False
         self.enqueued += 1
-        session, binding, options = self._bound(stream_handle)
+        session, binding = self._bound(stream_handle)
         # A captured graph keeps the values, and nothing of this context.
-        device, block, byte = self.library.device, self._block, self.enqueued % 256
+        (address, size), byte = self._block, self.enqueued % 256
 
         def execute() -> None:
-            fill(device, *block, byte, stream_handle)
-            session.run_with_iobinding(binding, options)
+            ctypes.memset(address, byte, size)
+            session.run_with_iobinding(binding)
 
         execute() if self.library.recording is None else self.library.recording.append(execute)
         return True
@@ -278,72 +275,30 @@ class Context(Freed):
             return "Cuda Runtime (an illegal memory access was encountered)"
         if missing := sorted(self._engine._tensors.keys() - self._addresses.keys()):
             return f"no address for {missing}"
-        addresses = (*self._addresses.values(), self._block[0])
-        if self.library.device == "cuda" and any(address % ALIGNMENT for address in addresses):
-            return f"an address is not aligned to {ALIGNMENT} bytes"
         if self._block[1] < self.library.scratch or not stream:
             return "too little device memory, or the default stream"
-        if not is_capturing(self.library, stream) or self.library.refuses_capture is None:
+        if self.library.recording is None or self.library.refuses_capture is None:
             return None
         self.library.broken_off = True
-        if self.library.device == "cuda":
-            cuda("cuStreamSynchronize", ctypes.c_void_p(stream), check=False)
         return "operation not permitted when stream is capturing"
 
-    def _bound(self, stream: int) -> tuple[onnxruntime.InferenceSession, Any, onnxruntime.RunOptions]:
+    def _bound(self, stream: int) -> tuple[onnxruntime.InferenceSession, Any]:
         """Bind all tensors of that stream's session to where they are now."""
-        options, is_new = onnxruntime.RunOptions(), stream not in self._sessions
-        if self.library.device == "cuda":
-            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        session = self._sessions[stream] = self._sessions.get(stream) or self._open(stream)
+        session = self._sessions[stream] = self._sessions.get(stream) or self._open()
         binding = session.io_binding()
         for name, address in self._addresses.items():
             is_input = self._engine.get_tensor_mode(name) is TensorIOMode.INPUT
             kind = self._engine._tensors[name].type.tensor_type.elem_type
             bind = binding.bind_input if is_input else binding.bind_output
-            bind(name, self.library.device, 0, kind, list(self.get_tensor_shape(name)), address)
-        if is_new and self.library.device == "cuda":
-            # Its arena grows, and cuDNN's algorithms are tried, in the first runs: a capture bears neither.
-            for _ in range(2):
-                session.run_with_iobinding(binding, options)
-            cuda("cuStreamSynchronize", ctypes.c_void_p(stream))
-        return session, binding, options
+            bind(name, "cpu", 0, kind, list(self.get_tensor_shape(name)), address)
+        return session, binding
 
-    def _open(self, stream: int) -> onnxruntime.InferenceSession:
+    def _open(self) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.enable_mem_pattern = False  # One block for all of a run's tensors, taken in the second run.
         for value in self._engine._model.graph.input:
             for dim, size in zip(value.type.tensor_type.shape.dim, self._shapes[value.name], strict=True):
                 if dim.dim_param:
                     options.add_free_dimension_override_by_name(dim.dim_param, size)
-        provider: Any = "CPUExecutionProvider"
-        if self.library.device == "cuda":
-            settings = {"user_compute_stream": str(stream), "use_tf32": "0"}
-            provider = ("CUDAExecutionProvider", {**settings, "arena_extend_strategy": "kSameAsRequested"})
-        session = onnxruntime.InferenceSession(self._engine._model.SerializeToString(), options, providers=[provider])
-        assert self.library.device == "cpu" or session.get_providers()[0] == "CUDAExecutionProvider"
-        return session
-
-
-def cuda(function: str, *arguments: Any, check: bool = True) -> int:
-    """Call the CUDA driver."""
-    code = int(getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments))
-    assert code == 0 or not check, f"{function} returned {code}"
-    return code
-
-
-def is_capturing(library: StandIn, stream: int) -> bool:
-    if library.device == "cpu":
-        return library.recording is not None
-    status = ctypes.c_int()
-    cuda("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
-    return status.value == 1
-
-
-def fill(device: str, address: int, size: int, byte: int, stream: int) -> None:
-    """Overwrite a block of memory, on the stream."""
-    if device == "cpu":
-        ctypes.memset(address, byte, size)
-    else:
-        arguments = ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size), ctypes.c_void_p(stream)
-        cuda("cuMemsetD8Async", *arguments)
+        content = self._engine._model.SerializeToString()
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
