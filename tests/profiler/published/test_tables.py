@@ -178,6 +178,9 @@ def test_another_batch_size_is_ranked_by_the_time_per_image() -> None:
     assert vgg16[1][-2:] == ["Batch", "Per image (ms)"]
     # 10 ms an image: slower than 128.14 / 16, 128.62 / 16 and 157.39 / 16.
     assert [row[0].startswith("▸") for row in vgg16[3:7]] == [False, False, False, True]
+    both = case("vgg16", ms=20.0, batch_size=2), case("vgg16", precision="tf32", ms=30.0, batch_size=16)
+    ours = [row for row in lines("cnn-benchmarks", "cnn-benchmarks", *both) if "▸" in row[0] and "**" in str(row)]
+    assert [row[1][-15:] for row in ours if "tf32" not in row[1]] == [], "bold is the lowest an image, too"
 
 
 def test_an_own_row_has_its_interval_and_the_devices_time() -> None:
